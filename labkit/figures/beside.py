@@ -1,4 +1,4 @@
-"""Figures of what was measured here and what others have published, in two panels with an axis each."""
+"""Measured and published figures, in two panels with an axis each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REGION_NAMES = dict(zip(FUSED_REGIONS, ("1 QKV", "2 attention", "3 MLP", "4 bias
 
 
 def published_figure(comparison: Comparison) -> go.Figure:
-    """Above, our speedups with their intervals; below, the speedups that follow from published latencies."""
+    """Our speedups with their intervals above; below, the speedups that follow from published latencies."""
     ratios = {name: comparison.ratio(metric) for metric, name in METRICS.items()}
     figure = make_subplots(rows=2, cols=1, row_heights=[0.3, 0.7], vertical_spacing=0.17)
     ours = go.Bar(
@@ -73,12 +73,12 @@ def published_figure(comparison: Comparison) -> go.Figure:
     write_behind(figure, times, list(theirs["speedup"]), labels, left, row=2)
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}", left=left), row=1, col=1)
     title = "Times faster: ours, and what the articles report"
-    ours_told = in_lines(subtitle_of(comparison), comparison.candidate.environment.machine)
-    return _finish(figure, title, in_lines(ours_told, *told(theirs["source"])), height=600, left=left)
+    conditions = in_lines(subtitle_of(comparison), comparison.candidate.environment.machine)
+    return _finish(figure, title, in_lines(conditions, *told(theirs["source"])), height=600, left=left)
 
 
 def region_figure(comparison: Comparison) -> go.Figure:
-    """The four Deep-Fusion regions, our speedup of each above and the published one below."""
+    """The four Deep-Fusion regions: our speedup of each region above, the published one below."""
     frame = stage_frame(comparison)
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.24)
     ratios = {region: _ratio(frame, region) for region in FUSED_REGIONS}
@@ -93,7 +93,7 @@ def region_figure(comparison: Comparison) -> go.Figure:
     )
     figure.add_trace(ours, row=1, col=1)
     left = left_of(names)
-    texts = ["one side does not time it alone" if each is None else f"{number(each)}x" for each in ratios.values()]
+    texts = ["one side does not time it alone" if value is None else f"{number(value)}x" for value in ratios.values()]
     known = [ratio for ratio in ratios.values() if ratio is not None]
     write_behind(figure, texts, [ratio or min(known, default=1.0) for ratio in ratios.values()], names, left, row=1)
     theirs = published("deep-fusion")
@@ -120,7 +120,7 @@ def add_published(
     row: int,
     unit: str = RATIO,
 ) -> None:
-    """Add bars of published figures on a background of their own. left: the margin in pixels."""
+    """Adds bars of published figures on a background of their own. left: the margin in pixels."""
     bars = go.Bar(
         x=list(values),
         y=list(labels),
@@ -157,7 +157,7 @@ def write_behind(
     row: int,
     unit: str = RATIO,
 ) -> None:
-    """A text behind each bar, and an axis with room for them."""
+    """Writes a text after the end of each bar, and gives the axis room for the texts."""
     axis = ratio_axis(ends, texts, left, unit=unit)
     logarithmic = axis.get("type") == "log"
     for text, end, label in zip(texts, ends, labels, strict=True):

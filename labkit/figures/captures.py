@@ -1,4 +1,4 @@
-"""What two captures were taken of, and how far they can be trusted."""
+"""What two captures recorded, and how far they can be trusted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from labkit.studies.traces import CapturePair
 
 
-WORDS = {  # of what a capture's case says; the side is the head of its column
+WORDS = {  # for the fields of a capture's case; the side is the head of its column
     "impl": "", "model": "{}", "dtype": "{}", "prompt": "a prompt of {} tokens", "new": "{} new tokens",
     "threads": "{} threads", "tp": "{} ranks",
 }  # fmt: skip
 
 
 def captures_table(pair: CapturePair) -> Markdown:
-    """A column for each side: the profiler, the run, what being profiled costs, how much of the time has a stage."""
+    """A column for each side: the profiler, the run, the cost of being profiled, the share of the time with a stage."""
     records, tables = (pair.vanilla.record, pair.fused.record), pair.tables
     machines = [(record.environment or {}).get("cpu", "not recorded") for record in records]
     gpus = [(record.environment or {}).get("gpu") for record in records]
@@ -28,7 +28,7 @@ def captures_table(pair: CapturePair) -> Markdown:
         "on": [f"{gpu}, {cpu}" if gpu else cpu for gpu, cpu in zip(gpus, machines, strict=True)],
         "case": [_case(record.case) for record in records],
         "other programs took": [_taken(record.taken_cores) for record in records],
-        "what being profiled costs": [str(record.tax) if record.tax else "not measured" for record in records],
+        "cost of profiling": [str(record.tax) if record.tax else "not measured" for record in records],
         "time that has a stage": [f"{table.coverage:.1%} of the {table.clock}'s" for table in tables],
     }
     cells = [[as_text(cell) for cell in ("", *pair.names)]]
@@ -45,9 +45,9 @@ def _taken(cores: float | None) -> str:
 
 
 def _case(case: dict[str, object]) -> str:
-    """What was run, in words; a name that has none stays as it is, with blanks."""
-    told = (
+    """The run in words. A field that WORDS lacks keeps its name, with blanks for underscores."""
+    phrases = (
         WORDS[name].format(value) if name in WORDS else f"{name.replace('_', ' ')} {value}"
         for name, value in case.items()
     )
-    return ", ".join(words for words in told if words)
+    return ", ".join(phrase for phrase in phrases if phrase)

@@ -1,6 +1,6 @@
-"""Figures on a dark page: styles that give what is drawn in ink, or left as paper, the colours of the dark.
+"""Figures on a dark page: styles that replace the colours of ink and paper with dark ones.
 
-The browser does it, because only it knows what it shows; the figures themselves stay as they are.
+The browser applies them, because only it knows its colour scheme; the figures themselves stay as they are.
 """
 
 from labkit.figures.theme import AXIS, CANDIDATE, GRID, INK, LIMIT, PAPER, PUBLISHED, PUBLISHED_PAPER, SIDE_COLORS, SOFT
@@ -22,17 +22,18 @@ def dark_rules(scope: str, paper: str = DARK_PAPER) -> str:
     """CSS for the figures inside elements of the selector `scope`, which stand on the colour `paper`."""
     rules = [f"{scope} .main-svg {{ background: transparent !important; }}"]
     for light, dark in IN_THE_DARK.items():
-        for what in ("fill", "stroke"):
-            written = f'[style*="{what}: {_rgb(light)}"], [style*="{what}:{light}"]'  # by a browser, and by plotly.js
-            rules.append(f"{scope} :is({written}) {{ {what}: {dark} !important; }}")
-    for what in ("fill", "stroke"):  # but letters on a bar stay white
-        rules.append(f'{scope} :is(rect, path)[style*="{what}: {_rgb(PAPER)}"] {{ {what}: {paper} !important; }}')
+        for style in ("fill", "stroke"):
+            # the first as a browser writes it, the second as plotly.js does
+            selectors = f'[style*="{style}: {_rgb(light)}"], [style*="{style}:{light}"]'
+            rules.append(f"{scope} :is({selectors}) {{ {style}: {dark} !important; }}")
+    for style in ("fill", "stroke"):  # but letters on a bar stay white
+        rules.append(f'{scope} :is(rect, path)[style*="{style}: {_rgb(PAPER)}"] {{ {style}: {paper} !important; }}')
     rules.append(f"{scope} .modebar-group {{ background: transparent !important; }}")
     rules.append(f"{scope} .modebar-btn path {{ fill: {IN_THE_DARK[SOFT]} !important; }}")
     return "\n".join(rules)
 
 
 def _rgb(color: str) -> str:
-    """As a browser writes it back: "rgb(31, 41, 51)"."""
+    """A colour as a browser writes it back: "rgb(31, 41, 51)"."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgb({red}, {green}, {blue})"

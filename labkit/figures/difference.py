@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 SAVED, COST = STAGE_COLORS[Stage.MLP], LIMIT
 ROW = 58  # pixels
-NAME, NOTE = 140, 190  # pixels of a bar's name, and of the words behind it
+NAME, NOTE = 140, 190  # pixels of a bar's name, and of the note after the bar
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of the waterfall, from `base` to `end`; `low` and `high`: where else the end might lie."""
+    """A row of the waterfall: a bar from `base` to `end`."""
 
     name: str
     base: float
     end: float
-    low: float | None
+    low: float | None  # the interval of `end`; None: unknown
     high: float | None
     color: str
     text: str
@@ -108,7 +108,7 @@ def difference_table(difference: Difference) -> pd.DataFrame:
 
 
 def stage_difference_table(difference: Difference) -> pd.DataFrame:
-    """Stage by stage as text: ms of a step on either side, ms saved with the interval, and what may be claimed."""
+    """The stages as text, a row each: ms of a step of both sides, ms saved with the interval, and the verdict."""
     places, stages = difference.places + 1, difference.by_stage
     return pd.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""What the doctor found, as a table of a page: it wraps, and scrolls where a page is too narrow for it."""
+"""The doctor's findings as a table of a page. It wraps, and scrolls on a page that is too narrow."""
 
 from __future__ import annotations
 

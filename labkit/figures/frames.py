@@ -1,4 +1,4 @@
-"""Frames of records, from which figures and tables are made."""
+"""Frames of records, for figures and tables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def sides(comparison: Comparison) -> dict[str, Measurement]:
 
 
 def names(comparison: Comparison) -> dict[str, str]:
-    """What each side is called in a figure; told apart when a side is compared with itself."""
-    found = {role: side.name for role, side in sides(comparison).items()}
-    return found if len(set(found.values())) == 2 else {role: f"{name} ({role})" for role, name in found.items()}
+    """The name of each side in a figure, with its role when a side is compared with itself."""
+    by_role = {role: side.name for role, side in sides(comparison).items()}
+    return by_role if len(set(by_role.values())) == 2 else {role: f"{name} ({role})" for role, name in by_role.items()}
 
 
 def number(value: float, digits: int = 3) -> str:
-    """`value` to that many significant digits, never with an exponent: "0.0412", "3.14", "12,345"."""
+    """`value` with `digits` significant digits, never with an exponent: "0.0412", "3.14", "12,345"."""
     if value == 0:
         return "0"
     places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
@@ -43,7 +43,7 @@ class Limit:
 
 
 def limit(comparison: Comparison) -> Limit | None:
-    """The physical limit at the bandwidth beside both sides' runs; None when either is unknown."""
+    """The physical limit at the bandwidth probed between the runs; None when bytes or bandwidth are unknown."""
     work, bandwidth = comparison.candidate.work, comparison.read_bandwidth_gb_s
     if work is None or bandwidth is None:
         return None
@@ -53,13 +53,14 @@ def limit(comparison: Comparison) -> Limit | None:
 def stage_frame(comparison: Comparison, phase: Phase = Phase.DECODE) -> pd.DataFrame:
     """Milliseconds per forward pass by stage, in the order of a step; columns `baseline` and `candidate`.
 
-    All layers together; in decode, the mean over the steps of the run that collected the stages, where what no other
-    stage covers is SAMPLE. A stage that one side does not time alone has 0 there, a side without stages only zeros.
+    Times are sums over all layers. In decode they are the mean over the steps of the run that collected the stages, and
+    time that no other stage covers counts as SAMPLE. A stage that one side does not time alone is 0 for that side; a
+    side without stages has only zeros.
     """
     columns = {role: _pass_ms(side, phase) for role, side in sides(comparison).items()}
-    found = [stage for stage in Stage if any(stage in column for column in columns.values())]
-    values = {role: [column.get(stage, 0.0) for stage in found] for role, column in columns.items()}
-    return pd.DataFrame(values, index=pd.Index([str(stage) for stage in found], name="stage"), dtype=float)
+    stages = [stage for stage in Stage if any(stage in column for column in columns.values())]
+    values = {role: [column.get(stage, 0.0) for stage in stages] for role, column in columns.items()}
+    return pd.DataFrame(values, index=pd.Index([str(stage) for stage in stages], name="stage"), dtype=float)
 
 
 def _pass_ms(side: Measurement, phase: Phase) -> dict[Stage, float]:

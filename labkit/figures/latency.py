@@ -87,18 +87,19 @@ def per_token_figure(comparison: Comparison) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed")
     _add_floor(figure, comparison, left)
-    below = in_lines(subtitle_of(comparison), machine_line(comparison))
-    return finish(figure, speedup_line(comparison), below, height=270).update_layout(margin_l=left)
+    subtitle = in_lines(subtitle_of(comparison), machine_line(comparison))
+    return finish(figure, speedup_line(comparison), subtitle, height=270).update_layout(margin_l=left)
 
 
 def _add_floor(figure: go.Figure, comparison: Comparison, left: int) -> None:
-    """The least time of a decode step: every weight read once at the bandwidth probed between the runs."""
-    found = limit(comparison)
-    if found is None:
+    """Draws the least time of a decode step: every weight read once at the bandwidth probed between the runs."""
+    memory_limit = limit(comparison)
+    if memory_limit is None:
         figure.add_annotation(heading("limit unknown: no bandwidth was probed", LIMIT, left))
         return
-    figure.add_vline(x=found.floor_ms, line={"color": LIMIT, "width": 2, "dash": "dash"}, name="floor")
-    text = f"dashed: {number(found.floor_ms)} ms, {number(found.megabytes)} MB read at {found.bandwidth_gb_s:.1f} GB/s"
+    figure.add_vline(x=memory_limit.floor_ms, line={"color": LIMIT, "width": 2, "dash": "dash"}, name="floor")
+    reading = f"{number(memory_limit.megabytes)} MB read at {memory_limit.bandwidth_gb_s:.1f} GB/s"
+    text = f"dashed: {number(memory_limit.floor_ms)} ms, {reading}"
     figure.add_annotation(heading(text, LIMIT, left))
 
 

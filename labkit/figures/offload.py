@@ -1,4 +1,4 @@
-"""The streamed engine beside other ways to run a model that is larger than memory, and beside published figures."""
+"""The streamed engine against other ways to run a model that is larger than memory, and published figures."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ PER_TOKEN = "per_token"
 
 
 def offload_figure(study: StreamingStudy) -> go.Figure:
-    """Above, how many times faster the streamed engine is than each baseline in the same memory, with the interval;
-    below, the tokens per second that the articles report of one GPU and weights in CPU memory or on NVMe.
+    """Speedups of the streamed engine, and below them published throughputs.
+
+    The speedups are over each baseline in the same memory, with intervals. The articles report tokens per second for
+    one GPU, with weights in CPU memory or on NVMe.
     """
     theirs = _published()
     labels = [_label(row) for _, row in theirs.iterrows()]
-    names = [f"against {found.baseline.name}" for found in study.comparisons]
+    names = [f"against {comparison.baseline.name}" for comparison in study.comparisons]
     heights = [30 + 60 * len(names)] * bool(names) + [20 + 50 * len(labels)]
     left, rows = left_of([*names, *labels]), len(heights)
     figure = make_subplots(rows=rows, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
@@ -42,13 +44,13 @@ def offload_figure(study: StreamingStudy) -> go.Figure:
     figure.update_xaxes(title="tokens per second, one GPU", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks],
                         row=rows, col=1)  # fmt: skip
     figure.update_yaxes(autorange="reversed")
-    title = "Beside other ways to run a model that is larger than memory"
+    title = "Against other ways to run a model that is larger than memory"
     text = in_lines(subtitle(study), *_compared(study), *told(theirs["source"]))
     return finish(figure, title, text, height=sum(heights) + 120 + 70 * (rows - 1)).update_layout(margin_l=left)
 
 
 def _measured(figure: go.Figure, study: StreamingStudy, names: list[str], left: int) -> None:
-    ratios = [found.ratio(PER_TOKEN) for found in study.comparisons]
+    ratios = [comparison.ratio(PER_TOKEN) for comparison in study.comparisons]
     figure.add_bar(
         x=[ratio.value for ratio in ratios], y=names, orientation="h", name=MEASURED_HERE,
         marker_color=SIDE_COLORS["candidate"],
@@ -59,9 +61,9 @@ def _measured(figure: go.Figure, study: StreamingStudy, names: list[str], left: 
         hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1,
     )  # fmt: skip
     texts = [
-        f"{found.claim().replace('] ', ']<br>')}<br>"
-        f"{number(found.baseline.per_token_ms)} to {number(found.candidate.per_token_ms)} ms"
-        for found in study.comparisons
+        f"{comparison.claim().replace('] ', ']<br>')}<br>"
+        f"{number(comparison.baseline.per_token_ms)} to {number(comparison.candidate.per_token_ms)} ms"
+        for comparison in study.comparisons
     ]
     write_behind(figure, texts, [ratio.high for ratio in ratios], names, left, row=1)
     ours = f"<b>{MEASURED_HERE}</b>: times faster per token, in the same memory"
@@ -69,17 +71,17 @@ def _measured(figure: go.Figure, study: StreamingStudy, names: list[str], left: 
 
 
 def _compared(study: StreamingStudy) -> list[str]:
-    """What was compared, and that it is not trustworthy if it is not."""
+    """The case that was compared, and a warning where the comparison is not trustworthy."""
     if not study.comparisons:
         return ["no baseline was measured; the notes say why"]
     case, rounds = study.comparisons[0].case, study.comparisons[0].rounds
-    doubts = [short for found in study.comparisons if (short := found.trust().short)]
-    what = f"compared at batch {case.batch}, {case.prompt_tokens} + {case.new_tokens} tokens, {rounds} rounds"
-    return [what, *dict.fromkeys(doubts)]
+    doubts = [short for comparison in study.comparisons if (short := comparison.trust().short)]
+    conditions = f"compared at batch {case.batch}, {case.prompt_tokens} + {case.new_tokens} tokens, {rounds} rounds"
+    return [conditions, *dict.fromkeys(doubts)]
 
 
 def _published() -> pd.DataFrame:
-    """What the articles have of one GPU."""
+    """The articles' figures for one GPU."""
     import pandas as pd
 
     frame = pd.concat([published(table) for table in TABLES])
@@ -87,5 +89,5 @@ def _published() -> pd.DataFrame:
 
 
 def _label(row: pd.Series) -> str:
-    how = f"{row['method'].removeprefix('zero-inference ')}, {row['precision']}"
-    return in_lines(folded(f"{row['model']}, {row['hardware']}", LABEL), folded(how, LABEL))
+    method = f"{row['method'].removeprefix('zero-inference ')}, {row['precision']}"
+    return in_lines(folded(f"{row['model']}, {row['hardware']}", LABEL), folded(method, LABEL))

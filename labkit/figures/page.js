@@ -1,6 +1,6 @@
 // Unpacks plotly.js and the figures of this page, and draws each at the width that its place has.
 const NARROW = 480; // pixels: narrower places show a drawing of this width made smaller
-const ON_PAPER = { width: 680, height: 760 }; // pixels of a sheet, whichever it is, beside a caption
+const ON_PAPER = { width: 680, height: 760 }; // pixels that a sheet of any common size has next to a caption
 
 async function unpacked() {
   const text = new TextDecoder().decode(await unpackedFrom("packed"));
@@ -31,7 +31,7 @@ function draw(place, figure, sheet) {
 
 function show(figures) {
   const places = [...document.querySelectorAll(".plot[data-figure]")];
-  let sheet = null; // while it is printed
+  let sheet = null; // set while the page is printed
   const drawAll = () => places.forEach((place) => draw(place, figures[place.dataset.figure], sheet));
   const drawOn = (given) => {
     sheet = given;

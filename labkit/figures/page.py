@@ -1,6 +1,6 @@
-"""Figures on pages that hold all they need: the figures and plotly.js are packed once, and the page draws itself.
+"""Self-contained pages of figures: the figures and plotly.js are packed into the page, and its scripts draw them.
 
-Nothing is loaded from anywhere. A browser that cannot unpack them says so in the place of each figure.
+A page loads nothing. A browser that cannot unpack the figures says so in the place of each figure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from labkit.figures.room import BREAK
 from labkit.figures.theme import CANDIDATE, CONFIG, INK, LIMIT, META, SIDE_COLORS, SOFT
 
 HERE = Path(__file__).parent
-POLICY = (  # for the browser: it loads nothing from outside, whatever the page holds
+POLICY = (  # for the browser: it loads nothing from outside, for any content of the page
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:"
 )
@@ -55,7 +55,7 @@ PAGE = """<!DOCTYPE html>
 
 @cache
 def stylesheet() -> str:
-    """The colours of a page, light and dark, and the looks of its figures on screens and on paper."""
+    """The styles of a page: light and dark colours, and its figures on screen and on paper."""
     inks = " ".join(f"--{name}: {color};" for name, color in DARK_INKS.items())
     dark = f":root {{ {inks} color-scheme: dark; }}\n{dark_rules('.figure')}"
     light = (HERE / "page.css").read_text(encoding="utf-8")
@@ -63,32 +63,32 @@ def stylesheet() -> str:
 
 
 class Figures:
-    """The figures of one page, in the order in which their places stand on it."""
+    """The figures of one page, in the order of their places."""
 
     def __init__(self) -> None:
         self._figures: list[Mapping[str, Any]] = []
 
     def place(self, figure: Mapping[str, Any]) -> str:
-        """HTML for the place of a figure, given as plotly's JSON, with its title as a caption where it is labkit's."""
+        """HTML for the place of a figure, which is given as plotly's JSON. Labkit's figures get a caption."""
         layout = dict(figure.get("layout", {}))
         meta = layout.get("meta")
-        told = meta.get(META) if isinstance(meta, Mapping) else None
+        heading = meta.get(META) if isinstance(meta, Mapping) else None
         caption = ""
-        if told:
-            layout = _without_title(layout, told["above"])
-            lines = (f"<span>{_as_html(line)}</span>" for line in told["subtitle"].split(BREAK) if line)
-            caption = f"<figcaption><b>{_as_html(told['title'])}</b>{''.join(lines)}</figcaption>"
+        if heading:
+            layout = _without_title(layout, heading["above"])
+            lines = (f"<span>{_as_html(line)}</span>" for line in heading["subtitle"].split(BREAK) if line)
+            caption = f"<figcaption><b>{_as_html(heading['title'])}</b>{''.join(lines)}</figcaption>"
         self._figures.append({**figure, "layout": layout})
         place = f'<div class="plot" data-figure="{len(self._figures) - 1}"></div>'
         return f'<figure class="figure">{caption}{place}</figure>'
 
     def drawn(self) -> str:
-        """What draws them all, for the end of the page; nothing on a page without figures."""
+        """The script that draws all figures, for the end of the page; empty for a page without figures."""
         if not self._figures:
             return ""
         script = f"{unpack_script()}{(HERE / 'page.js').read_text(encoding='utf-8')}"
-        told = json.dumps(self._figures, separators=(",", ":"))
-        packed = packed_element(f"{told}\n{get_plotlyjs()}".encode())
+        data = json.dumps(self._figures, separators=(",", ":"))
+        packed = packed_element(f"{data}\n{get_plotlyjs()}".encode())
         return f"{NO_SCRIPTS}\n{packed}\n<script>\n(() => {{\n{script}}})();\n</script>"
 
 
@@ -101,12 +101,12 @@ def figure_page(figure: go.Figure) -> str:
 
 
 def unpack_script() -> str:
-    """What gives a page's scripts the content of its `packed_element`."""
+    """The script that unpacks the content of a page's `packed_element`."""
     return (HERE / "unpack.js").read_text(encoding="utf-8")
 
 
 def packed_element(content: bytes) -> str:
-    """An element for unpack.js: the content compressed, in digits of base 85 without any "<"."""
+    """An element for unpack.js: the compressed content in digits of base 85 without any "<"."""
     digits = base64.b85encode(gzip.compress(content, 9, mtime=0)).decode().replace("<", ",")
     return f'<script type="text/plain" id="packed">{digits}</script>'
 
@@ -114,13 +114,13 @@ def packed_element(content: bytes) -> str:
 def _without_title(layout: Mapping[str, Any], above: float) -> dict[str, Any]:
     """The layout of a figure whose title took `above` pixels."""
     before = layout["height"]
-    less = {name: value for name, value in layout.items() if name != "title"}
-    less |= {"height": before - above, "margin": {**layout["margin"], "t": layout["margin"]["t"] - above}}
+    untitled = {name: value for name, value in layout.items() if name != "title"}
+    untitled |= {"height": before - above, "margin": {**layout["margin"], "t": layout["margin"]["t"] - above}}
     if layout.get("legend", {}).get("yref") == "container":  # a share of the height, from the bottom
-        less["legend"] = {**layout["legend"], "y": layout["legend"]["y"] * before / less["height"]}
-    return less
+        untitled["legend"] = {**layout["legend"], "y": layout["legend"]["y"] * before / untitled["height"]}
+    return untitled
 
 
 def _as_html(text: str) -> str:
-    """A title or a line of a subtitle, whose own markup is plotly's."""
+    """A title or a line of a subtitle as HTML, with no other markup than <b>."""
     return MARKUP.sub(r"<\1>", html.escape(text, quote=False))

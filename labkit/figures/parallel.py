@@ -1,4 +1,4 @@
-"""Tensor parallelism drawn: what each rank holds, what more ranks gain, and how they wait for each other."""
+"""Figures of tensor parallelism: what each rank holds, what more ranks gain, and how ranks wait for each other."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ MATRICES = ("qkv.weight", "attn_out.weight", "ff1.weight", "ff2.weight")
 IDEAL = "#7d8896"
 IDEAL_LINE, LIMIT_LINE = "ideal: 1 / ranks", "what the memory allows"
 MILLISECOND = 1_000_000  # in nanoseconds
-TALLEST = 4.5  # of a drawn matrix, in widths of the model; what is larger is not drawn to scale
-HEADS = 3.0  # the least height of the matrix of all heads, so that those of keys and values can be told apart
+TALLEST = 4.5  # height of a drawn matrix, in widths of the model; larger matrices are not drawn to scale
+HEADS = 3.0  # the least height of the QKV matrix, so that the heads of keys and values can be told apart
 LANES = 90  # pixels left of the lanes of ranks
 GAP = 0.75  # between matrices, in widths of the model
 
@@ -55,16 +55,16 @@ def pieces(shards: tuple[Shard, ...], name: str, shape: tuple[int, ...]) -> list
     cuts = [part.cut(name) for part in shards]
     dim = next((cut.dim for cut in cuts if cut), 0)
     ranges = [cut.ranges if cut else ((0, shape[dim]),) for cut in cuts]
-    edges = sorted({edge for held in ranges for pair in held for edge in pair})
-    found = []
+    edges = sorted({edge for owned in ranges for pair in owned for edge in pair})
+    matrix_cuts = []
     for begin, end in pairwise(edges):
-        holders = tuple(rank for rank, held in enumerate(ranges) if any(a <= begin and end <= b for a, b in held))
-        found.append(MatrixCut(dim, begin, end, holders))
-    return found
+        holders = tuple(rank for rank, owned in enumerate(ranges) if any(a <= begin and end <= b for a, b in owned))
+        matrix_cuts.append(MatrixCut(dim, begin, end, holders))
+    return matrix_cuts
 
 
 def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
-    """Which rows or columns of the matrices of a layer, and of the head, each rank holds. Striped: more than one rank.
+    """The rows or columns of a layer's matrices, and of the LM head, that each rank holds. Striped: several ranks.
 
     ValueError for more ranks than the model has heads.
     """
@@ -113,13 +113,13 @@ def _draw(
     shape: tuple[int, int],
     place: tuple[float, float, float],
 ) -> None:
-    """One rectangle, or stripes along the lines for its holders."""
+    """Draws one rectangle, or stripes along the lines where several ranks hold it."""
     left, width, height = place
     stripes = max(1, 12 // len(piece.holders)) * len(piece.holders) if len(piece.holders) > 1 else 1
     begin, end = piece.begin / shape[piece.dim], piece.end / shape[piece.dim]
-    what = ("rows", "columns")[piece.dim]
-    who = " and ".join(f"rank {rank}" for rank in piece.holders)
-    text = f"{name.removesuffix('.weight')}, {what} {piece.begin:,} to {piece.end - 1:,}: {who}"
+    lines = ("rows", "columns")[piece.dim]
+    holders = " and ".join(f"rank {rank}" for rank in piece.holders)
+    text = f"{name.removesuffix('.weight')}, {lines} {piece.begin:,} to {piece.end - 1:,}: {holders}"
     for stripe in range(stripes):
         low, high = stripe / stripes, (stripe + 1) / stripes
         across, along = ((low, high), (begin, end)) if piece.dim == 0 else ((begin, end), (low, high))
@@ -138,7 +138,7 @@ def _name(figure: go.Figure, name: str, shape: tuple[int, int], left: float, wid
 
 
 def _parts(config: ModelConfig, name: str) -> Iterator[tuple[int, tuple[str, int]]]:
-    """The parts of a matrix that is several in one: the first row of each, and its name and size."""
+    """The parts of a fused matrix: the first row of each part, with its name and size."""
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = {}
     if name == "qkv.weight":
@@ -163,8 +163,9 @@ def _whole(shards: tuple[Shard, ...], config: ModelConfig) -> list[str]:
 
 
 def scaling_figure(study: ParallelStudy) -> go.Figure:
-    """Above, the time per token by number of ranks, with the ideal and what the memory allows; below, the share of a
-    step in which each rank waits for the others.
+    """Time per token by number of ranks, with the ideal and the memory's limit; below, the waiting of each rank.
+
+    The waiting is the share of a step in which a rank waits for the others.
     """
     sides, ranks = study.sides, [side.case.tp for side in study.sides]
     waiting = [f"rank {rank} of {side.case.tp}" for side in sides[1:] for rank in range(side.case.tp)]
@@ -183,8 +184,8 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
         x=ranks, y=took, mode="lines+markers", name="measured", line={"color": SIDE_COLORS["candidate"], "width": 2.4},
         marker={"size": 10},
         error_y={
-            "type": "data", "array": [max(each) - median for each, median in zip(rounds, took, strict=True)],
-            "arrayminus": [median - min(each) for each, median in zip(rounds, took, strict=True)], "color": INK,
+            "type": "data", "array": [max(times) - median for times, median in zip(rounds, took, strict=True)],
+            "arrayminus": [median - min(times) for times, median in zip(rounds, took, strict=True)], "color": INK,
             "thickness": 1.4, "width": 5,
         },
         hovertemplate="%{x} ranks: %{y:.3g} ms per token<extra></extra>", row=1, col=1,
@@ -199,18 +200,18 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
         hovertemplate="%{y}: %{x:.2f} % of a step<extra></extra>", row=2, col=1,
     )  # fmt: skip
     figure.update_xaxes(title="ranks", tickvals=ranks, range=[0.75, ranks[-1] * 1.3], row=1, col=1)
-    figure.update_yaxes(range=[0, max(max(each) for each in rounds) * 1.2], ticksuffix=" ms", row=1, col=1)
+    figure.update_yaxes(range=[0, max(max(times) for times in rounds) * 1.2], ticksuffix=" ms", row=1, col=1)
     most = bars_end([100 * share for share in shares], texts, left)
     figure.update_xaxes(**shares_axis(most, whole=100.0), row=2, col=1)
     figure.update_yaxes(autorange="reversed", row=2, col=1)
-    found = study.most
-    limit = "" if found.limit_ratio is None else f"; the memory allows {found.limit_ratio:.2f}x"
+    largest = study.most
+    limit = "" if largest.limit_ratio is None else f"; the memory allows {largest.limit_ratio:.2f}x"
     threads = sides[0].case.threads
     figure.add_annotation(heading("<b>per token</b>, median; whiskers: all rounds", left=left), row=1, col=1)
     figure.add_annotation(heading("<b>waiting for others</b>, of a step", left=left), row=2, col=1)
-    each = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}{limit}"
-    title = f"{found.case.tp} ranks against one, per token: {found.claim()}"
-    finish(figure, title, in_lines(subtitle_of(found), each), height=sum(heights) + 140)
+    machine = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}{limit}"
+    title = f"{largest.case.tp} ranks against one, per token: {largest.claim()}"
+    finish(figure, title, in_lines(subtitle_of(largest), machine), height=sum(heights) + 140)
     return legend_below(figure, [IDEAL_LINE, LIMIT_LINE, "measured"], left, axis=36)
 
 
@@ -221,7 +222,7 @@ def _line(figure: go.Figure, x: list[int], y: list[float], name: str, color: str
 
 
 def waiting_figure(study: ParallelStudy) -> go.Figure | str:
-    """One decode step of every rank on one time axis, and below it how far apart the ranks arrived at each of its sums.
+    """One decode step of every rank on one time axis, and below it how far apart the ranks arrived at each sum.
 
     Markdown text where there is no capture.
     """
@@ -232,24 +233,24 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
     stages = _stages_of(study.trace, step)
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.16)
     for stage in [stage for stage in Stage if stage in set(stages["stage"])]:
-        mine = stages[stages["stage"] == stage]
+        rows = stages[stages["stage"] == stage]
         figure.add_bar(
-            base=(mine["start_ns"] - begin) / 1e6, x=(mine["end_ns"] - mine["start_ns"]) / 1e6,
-            y=[f"rank {rank}" for rank in mine["rank"]], orientation="h", width=0.62, name=str(stage),
+            base=(rows["start_ns"] - begin) / 1e6, x=(rows["end_ns"] - rows["start_ns"]) / 1e6,
+            y=[f"rank {rank}" for rank in rows["rank"]], orientation="h", width=0.62, name=str(stage),
             marker={"color": STAGE_COLORS[stage], "line": {"width": 0}},
-            hovertext=[f"{_where(layer)}{stage}" for layer in mine["layer"]],
+            hovertext=[f"{_layer_prefix(layer)}{stage}" for layer in rows["layer"]],
             hovertemplate="%{y}, %{hovertext}<br>%{x:.4f} ms<extra></extra>", row=1, col=1,
         )  # fmt: skip
     sums = study.collectives.frame
     sums = sums[(sums["phase"] == Phase.DECODE) & (sums["step"] == int(step["index"].iloc[0]))]
     unit, per_unit = ("µs", 1e3) if sums["skew_ns"].max() < MILLISECOND else ("ms", MILLISECOND)
-    for rank, mine in sums[sums["last"]].groupby("rank"):
+    for rank, rows in sums[sums["last"]].groupby("rank"):
         figure.add_bar(
-            x=(mine["start_ns"] - begin) / 1e6, y=mine["skew_ns"] / per_unit, name=f"rank {rank} came last",
+            x=(rows["start_ns"] - begin) / 1e6, y=rows["skew_ns"] / per_unit, name=f"rank {rank} came last",
             marker={"color": RANK_COLORS[int(rank) % len(RANK_COLORS)]},
             width=(step["end_ns"].max() - begin) / 1e6 / 150,
-            hovertext=[f"{_where(layer)}sum {order + 1}: rank {rank} came last" for layer, order in
-                       zip(mine["layer"].fillna(-1), mine["order"], strict=True)],
+            hovertext=[f"{_layer_prefix(layer)}sum {order + 1}: rank {rank} came last" for layer, order in
+                       zip(rows["layer"].fillna(-1), rows["order"], strict=True)],
             hovertemplate="%{hovertext}<br>%{y:.3g} " + unit + " after the first<extra></extra>", row=2, col=1,
         )  # fmt: skip
     figure.update_layout(barmode="overlay")
@@ -266,12 +267,12 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
 
 
 def _typical_step(trace: Trace) -> pd.DataFrame:
-    """The rows, one for each rank, of the decode step that took the median time; of several the first is left out."""
-    found = steps(trace)
-    found = found[found["phase"] == Phase.DECODE]
-    took = found.groupby("index")["duration_ns"].max()
-    took = took.iloc[min(1, len(took) - 1) :].sort_values()
-    return found[found["index"] == took.index[len(took) // 2]]
+    """Rows, one for each rank, of the decode step of median duration. The first of several steps does not count."""
+    rows = steps(trace)
+    rows = rows[rows["phase"] == Phase.DECODE]
+    durations_ns = rows.groupby("index")["duration_ns"].max()
+    durations_ns = durations_ns.iloc[min(1, len(durations_ns) - 1) :].sort_values()
+    return rows[rows["index"] == durations_ns.index[len(durations_ns) // 2]]
 
 
 def _stages_of(trace: Trace, step: pd.DataFrame) -> pd.DataFrame:
@@ -279,12 +280,12 @@ def _stages_of(trace: Trace, step: pd.DataFrame) -> pd.DataFrame:
     ranges = labelled(trace)
     ranges = ranges[ranges["stage"].isin([str(stage) for stage in Stage])]
     row = step.set_index("process")
-    of_step = ranges["process"].map(row["start_ns"]), ranges["process"].map(row["end_ns"])
-    inside = ranges[(ranges["start_ns"] >= of_step[0]) & (ranges["end_ns"] <= of_step[1])]
+    bounds = ranges["process"].map(row["start_ns"]), ranges["process"].map(row["end_ns"])
+    inside = ranges[(ranges["start_ns"] >= bounds[0]) & (ranges["end_ns"] <= bounds[1])]
     return inside.assign(rank=inside["process"].map(row["rank"]))
 
 
-def _where(layer: int) -> str:
+def _layer_prefix(layer: int) -> str:
     return "" if layer < 0 else f"layer {layer}, "
 
 
@@ -296,13 +297,13 @@ def _waits(study: ParallelStudy, sums: pd.DataFrame) -> str:
     record = study.capture.record
     line = f"{len(skew)} sums in the step; their ranks arrive apart by {middle}"
     remarks = "".join(f"<br>{remark}" for remark in study.collectives.remarks)
-    how = f"{record.profiler}, op by op: the engine itself takes a step in one call, and waits less"
-    return f"{line}<br>{record.case['model']}, {record.case['dtype']}, captured by {how}{remarks}"
+    profiler = f"{record.profiler}, op by op: the engine itself takes a step in one call, and waits less"
+    return f"{line}<br>{record.case['model']}, {record.case['dtype']}, captured by {profiler}{remarks}"
 
 
 def gpus_figure(study: ParallelStudy) -> go.Figure:
-    """What the measured ranks gain over one, and below it what the articles' figures amount to on several GPUs."""
-    ratios = {f"{found.case.tp} ranks against one": found.ratio("per_token") for found in study.comparisons}
+    """Speedups of the measured ranks over one rank, and below them the articles' speedups on several GPUs."""
+    ratios = {f"{pair.case.tp} ranks against one": pair.ratio("per_token") for pair in study.comparisons}
     theirs = published_scaling(study.most.case.batch)
     heights = [20 + 60 * len(ratios), 20 + 80 * len(theirs)]
     figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
@@ -318,10 +319,10 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     )  # fmt: skip
     labels = [_label(row) for _, row in theirs.iterrows()]
     left = left_of([*ratios, *labels])
-    claims = [found.claim().replace("] ", "]<br>") for found in study.comparisons]
+    claims = [pair.claim().replace("] ", "]<br>") for pair in study.comparisons]
     allowed = [
-        "" if found.limit_ratio is None else f"<br>the memory allows {found.limit_ratio:.2f}x"
-        for found in study.comparisons
+        "" if pair.limit_ratio is None else f"<br>the memory allows {pair.limit_ratio:.2f}x"
+        for pair in study.comparisons
     ]
     ours = [claim + limit for claim, limit in zip(claims, allowed, strict=True)]
     write_behind(figure, ours, [ratio.high for ratio in ratios.values()], list(ratios), left, row=1)
@@ -343,5 +344,5 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
 def _label(row: pd.Series) -> str:
     hardware = "hardware not stated" if row["hardware"] == "not stated" else row["hardware"]
     gpus = f"{row['few_gpus']} to {row['many_gpus']} GPUs, {hardware}"
-    how = f"{row['method']} {row['precision']}"
-    return in_lines(f"{row['model']}, batch {row['batch']}", folded(gpus, LABEL), folded(how, LABEL))
+    method = f"{row['method']} {row['precision']}"
+    return in_lines(f"{row['model']}, batch {row['batch']}", folded(gpus, LABEL), folded(method, LABEL))

@@ -1,4 +1,4 @@
-"""A pipeline in figures: bubbles against formulas, throughput against micro-batches, and other ways beside it."""
+"""Figures of a pipeline: bubbles and their formulas, throughput by micro-batches, and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ WAY_NAMES = {
 
 
 def bubble_figure(study: PipelineStudy) -> go.Figure:
-    """The bubble of each run behind the prompt: measured, by the formula of its schedule, and in the ideal run with the
-    measured times of its stages.
+    """The bubble of each run after the prompt: measured, by its schedule's formula, and in the ideal run.
+
+    The ideal run has the measured times of the stages.
     """
     runs, spread = study.measured.runs, study.measured.bubbles
     names = [run.name for run in runs]
@@ -40,8 +41,8 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
         marker_color=[SCHEDULE_COLORS[run.schedule] for run in runs], showlegend=False,
         error_x={
             "type": "data", "color": INK, "thickness": 1.4, "width": 5,
-            "array": [max(each) - run.bubble for run, each in zip(runs, spread, strict=True)],
-            "arrayminus": [run.bubble - min(each) for run, each in zip(runs, spread, strict=True)],
+            "array": [max(rounds) - run.bubble for run, rounds in zip(runs, spread, strict=True)],
+            "arrayminus": [run.bubble - min(rounds) for run, rounds in zip(runs, spread, strict=True)],
         },
         hovertemplate="%{y}: %{x:.1%}<extra>" + MEASURED_HERE + "</extra>",
     )  # fmt: skip
@@ -55,27 +56,28 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
     for name, (x, marker) in markers.items():
         figure.add_scatter(x=x, y=names, mode="markers", name=name, marker=marker,
                            hovertemplate="%{y}: %{x:.1%}<extra>" + name + "</extra>")  # fmt: skip
-    most = max(max(run.formula, *each) for run, each in zip(runs, spread, strict=True))
-    for run, each in zip(runs, spread, strict=True):
-        end = max(run.formula, study.unequal(run), *each)
+    most = max(max(run.formula, *rounds) for run, rounds in zip(runs, spread, strict=True))
+    for run, rounds in zip(runs, spread, strict=True):
+        end = max(run.formula, study.unequal(run), *rounds)
         figure.add_annotation(text=f"{run.points_over:+.1f} points", x=end, y=run.name, xanchor="left",
                               xshift=12, showarrow=False)  # fmt: skip
     left = left_of(names)
     figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(**shares_axis(1.45 * most), title="of the stages' time, behind the prompt")
+    figure.update_xaxes(**shares_axis(1.45 * most), title="of the stages' time, after the prompt")
     far = study.farthest
     title = f"Bubbles against their formulas: {far.name} differs most, by {abs(far.points_over):.1f} points"
     explained = (
-        "bars measured, with the least and the most of all rounds; what the diamond adds to the line is what unequal "
-        "stages cost: all wait for the slowest. Stages that were filled while prompts were under way save a little"
+        "bars: measured, with the range over all rounds; the diamond minus the line is the cost of unequal stages, as "
+        "all wait for the slowest. Stages that worked before the last prompt was through save a little"
     )
     finish(figure, title, in_lines(pipeline_subtitle(study), explained), height=44 * len(runs) + 100)
     return legend_below(figure, [FORMULA, UNEQUAL], left, axis=60)
 
 
 def micro_batch_figure(study: PipelineStudy) -> go.Figure | str:
-    """Tokens per second against the number of micro-batches that one batch is divided into: measured, and by formula
-    with t(r) = max(w, c r). Markdown text where only naive was measured.
+    """Tokens per second by number of micro-batches of one batch: measured, and by formula with t(r) = max(w, c r).
+
+    Markdown text where only naive was measured.
     """
     law, case = study.law, study.measured.case
     if law is None:
@@ -86,77 +88,80 @@ def micro_batch_figure(study: PipelineStudy) -> go.Figure | str:
     parts = sorted({min(case.batch, round((2 * end) ** (place / 40))) for place in range(41)})
     tokens = runs[0].tokens
     for schedule in dict.fromkeys(run.schedule for run in runs):
-        color, mine = SCHEDULE_COLORS[schedule], [run for run in runs if run.schedule == schedule]
+        color, own = SCHEDULE_COLORS[schedule], [run for run in runs if run.schedule == schedule]
         if schedule != "naive":
             figure.add_scatter(
-                x=parts, y=[law.tokens_per_s(schedule, case.stages, case.batch, each, tokens) for each in parts],
+                x=parts, y=[law.tokens_per_s(schedule, case.stages, case.batch, count, tokens) for count in parts],
                 mode="lines", name=f"{schedule}, by formula", line={"color": color, "width": 1.8, "dash": "dash"},
                 showlegend=False, hovertemplate="m = %{x}: %{y:.3g} tokens/s<extra>by formula</extra>",
             )  # fmt: skip
         drawn.append(schedule)
         figure.add_scatter(
-            x=[run.micro_batches for run in mine], y=[run.tokens_per_s for run in mine], mode="markers", name=schedule,
+            x=[run.micro_batches for run in own], y=[run.tokens_per_s for run in own], mode="markers", name=schedule,
             marker={"size": 11, "color": color, "symbol": "square" if schedule == "naive" else "circle"},
             hovertemplate="m = %{x}: %{y:.3g} tokens/s<extra>" + schedule + ", measured</extra>",
         )  # fmt: skip
-    said = (
+    law_text = (
         f"t(r) = max({number(law.weights_ms)} ms, {number(law.ms_per_row)} ms a row), from the measured steps; "
         "dashed: the formulas with it, points measured"
     )
     if (turning := study.most_parts) is None:
-        said += ". No step was so small that reading weights was the limit"
+        law_text += ". No step was so small that reading weights was the limit"
     else:
         _mark(figure, turning, f"{law.turning_rows:.1f} rows:<br>right of it reading<br>weights is the limit")
     ticks = [2**power for power in range(12) if 2**power <= 2 * end]
     figure.update_xaxes(type="log", title="micro-batches of one batch", tickvals=ticks, ticktext=list(map(str, ticks)),
                         range=[-0.08, math.log10(parts[-1]) + 0.08])  # fmt: skip
     figure.update_yaxes(title="tokens per second, all rows", rangemode="tozero", tickformat="~s")
-    finish(figure, "What micro-batches pay", in_lines(pipeline_subtitle(study), said), height=400)
+    finish(figure, "What micro-batches pay", in_lines(pipeline_subtitle(study), law_text), height=400)
     return legend_below(figure, drawn, MARGIN, axis=60)
 
 
 def ways_figure(study: PipelineStudy) -> go.Figure | str:
-    """Tokens per second against the batch, of the pipeline and of tensor parallelism on as many ranks. Markdown text
-    where nothing was held against it.
+    """Tokens per second by batch, of the pipeline and of tensor parallelism on the same number of ranks.
+
+    Markdown text where they were not compared.
     """
     ways, case = study.measured.ways, study.measured.case
     if not ways:
-        return "Nothing was held against tensor parallelism."
+        return "Nothing was compared with tensor parallelism."
     figure, drawn = go.Figure(), []
     for way, name in WAY_NAMES.items():
-        mine = sorted((point for point in ways if point.way == way), key=lambda point: point.batch)
-        if not mine:
+        points = sorted((point for point in ways if point.way == way), key=lambda point: point.batch)
+        if not points:
             continue
         drawn.append(name)
         figure.add_scatter(
-            x=[point.batch for point in mine], y=[point.tokens_per_s for point in mine], mode="lines+markers",
+            x=[point.batch for point in points], y=[point.tokens_per_s for point in points], mode="lines+markers",
             name=name, line={"color": WAY_COLORS[way], "width": 2.2}, marker={"size": 10},
             error_y={
                 "type": "data", "color": INK, "thickness": 1.2, "width": 5,
-                "array": [max(point.runs) - point.tokens_per_s for point in mine],
-                "arrayminus": [point.tokens_per_s - min(point.runs) for point in mine],
+                "array": [max(point.runs) - point.tokens_per_s for point in points],
+                "arrayminus": [point.tokens_per_s - min(point.runs) for point in points],
             },
             hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + name + "</extra>",
         )  # fmt: skip
     batches = sorted({point.batch for point in ways})
     figure.update_xaxes(
-        type="log", title="rows of the batch", tickvals=batches, ticktext=[str(each) for each in batches]
+        type="log", title="rows of the batch", tickvals=batches, ticktext=[str(batch) for batch in batches]
     )
     figure.update_yaxes(type="log", title="tokens per second, all rows", tickformat="~s", dtick="D2")
     ratios = study.against_tensor_parallel()
     compared = ", ".join(f"batch {batch}: {ratio:.2f}x" for batch, ratio in sorted(ratios.items()))
-    said = f"the queue against tensor parallelism: {compared}" if compared else study.measured.left_out
-    why = (
-        f"these ranks share one memory: in {case.stages} micro-batches every weight is read {case.stages} times for a "
-        "token, with tensor parallelism once, but its ranks meet twice in every layer"
+    ratio_text = f"the queue against tensor parallelism: {compared}" if compared else study.measured.left_out
+    reason = (
+        f"these ranks share one memory: with {case.stages} micro-batches every weight is read {case.stages} times for "
+        "a token, with tensor parallelism once, but its ranks exchange twice in every layer"
     )
-    finish(figure, "The pipeline and tensor parallelism", in_lines(pipeline_subtitle(study), said, why), height=380)
+    subtitle = in_lines(pipeline_subtitle(study), ratio_text, reason)
+    finish(figure, "The pipeline and tensor parallelism", subtitle, height=380)
     return legend_below(figure, drawn, MARGIN, axis=60)
 
 
 def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
-    """Above, tokens per second of each run over those of naive; below, what the slides of the SC22 paper report of
-    their optimisations, one on top of the other.
+    """Tokens per second of each run over naive's above; below, the gains that the slides of the SC22 paper report.
+
+    The paper adds one optimisation after another.
     """
     gains, theirs = study.gains, published(TABLE)
     names, labels = list(gains), list(theirs["method"])
@@ -173,18 +178,16 @@ def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
     base = "naive" if "naive" in gains else names[0]
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: tokens per second over {base}", left=left), row=1, col=1)
     figure.update_yaxes(autorange="reversed")
-    what = theirs.iloc[0]
-    hardware = f"{what['model']} on {what['hardware']}, each bar with those above it: {what['note']}"
-    apart = (
-        "their schedule is held against many micro-batches with a barrier behind each token, ours above against naive"
-    )
-    text = in_lines(pipeline_subtitle(study), *told(theirs["source"]), hardware, apart)
+    paper = theirs.iloc[0]
+    hardware = f"{paper['model']} on {paper['hardware']}, each bar with those above it: {paper['note']}"
+    baselines = "the paper's baseline is many micro-batches with a barrier after each token, ours above is naive"
+    text = in_lines(pipeline_subtitle(study), *told(theirs["source"]), hardware, baselines)
     height = sum(heights) + 190
     return finish(figure, "Times the tokens: ours, and the paper's", text, height=height).update_layout(margin_l=left)
 
 
 def pipeline_notes(study: PipelineStudy) -> str:
-    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
     case, lines = study.measured.case, []
     for run in study.shown:
         lines.append(
@@ -194,12 +197,12 @@ def pipeline_notes(study: PipelineStudy) -> str:
         )
     slowest = study.shown[0]
     if slowest.schedule == "naive" and len(study.shown) > 1:
-        other = study.shown[-1]
-        alone, together = sum(slowest.step_ms), sum(other.step_ms) * other.micro_batches
+        last = study.shown[-1]
+        alone, together = sum(slowest.step_ms), sum(last.step_ms) * last.micro_batches
         lines.append(
-            f"All rows take {number(alone)} ms of work in naive, where one stage works at a time, and in {other.name}, "
-            f"where stages share the memory and read their weights {other.micro_batches} times, {number(together)} ms: "
-            "that is no bubble, but it takes its part of what the schedule gains."
+            f"All rows take {number(alone)} ms of work in naive, where one stage works at a time. In {last.name}, "
+            f"stages share the memory and read their weights {last.micro_batches} times, and the work takes "
+            f"{number(together)} ms: this is not a bubble, but it reduces the schedule's gain."
         )
     for batch, ratio in sorted(study.against_tensor_parallel().items()):
         winner = "the pipeline" if ratio > 1 else "tensor parallelism"
@@ -216,7 +219,7 @@ def pipeline_notes(study: PipelineStudy) -> str:
 
 
 def _mark(figure: go.Figure, parts: float, words: str) -> None:
-    """A vertical line with words beside it."""
+    """Draws a vertical line with words next to it."""
     figure.add_vline(x=parts, line={"color": LIMIT, "width": 1.4, "dash": "dot"})
     figure.add_annotation(
         text=words, x=math.log10(parts), yref="paper", y=0.02, yanchor="bottom", xanchor="left", xshift=5, align="left",

@@ -1,4 +1,4 @@
-"""Ideal runs of the schedules of a pipeline, for any number of stages and micro-batches that two sliders choose."""
+"""Ideal runs of a pipeline's schedules. Two sliders choose the stages and the number of micro-batches."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 MARGIN = 74
 SLIDERS, PANEL, BETWEEN = 170, 92, 48  # pixels: above the axes, of a panel, and between two
-TOKENS = 3  # of each row
+TOKENS = 3  # simulated for each row
 MOST_PARTS = 8
 DRAWN = ("naive", "barrier", "queue")
 SCALE = [[place / 7, color] for place, color in enumerate(RANK_COLORS)]  # a colour for each micro-batch
 
 
 def ideal_figure(study: PipelineStudy) -> go.Figure:
-    """The schedules naive, barrier and queue, simulated. One slider chooses the stages and the law of their times,
-    another how many micro-batches one batch is divided into; both work on a page without a notebook.
+    """Simulated runs of the schedules naive, barrier and queue.
 
-    A unit of time is what one process takes for a step of the whole batch, so that panels can be compared.
+    One slider chooses the stages and the law of their times, another the number of micro-batches of one batch; both
+    work on a page without a notebook. The unit of time is a step of the whole batch in one process, so that panels can
+    be compared.
     """
     variants = _variants(study)
     parts = min(study.measured.case.stages, MOST_PARTS)
@@ -43,38 +44,37 @@ def ideal_figure(study: PipelineStudy) -> go.Figure:
                 customdata=drawn["customdata"], hovertemplate="%{y}: %{customdata}<br>%{x:.3g}<extra></extra>",
                 row=row, col=1,
             )  # fmt: skip
-            told = drawn["text"][0]
-            figure.add_scatter(x=[0], y=[-0.9], mode="text", text=[told], textposition="middle right", hoverinfo="skip",
-                               textfont={"size": 13, "color": INK}, visible=place == 0, cliponaxis=False,
-                               row=row, col=1)  # fmt: skip
+            figure.add_scatter(x=[0], y=[-0.9], mode="text", text=drawn["text"], textposition="middle right",
+                               hoverinfo="skip", textfont={"size": 13, "color": INK}, visible=place == 0,
+                               cliponaxis=False, row=row, col=1)  # fmt: skip
     for row, schedule in enumerate(DRAWN, start=1):
         figure.add_annotation(heading(f"<b>{schedule}</b>", left=MARGIN), row=row, col=1)
     figure.update_yaxes(tickvals=list(range(8)), ticktext=[f"stage {stage}" for stage in range(8)], showgrid=False)
     figure.update_yaxes(range=_lanes(next(iter(variants.values()))))
     figure.update_xaxes(rangemode="tozero", showticklabels=False)
     figure.update_xaxes(showticklabels=True, title="steps of the whole batch in one process", row=len(DRAWN), col=1)
-    told = (
-        f"simulated, nothing here is measured: {TOKENS} tokens of each row of one batch, handing over costs nothing. "
-        "Compute-bound: a part of the rows takes a stage a part of the time; bound by reading weights: as long as all"
+    note = (
+        f"simulated, not measured: {TOKENS} tokens of each row of one batch; handing over rows costs nothing. "
+        "Compute-bound: a micro-batch takes its share of a stage's time; bound by reading weights: all of it"
     )
     height = len(DRAWN) * PANEL + (len(DRAWN) - 1) * BETWEEN + SLIDERS + 60
-    finish(figure, "The ideal: stages, their times, and micro-batches", in_lines(told), height=height, top=SLIDERS)
+    finish(figure, "The ideal: stages, their times, and micro-batches", in_lines(note), height=height, top=SLIDERS)
     sliders = [_stage_slider(variants), _part_slider(variants, parts)]
     return figure.update_layout(barmode="overlay", sliders=sliders, margin_l=MARGIN, margin_b=56)
 
 
-def order_figure(spans: Sequence[StageSpan], title: str, told: str) -> go.Figure:
-    """A run as bars, a lane for each stage."""
+def order_figure(spans: Sequence[StageSpan], title: str, subtitle: str) -> go.Figure:
+    """A run as bars, with a lane for each stage."""
     from labkit.figures.room import legend_below
 
-    stages = 1 + max(each.stage for each in spans)
+    stages = 1 + max(span.stage for span in spans)
     figure, names = go.Figure(), []
-    for place in sorted({each.micro_batch for each in spans}):
-        mine = [each for each in spans if each.micro_batch == place]
+    for place in sorted({span.micro_batch for span in spans}):
+        drawn = [span for span in spans if span.micro_batch == place]
         names.append(f"micro-batch {chr(ord('A') + place)}")
         figure.add_bar(
-            base=[each.begin_ms for each in mine], x=[each.ms for each in mine], y=[each.stage for each in mine],
-            orientation="h", width=0.78, name=names[-1], text=[str(each.step) for each in mine], textangle=0,
+            base=[span.begin_ms for span in drawn], x=[span.ms for span in drawn], y=[span.stage for span in drawn],
+            orientation="h", width=0.78, name=names[-1], text=[str(span.step) for span in drawn], textangle=0,
             insidetextanchor="middle", textfont={"color": "white"},
             marker={"color": RANK_COLORS[place % len(RANK_COLORS)], "line": {"width": 1, "color": "white"}},
             hovertemplate="%{base} to %{x}: token %{text} of " + names[-1] + "<extra></extra>",
@@ -82,51 +82,52 @@ def order_figure(spans: Sequence[StageSpan], title: str, told: str) -> go.Figure
     ticks = {"tickvals": list(range(stages)), "ticktext": [f"stage {stage}" for stage in range(stages)]}
     figure.update_yaxes(range=[stages - 0.5, -0.5], showgrid=False, **ticks)
     figure.update_xaxes(title="stage times", rangemode="tozero")
-    finish(figure, title, told, height=36 * stages + 90).update_layout(barmode="overlay")
+    finish(figure, title, subtitle, height=36 * stages + 90).update_layout(barmode="overlay")
     return legend_below(figure, names, MARGIN)
 
 
 def _variants(study: PipelineStudy) -> dict[str, tuple[tuple[float, ...], bool]]:
-    """By label: each stage's share of a step of the whole batch, and whether a part of the rows takes only a part of
-    the time.
+    """The slider's variants by label: each stage's share of a step of the whole batch, and whether it is compute-bound.
+
+    A micro-batch takes its share of the time of a compute-bound stage, and all of the time of any other.
     """
     run = study.shown[-1]
     total = sum(run.step_ms)
     shares = tuple(ms / total for ms in run.step_ms)
     percent = " + ".join(f"{share:.0%}" for share in shares)
-    found = {f"{len(shares)} as measured ({percent}), compute-bound": (shares, True)}
+    variants = {f"{len(shares)} as measured ({percent}), compute-bound": (shares, True)}
     for stages in (2, 3, 4, 6):
-        found[f"{stages} equal ones, compute-bound"] = ((1 / stages,) * stages, True)
-        found[f"{stages} equal ones, bound by reading weights"] = ((1 / stages,) * stages, False)
-    found["4, the last takes twice as long, compute-bound"] = ((0.2, 0.2, 0.2, 0.4), True)
-    return found
+        variants[f"{stages} equal ones, compute-bound"] = ((1 / stages,) * stages, True)
+        variants[f"{stages} equal ones, bound by reading weights"] = ((1 / stages,) * stages, False)
+    variants["4, the last takes twice as long, compute-bound"] = ((0.2, 0.2, 0.2, 0.4), True)
+    return variants
 
 
 def _bars(schedule: str, variant: tuple[tuple[float, ...], bool], parts: int) -> dict[str, list[Any]]:
-    """What a panel's bars are drawn from, and the words of its bubble."""
+    """The data of a panel's bars, and the text about its bubble."""
     from labkit.harness.pipeline.simulate import simulate, simulated_bubble
 
     shares, computing = variant
     count = 1 if schedule == "naive" else parts
     spans = simulate(schedule, [share / count if computing else share for share in shares], TOKENS, count)
-    end = max(each.end_ms for each in spans)
+    end = max(span.end_ms for span in spans)
     return {
-        "base": [round(each.begin_ms, 4) for each in spans],
-        "x": [round(each.ms, 4) for each in spans],
-        "y": [each.stage for each in spans],
-        "marker.color": [each.micro_batch for each in spans],
-        "customdata": [f"micro-batch {each.micro_batch}, token {each.step}" for each in spans],
+        "base": [round(span.begin_ms, 4) for span in spans],
+        "x": [round(span.ms, 4) for span in spans],
+        "y": [span.stage for span in spans],
+        "marker.color": [span.micro_batch for span in spans],
+        "customdata": [f"micro-batch {span.micro_batch}, token {span.step}" for span in spans],
         "text": [f"bubble {simulated_bubble(spans):.0%}, {TOKENS / end:.2f} x one process"],
     }
 
 
 def _lanes(variant: tuple[tuple[float, ...], bool]) -> list[float]:
-    """The range of the axis: stage 0 on top, and above it room for words."""
+    """The range of the axis: stage 0 at the top, with room for words above it."""
     return [len(variant[0]) - 0.5, -1.4]
 
 
 def _stage_slider(variants: dict[str, tuple[tuple[float, ...], bool]]) -> dict[str, Any]:
-    """Each stop shows the traces of a variant; all of them are on the page."""
+    """A slider whose stops show the traces of one variant each. The traces of all variants are on the page."""
     per = 2 * len(DRAWN)
     steps = []
     for place, (label, variant) in enumerate(variants.items()):
@@ -140,15 +141,15 @@ def _stage_slider(variants: dict[str, tuple[tuple[float, ...], bool]]) -> dict[s
 
 
 def _part_slider(variants: dict[str, tuple[tuple[float, ...], bool]], active: int) -> dict[str, Any]:
-    """Each stop replaces the bars of all variants."""
+    """A slider whose stops replace the bars of all variants."""
     steps = []
     for parts in range(1, MOST_PARTS + 1):
         drawn = [_bars(schedule, variant, parts) for variant in variants.values() for schedule in DRAWN]
         bars: dict[str, list[Any]] = {}
         for key in ("base", "x", "y", "marker.color", "customdata"):
-            other = {"x": [0], "y": [-0.9]}.get(key)
-            bars[key] = [data for each in drawn for data in (each[key], other)]
-        bars["text"] = [data for each in drawn for data in (None, each["text"])]
+            words = {"x": [0], "y": [-0.9]}.get(key)
+            bars[key] = [data for panel in drawn for data in (panel[key], words)]
+        bars["text"] = [data for panel in drawn for data in (None, panel["text"])]
         steps.append({"method": "restyle", "label": f"{parts}", "args": [bars]})
     return _slider(steps, active - 1, "micro-batches: ", pad_bottom=40)
 

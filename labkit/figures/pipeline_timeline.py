@@ -1,4 +1,4 @@
-"""Gantt charts of a pipeline's schedules: what each stage did when, beside the ideal."""
+"""Gantt charts of a pipeline's schedules: what each stage did at which time, and the ideal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 MARGIN = 84
 LANE, BETWEEN = 26, 58  # pixels: of a lane, and from one panel to the next
-SHOWN_TOKENS = 4  # that are in view at first
-MOST_SPANS = 1500  # of a schedule that are drawn
+SHOWN_TOKENS = 4  # in view at first
+MOST_SPANS = 1500  # drawn of a schedule
 NAMES = {
     "compute": "layers, a colour for each micro-batch",
     "sample": "choosing tokens",
@@ -33,8 +33,10 @@ WIDTHS = {"compute": 0.7, "sample": 0.7, "wait": 0.22, "send": 0.9}
 
 
 def pipeline_timeline_figure(study: PipelineStudy) -> go.Figure:
-    """Each schedule behind the prompt: for each stage what was measured, and below it the ideal run with the measured
-    times of the stages. 0 is where all prompts were through. The first tokens are in view; zooming out shows more.
+    """Each schedule after the prompt: the measured run of each stage, and below it the ideal run.
+
+    The ideal run has the measured times of the stages. Time 0 is the end of all prompts. The first tokens are in view;
+    zooming out shows more.
     """
     runs = study.shown
     stages = range(study.measured.case.stages)
@@ -42,37 +44,41 @@ def pipeline_timeline_figure(study: PipelineStudy) -> go.Figure:
     figure = _panels([_title(run, run.bubble, run.formula) for run in runs], len(lanes))
     ends = []
     for row, run in enumerate(runs, start=1):
-        shown = [each for each in run.spans if each.end_ms > run.prompt_ms][:MOST_SPANS]
+        shown = [span for span in run.spans if span.end_ms > run.prompt_ms][:MOST_SPANS]
         _measured(figure, shown, run.prompt_ms, row)
-        last = max(each.step for each in shown)
-        _ideal(figure, [each for each in study.ideal(run) if each.step <= last], row)
-        first = [each.end_ms for each in shown if each.step <= SHOWN_TOKENS and each.kind == "compute"]
+        last = max(span.step for span in shown)
+        _ideal(figure, [span for span in study.ideal(run) if span.step <= last], row)
+        first = [span.end_ms for span in shown if span.step <= SHOWN_TOKENS and span.kind == "compute"]
         ends.append(max(first, default=run.end_ms) - run.prompt_ms)
     figure.update_xaxes(range=[-0.02 * max(ends), 1.02 * max(ends)])
-    title = "Behind the prompt: who works when"
-    told = (
-        f"the first {SHOWN_TOKENS} tokens of each row are in view: drag to zoom in, double click for all of it. Below "
-        "each stage the ideal: its measured times, waiting only where the schedule says so"
+    title = "After the prompt: which stage works when"
+    note = (
+        f"the first {SHOWN_TOKENS} tokens of each row are in view: drag to zoom in, double click for all tokens. Below "
+        "each stage is the ideal: its measured times, waiting only where the schedule requires it"
     )
-    return _finished(figure, lanes, title, in_lines(pipeline_subtitle(study), told), [*NAMES.values(), IDEAL_NAME])
+    return _finished(figure, lanes, title, in_lines(pipeline_subtitle(study), note), [*NAMES.values(), IDEAL_NAME])
 
 
 def prompt_timeline_figure(study: PipelineStudy) -> go.Figure:
-    """The same of the prompts, from the call until all of them were through."""
+    """Each schedule during the prompts, from the call to the end of all prompts."""
     runs = study.shown
     lanes = [_lane(stage) for stage in range(study.measured.case.stages)]
     figure = _panels([_title(run, run.prompt_bubble, run.prompt_formula) for run in runs], len(lanes))
     for row, run in enumerate(runs, start=1):
-        _measured(figure, [each for each in run.spans if each.begin_ms < run.prompt_ms][:MOST_SPANS], 0.0, row)
+        _measured(figure, [span for span in run.spans if span.begin_ms < run.prompt_ms][:MOST_SPANS], 0.0, row)
         figure.add_vline(x=run.prompt_ms, line={"color": INK, "width": 1, "dash": "dot"}, row=row, col=1)
     figure.update_xaxes(range=[0, 1.02 * max(run.prompt_ms for run in runs)])
     pieces = max(run.prompt_pieces for run in runs)
-    told = (
-        f"hatched: prompts, which go through the stages in up to {pieces} pieces; the dotted line is where all are "
-        "through. A micro-batch that has its first token goes on meanwhile, if its schedule lets it"
+    note = (
+        f"hatched: prompts, which go through the stages in up to {pieces} pieces; the dotted line is the end of all "
+        "prompts. A micro-batch with its first token continues meanwhile, if its schedule allows it"
     )
     return _finished(
-        figure, lanes, "The prompt: who works when", in_lines(pipeline_subtitle(study), told), list(NAMES.values())
+        figure,
+        lanes,
+        "The prompt: which stage works when",
+        in_lines(pipeline_subtitle(study), note),
+        list(NAMES.values()),
     )
 
 
@@ -87,18 +93,18 @@ def _panels(titles: Sequence[str], lanes: int) -> go.Figure:
 
 
 def _measured(figure: go.Figure, spans: Sequence[StageSpan], begin: float, row: int) -> None:
-    """A trace of bars for each kind."""
+    """Adds a trace of bars for each kind of span."""
     for kind, name in NAMES.items():
-        mine = [each for each in spans if each.kind == kind]
-        hatched = ["/" if each.phase is Phase.PREFILL and kind == "compute" else "" for each in mine]
+        shown = [span for span in spans if span.kind == kind]
+        hatched = ["/" if span.phase is Phase.PREFILL and kind == "compute" else "" for span in shown]
         colors = (
-            [RANK_COLORS[each.micro_batch % len(RANK_COLORS)] for each in mine] if kind == "compute" else COLORS[kind]
+            [RANK_COLORS[span.micro_batch % len(RANK_COLORS)] for span in shown] if kind == "compute" else COLORS[kind]
         )
         figure.add_bar(
-            base=[round(each.begin_ms - begin, 3) for each in mine], x=[round(each.ms, 3) for each in mine],
-            y=[_lane(each.stage) for each in mine], orientation="h", width=WIDTHS[kind], name=name,
+            base=[round(span.begin_ms - begin, 3) for span in shown], x=[round(span.ms, 3) for span in shown],
+            y=[_lane(span.stage) for span in shown], orientation="h", width=WIDTHS[kind], name=name,
             marker={"color": colors, "line": {"width": 0}, "pattern": {"shape": hatched, "size": 5, "solidity": 0.25}},
-            legendgroup=kind, showlegend=row == 1, customdata=[_told(each) for each in mine],
+            legendgroup=kind, showlegend=row == 1, customdata=[_span_name(span) for span in shown],
             hovertemplate="%{y}: %{customdata}<br>%{x:.3g} ms, " + name.partition(",")[0] + "<extra></extra>",
             row=row, col=1,
         )  # fmt: skip
@@ -106,13 +112,13 @@ def _measured(figure: go.Figure, spans: Sequence[StageSpan], begin: float, row: 
 
 def _ideal(figure: go.Figure, spans: Sequence[StageSpan], row: int) -> None:
     figure.add_bar(
-        base=[round(each.begin_ms, 3) for each in spans], x=[round(each.ms, 3) for each in spans],
-        y=[_ideal_lane(each.stage) for each in spans], orientation="h", width=0.5, name=IDEAL_NAME, opacity=0.55,
+        base=[round(span.begin_ms, 3) for span in spans], x=[round(span.ms, 3) for span in spans],
+        y=[_ideal_lane(span.stage) for span in spans], orientation="h", width=0.5, name=IDEAL_NAME, opacity=0.55,
         marker={
-            "color": [RANK_COLORS[each.micro_batch % len(RANK_COLORS)] for each in spans],
+            "color": [RANK_COLORS[span.micro_batch % len(RANK_COLORS)] for span in spans],
             "line": {"width": 1, "color": "white"},
         },
-        legendgroup="ideal", showlegend=row == 1, customdata=[_told(each) for each in spans],
+        legendgroup="ideal", showlegend=row == 1, customdata=[_span_name(span) for span in spans],
         hovertemplate="%{customdata}<br>%{x:.3g} ms in the ideal<extra></extra>", row=row, col=1,
     )  # fmt: skip
 
@@ -127,7 +133,7 @@ def _finished(figure: go.Figure, lanes: list[str], title: str, subtitle: str, na
 
 
 def pipeline_subtitle(study: PipelineStudy) -> str:
-    """What was measured, and on which machine."""
+    """The case that was measured, and the machine."""
     case, layers = study.measured.case, study.measured.layers
     origin = f" ({case.origin})" if case.origin else ""
     stages = f"layers of the stages: {', '.join(map(str, layers))}; {study.measured.environment.machine}"
@@ -140,7 +146,7 @@ def _title(run: ScheduleRun, bubble: float, formula: float) -> str:
     return f"<b>{run.schedule}</b>, {run.micro_batches} x {rows:g} rows: {shares}"
 
 
-def _told(span: StageSpan) -> str:
+def _span_name(span: StageSpan) -> str:
     return f"micro-batch {span.micro_batch}, " + ("prompt" if span.step == 0 else f"step {span.step}")
 
 

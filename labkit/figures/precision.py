@@ -1,4 +1,4 @@
-"""Precisions drawn: what a token costs in each and what it is worth, and where storing the weights loses."""
+"""Figures of precisions: the cost and the quality of a token in each, and where storing the weights loses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 FLOAT, INT8, INT4, SYMMETRIC, FILE = "#7d8896", SIDE_COLORS["candidate"], "#d9702b", "#8159a8", "#2f8f5b"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon", "x")
-MOST_TICKS = 16  # of an axis of layers
+MOST_TICKS = 16  # on an axis of layers
 MARGIN = 80  # pixels left of the axes of numbers
 BETWEEN = 54  # pixels for the ticks of a panel of bars and the heading of the next
-ROW, HEAD = 24, 32  # pixels of a matrix in a heat map, and of the words above one
+ROW, HEAD = 24, 32  # pixels of a matrix in a heat map, and of the words above a map
 KL, PERPLEXITY = "KL from float32, nats a token", "perplexity"
 
 
@@ -37,8 +37,9 @@ def color_of(precision: str) -> str:
 
 
 def front_figure(study: PrecisionStudy) -> go.Figure:
-    """Time per token against KL and, of trained weights, perplexity. A line joins the sides than which none is both
-    faster and closer to the reference; a mark shows the time that the memory allows each.
+    """Time per token against KL and, for trained weights, perplexity. Left is faster, down is closer to float32.
+
+    The line joins the precisions that no other beats on both. A mark shows the time that the memory allows a precision.
     """
     rows = 2 if study.trained else 1
     figure = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.12)
@@ -53,8 +54,8 @@ def front_figure(study: PrecisionStudy) -> go.Figure:
     _points(figure, study, kl_of, row=1)
     if study.trained:
         _points(figure, study, perplexity_of, row=2)
-        told = heading(f"<b>{PERPLEXITY}</b>; intervals: of the change from float32", left=MARGIN)
-        figure.add_annotation(told, row=2, col=1)
+        words = heading(f"<b>{PERPLEXITY}</b>; intervals: of the change from float32", left=MARGIN)
+        figure.add_annotation(words, row=2, col=1)
         figure.update_yaxes(tickformat="~g", row=2, col=1)
     figure.add_annotation(heading(f"<b>{KL}</b>{LOG}; 0 is at the bottom", left=MARGIN), row=1, col=1)
     most = max(max(kl.value, kl.high or 0.0) for kl in kls.values())
@@ -67,13 +68,13 @@ def front_figure(study: PrecisionStudy) -> go.Figure:
 
 
 def perplexity_of(side: PrecisionSide) -> Mean:
-    """Of a side, with the interval of its change from the reference: on the same text, that is all that differs."""
+    """Perplexity of a side, with the interval of its change from the reference, since both read the same text."""
     reference = side.evaluation.reference_perplexity.value
     return side.evaluation.perplexity_change.map(lambda change: reference * (1 + change))
 
 
 def costs_figure(study: PrecisionStudy) -> go.Figure:
-    """Time per token with the limit of each precision above, and what a token reads below."""
+    """Time per token with the limit of each precision, and below it the bytes that a token reads."""
     sides = study.by_time
     figure = make_subplots(rows=2, cols=1, vertical_spacing=BETWEEN / (64 + 60 * len(sides)))
     names, colors = [side.precision for side in sides], [color_of(side.precision) for side in sides]
@@ -82,15 +83,15 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
     figure.add_bar(
         x=took, y=names, orientation="h", marker_color=colors, width=0.56, showlegend=False,
         error_x={
-            "type": "data", "array": [max(each) - ms for each, ms in zip(rounds, took, strict=True)],
-            "arrayminus": [ms - min(each) for each, ms in zip(rounds, took, strict=True)], "color": INK,
+            "type": "data", "array": [max(times) - ms for times, ms in zip(rounds, took, strict=True)],
+            "arrayminus": [ms - min(times) for times, ms in zip(rounds, took, strict=True)], "color": INK,
             "thickness": 1.4, "width": 5,
         },
         hovertemplate="%{y}: %{x:.3g} ms per token<extra></extra>", row=1, col=1,
     )  # fmt: skip
-    for side, each in zip(sides, rounds, strict=True):
+    for side, times in zip(sides, rounds, strict=True):
         text = f"{number(side.measurement.per_token_ms)} ms"
-        figure.add_annotation(text=text, x=max(each), y=side.precision, xanchor="left", xshift=8, showarrow=False,
+        figure.add_annotation(text=text, x=max(times), y=side.precision, xanchor="left", xshift=8, showarrow=False,
                               font={"size": 12}, row=1, col=1)  # fmt: skip
     limits = [(side.measurement.floor_ms, side.precision) for side in sides if side.measurement.floor_ms is not None]
     figure.add_scatter(
@@ -101,10 +102,10 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
     megabytes = [side.measurement.work.decode_bytes / 1e6 if side.measurement.work else 0.0 for side in sides]
     figure.add_bar(
         x=megabytes, y=names, orientation="h", marker_color=colors, width=0.56, showlegend=False,
-        text=[f"{number(each)} MB" if each else "not counted" for each in megabytes], textposition="outside",
+        text=[f"{number(size)} MB" if size else "not counted" for size in megabytes], textposition="outside",
         cliponaxis=False, textfont={"size": 12}, hovertemplate="%{y}: %{x:.4g} MB a token<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    left, longest = left_of(names), [max(each) for each in rounds]
+    left, longest = left_of(names), [max(times) for times in rounds]
     end = bars_end(longest, [f"{number(ms)} ms" for ms in took], left, size=12)
     figure.update_xaxes(range=[0, end], ticksuffix=" ms", nticks=6, row=1, col=1)
     end = bars_end(megabytes, ["not counted"] * len(sides), left, size=12)
@@ -117,58 +118,64 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
 
 
 def precision_table(study: PrecisionStudy) -> str:
-    """Markdown: one row for each precision, the fastest first, and one line for each that the model cannot have."""
+    """Markdown: a row for each precision, the fastest first, and a line for each that the model cannot have."""
     columns = ["precision", "weights, MB", "ms per token", "of the limit", f"against {study.first.precision}"]
     columns += ["perplexity"] if study.trained else []
     columns += ["KL, nats", "same next token", "error of the layers", "error of the LM head"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(_row(study, side)) + " |" for side in study.by_time]
-    refused = [f"- `{each.precision}` cannot be: {each.reason}." for each in study.refused]
+    refused = [f"- `{refusal.precision}` cannot be: {refusal.reason}." for refusal in study.refused]
     return "\n".join([*lines, "", *refused])
 
 
 def precision_answers(study: PrecisionStudy) -> str:
-    """Markdown with the question, and what each precision answered."""
-    said = {side.precision: side.measurement.answer for side in study.sides}
-    return answers_table(study.first.measurement.question, said)
+    """Markdown with the question and the answer of each precision."""
+    by_precision = {side.precision: side.measurement.answer for side in study.sides}
+    return answers_table(study.first.measurement.question, by_precision)
 
 
 def errors_figure(study: PrecisionStudy) -> go.Figure | str:
-    """A heat map for each way to store the layers: the error of each matrix of each layer, against that of all of them.
-    Markdown text where nothing lost anything.
+    """A heat map for each way to store the layers: the error of each matrix over the error of all matrices.
+
+    Markdown text where no way loses anything.
     """
-    stored = list({each.precision: each for side in study.sides if (each := study.matrices(side))}.values())
-    shown, exact = [each for each in stored if not each.exact], [each.precision for each in stored if each.exact]
+    stored = list({layers.precision: layers for side in study.sides if (layers := study.matrices(side))}.values())
+    shown, exact = (
+        [layers for layers in stored if not layers.exact],
+        [layers.precision for layers in stored if layers.exact],
+    )
     if not shown:
-        return "None of these loses anything of the layers: each stores them as the model has them."
+        return "None of these precisions loses anything: each stores the layers as the model has them."
     roles = list(dict.fromkeys(error.matrix for error in shown[0].errors))
     height = HEAD + ROW * len(roles)
     figure = make_subplots(rows=len(shown), cols=1, shared_xaxes=True, vertical_spacing=HEAD / (height * len(shown)))
-    for row, each in enumerate(shown, start=1):
-        errors = [[error for error in each.errors if error.matrix == role] for role in roles]
+    for row, layers in enumerate(shown, start=1):
+        errors = [[error for error in layers.errors if error.matrix == role] for role in roles]
         figure.add_heatmap(
             x=[error.layer for error in errors[0]], y=roles, coloraxis="coloraxis", xgap=1, ygap=1,
-            z=[[error.error / each.error for error in line] for line in errors],
+            z=[[error.error / layers.error for error in line] for line in errors],
             customdata=[[100 * error.error for error in line] for line in errors],
-            hovertemplate="layer %{x}, %{y}: %{customdata:.3g} %, %{z:.2f}x<extra>" + each.precision + "</extra>",
+            hovertemplate="layer %{x}, %{y}: %{customdata:.3g} %, %{z:.2f}x<extra>" + layers.precision + "</extra>",
             row=row, col=1,
         )  # fmt: skip
-        text = f"<b>{each.precision}</b>: {number(100 * each.error)} %, all together"
+        text = f"<b>{layers.precision}</b>: {number(100 * layers.error)} %, all together"
         figure.add_annotation(heading(text, left=MARGIN), row=row, col=1)
     figure.update_yaxes(autorange="reversed", showgrid=False)
     apart = max(1, math.ceil(len(errors[0]) / MOST_TICKS))  # so that a tick is a layer
     figure.update_xaxes(showgrid=False, showticklabels=False, tick0=0, dtick=apart)
     figure.update_xaxes(title="layer", showticklabels=True, row=len(shown), col=1)
-    what = "Frobenius norm of what was lost over that of the matrix; colours are against that of all matrices"
-    none = f"not drawn, as they lose nothing, the weights being such codes before: {', '.join(exact)}" if exact else ""
-    subtitle = in_lines(_model(study), what, none)
+    measure = "Frobenius norm of the loss over that of the matrix; colours: over the error of all matrices"
+    omitted = (
+        f"not drawn, as they lose nothing: weights that were such codes before: {', '.join(exact)}" if exact else ""
+    )
+    subtitle = in_lines(_model(study), measure, omitted)
     finish(figure, "Where the error sits: layer by layer, matrix by matrix", subtitle, 80 + height * len(shown))
     bar = {"ticksuffix": "x", "thickness": 14, "nticks": 6}
     return figure.update_layout(coloraxis={"colorscale": "YlOrRd", "colorbar": bar}, margin={"l": MARGIN, "r": 80})
 
 
 def outliers_figure(study: PrecisionStudy) -> go.Figure:
-    """The numbers of the matrix that loses most in whole rows, and what a scale has to reach for a row and a group."""
+    """The numbers of the matrix that loses most with a scale per row, and the magnitudes that scales have to reach."""
     spread = study.spread
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2)
     _histogram(figure, spread.numbers, "numbers", FLOAT, row=1)
@@ -183,34 +190,36 @@ def outliers_figure(study: PrecisionStudy) -> go.Figure:
     figure.update_xaxes(title="standard deviations of the matrix", row=2, col=1)
     figure.add_annotation(heading("<b>all numbers</b>", left=MARGIN), row=1, col=1)
     figure.add_annotation(heading("<b>largest magnitude</b>, which the codes have to reach", left=MARGIN), row=2, col=1)
-    where = f"{spread.matrix} of layer {spread.layer}, which loses most with 8 bits and a scale for each row"
+    source = f"{spread.matrix} of layer {spread.layer}, which loses most with 8 bits and a scale for each row"
     title = "Outliers: what a scale has to reach"
-    finish(figure, title, f"{_model(study)}<br>{where}", height=500)
+    finish(figure, title, f"{_model(study)}<br>{source}", height=500)
     legend_below(figure, [trace.name for trace in figure.data if trace.showlegend], MARGIN, axis=60)
     return figure.update_layout(barmode="overlay", bargap=0)
 
 
 def precision_notes(study: PrecisionStudy) -> str:
-    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
     front = ", ".join(f"`{side.precision}`" for side in study.front)
     spread, lines = study.spread, [f"Nothing here is both faster and closer to float32 than {front}."]
     if study.exact:
         exact = " and ".join(f"`{name}`" for name in study.exact)
         lines.append(
-            f"**{exact} loses nothing of the layers, because these weights were such codes before.** Of a model that "
-            "was trained in 16 bits the same codes do lose, as the others do here: take from this model what a token "
-            "costs in them, and not what it is worth."
+            f"**{exact} loses nothing of the layers, because these weights were such codes before.** For a model "
+            "trained in 16 bits the same codes lose, as the others do here: this model shows the cost of a token in "
+            "them, and not its quality."
         )
     if not study.trained:
         lines.append("The weights are random: perplexity means nothing, and is left out. KL still tells how far the "
-                     "stored weights move what the model says; of trained ones it is another.")  # fmt: skip
+                     "stored weights change the model's output; it differs for trained weights.")  # fmt: skip
     if study.spread.group_median:
         lines.append(
             f"In {spread.matrix} of layer {spread.layer}, the scale of a typical row has to reach "
             f"{number(spread.row_median)} standard deviations, that of a typical group {number(spread.group_median)}: "
-            f"with as many bits its steps are {spread.row_median / spread.group_median:.1f} times as fine."
+            f"with the same bits, its steps are {spread.row_median / spread.group_median:.1f} times as fine."
         )
-    doubts = [found.trust().sentence for found in study.comparisons.values() if not found.trust().trustworthy]
+    doubts = [
+        comparison.trust().sentence for comparison in study.comparisons.values() if not comparison.trust().trustworthy
+    ]
     trust = ["", "Before you trust the times:", "", *(f"- {doubt}" for doubt in dict.fromkeys(doubts))]
     return "\n".join([f"- {line}" for line in lines] + (trust if doubts else []))
 
@@ -301,11 +310,11 @@ def _model(study: PrecisionStudy) -> str:
 
 
 def _subtitle(study: PrecisionStudy) -> str:
-    """What was measured, on which machine, and that its times are not trustworthy if they are not."""
+    """The case, the machine, and a warning where the times are not trustworthy."""
     side = study.first
     case, text = side.measurement.case, side.evaluation.case
     runs = f"batch 1, {case.prompt_tokens} prompt + {case.new_tokens} new tokens, {len(side.measurement.runs)} rounds"
-    what = f"{_model(study)}; {runs}; quality on {text.tokens:,} tokens of {text.text}"
-    lines = [what, side.measurement.environment.machine]
-    doubts = [short for found in study.comparisons.values() if (short := found.trust().short)]
+    measured = f"{_model(study)}; {runs}; quality on {text.tokens:,} tokens of {text.text}"
+    lines = [measured, side.measurement.environment.machine]
+    doubts = [short for comparison in study.comparisons.values() if (short := comparison.trust().short)]
     return in_lines(*lines, *doubts[:1])

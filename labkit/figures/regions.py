@@ -1,4 +1,4 @@
-"""The regions of a layer: what is fused, what that gives, and where each region stands against the machine."""
+"""Figures of a layer's regions: what is fused, what fusion gains, and how close each region is to the limit."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ LABEL, BOX = 120, 90  # pixels of a bar's name, and of the words in a box
 
 
 def case_line(case: LayerCase) -> str:
-    where = "" if case.impl == "triton" else f"{case.threads} threads, "
+    threads = "" if case.impl == "triton" else f"{case.threads} threads, "
     return (
-        f"{case.model}, {case.dtype}, batch {case.batch}, {case.context} tokens in the cache; {where}"
+        f"{case.model}, {case.dtype}, batch {case.batch}, {case.context} tokens in the cache; {threads}"
         f"{case.layers} layers one after the other"
     )
 
 
 def regions_figure(study: KernelStudy) -> go.Figure:
-    """A panel per region: microseconds of each way to run it, the middle half of the rounds, and the floor."""
+    """A panel per region: microseconds of each side, whiskers over the middle half of the rounds, and the floor."""
     rows = study.regions
     figure = make_subplots(rows=len(rows), cols=1, vertical_spacing=0.36 / len(rows))
     titles = {side: folded(title, LABEL) for side, title in TITLES.items()}
@@ -71,8 +71,8 @@ def regions_figure(study: KernelStudy) -> go.Figure:
             figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6}, row=index, col=1)
         published = f"; published: {row.published[0]:.1f}x" if row.published else ""
         doubtful = "" if row.trust.trustworthy else "; <b>not trustworthy</b>"
-        told = heading(f"<b>{row.region}</b>, {_ops(row)}{published}{doubtful}", left=left)
-        figure.add_annotation(told, row=index, col=1)
+        region_title = heading(f"<b>{row.region}</b>, {_ops(row)}{published}{doubtful}", left=left)
+        figure.add_annotation(region_title, row=index, col=1)
         figure.update_xaxes(
             range=[0, bars_end(highs, texts, left, size=13)], ticksuffix=" µs", nticks=6, row=index, col=1
         )
@@ -88,7 +88,7 @@ def regions_figure(study: KernelStudy) -> go.Figure:
 
 
 def _time(row: RegionMeasurement, side: str) -> str:
-    """The median of a side, and what it gains over the unfused one."""
+    """The median of a side, and its speedup over the unfused side."""
     took = f"{number(row.median_us(side) or 0.0)} µs"
     if side in (UNFUSED, UNFUSED + GRAPH):
         return took
@@ -98,22 +98,22 @@ def _time(row: RegionMeasurement, side: str) -> str:
 def regions_table(study: KernelStudy) -> pd.DataFrame:
     """The figures of every region as text, a column per region; a dash where a region has no such figure."""
     rows = study.regions
-    told = {f"{title}, µs": [_us(row.median_us(side)) for row in rows] for side, title in TITLES.items()}
+    lines = {f"{title}, µs": [_us(row.median_us(side)) for row in rows] for side, title in TITLES.items()}
     for side in (UNFUSED, FUSED):
-        told[f"{TITLES[side]}, from the cache, µs"] = [_us(row.median_us(side, warm=True)) for row in rows]
-    told["fused, times faster, both called from Python"] = [str(row.ratio()) for row in rows]
-    told["fused, times faster, as the engine runs it"] = [
+        lines[f"{TITLES[side]}, from the cache, µs"] = [_us(row.median_us(side, warm=True)) for row in rows]
+    lines["fused, times faster, both called from Python"] = [str(row.ratio()) for row in rows]
+    lines["fused, times faster, as the engine runs it"] = [
         str(row.ratio(*row.in_engine)) if row.in_engine[1] in row.rounds_us else DASH for row in rows
     ]
-    told["torch ops, unfused"] = [str(len(row.ops)) for row in rows]
-    told["read and written, unfused, MB"] = [number(row.unfused_bytes / 1e6) for row in rows]
-    told["must be read, MB"] = [number(row.bytes / 1e6) for row in rows]
-    told["of the limit, as the engine runs it"] = [
+    lines["torch ops, unfused"] = [str(len(row.ops)) for row in rows]
+    lines["read and written, unfused, MB"] = [number(row.unfused_bytes / 1e6) for row in rows]
+    lines["must be read, MB"] = [number(row.bytes / 1e6) for row in rows]
+    lines["of the limit, as the engine runs it"] = [
         DASH if (share := row.floor_share(row.in_engine[1])) is None else f"{share:.0%}" for row in rows
     ]
-    told["published, times faster"] = [f"{row.published[0]:.1f}x" if row.published else DASH for row in rows]
-    told["trust"] = [f"not trustworthy: {row.trust.why}" if row.trust.doubts else "trustworthy" for row in rows]
-    known = {name: cells for name, cells in told.items() if set(cells) != {DASH}}
+    lines["published, times faster"] = [f"{row.published[0]:.1f}x" if row.published else DASH for row in rows]
+    lines["trust"] = [f"not trustworthy: {row.trust.why}" if row.trust.doubts else "trustworthy" for row in rows]
+    known = {name: cells for name, cells in lines.items() if set(cells) != {DASH}}
     return pd.DataFrame.from_dict(known, orient="index", columns=[row.region for row in rows])
 
 
@@ -122,7 +122,7 @@ def _us(value: float | None) -> str:
 
 
 def fusion_figure(row: RegionMeasurement) -> go.Figure:
-    """A region drawn before and after: its torch ops as they were counted, and the one call in their place."""
+    """A region before and after fusion: its torch ops as they were counted, and the one call that replaces them."""
     figure = go.Figure()
     color = STAGE_COLORS[Stage(row.region)]
     lines = [row.ops[begin : begin + PER_ROW] for begin in range(0, len(row.ops), PER_ROW)]
@@ -175,8 +175,8 @@ def ladder_figure(study: KernelStudy) -> go.Figure:
         figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6})
     figure.update_xaxes(range=[0, bars_end(medians, texts, left, size=13)], ticksuffix=" µs", nticks=6)
     figure.update_yaxes(autorange="reversed")
-    what = "a whole step, time of one layer; dashed: reading its bytes"
-    subtitle = in_lines(case_line(ladder.case), ladder.environment.machine, what, ladder.trust.short)
+    note = "a whole step, time of one layer; dashed: reading its bytes"
+    subtitle = in_lines(case_line(ladder.case), ladder.environment.machine, note, ladder.trust.short)
     finish(figure, "One region after another", subtitle, height=420, top=8)
     return figure.update_layout(margin_l=left)
 
@@ -240,7 +240,7 @@ def _box(figure: go.Figure, x: float, y: float, width: float, text: str, color: 
 
 
 def _op_name(name: str) -> str:
-    """A torch op in words, which can be broken."""
+    """A torch op's name in words, which can be broken into lines."""
     return name.removeprefix("native_").strip("_").replace("_", " ")
 
 
@@ -256,8 +256,9 @@ def _note(figure: go.Figure, y: float, text: str) -> None:
 
 
 def layer_figure(study: KernelStudy, regions: int) -> go.Figure:
-    """One layer, unfused above fused on one time axis, with the torch ops below their regions. Of the fused layer only
-    the first `regions` are in full colour, the others are faded.
+    """One layer, unfused above fused, on one time axis, with the torch ops below their regions.
+
+    The first `regions` regions are in full colour, the others are faded.
     """
     timeline, shown = study.timeline, {row.region for row in study.regions[:regions]}
     figure = go.Figure()

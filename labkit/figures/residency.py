@@ -1,4 +1,4 @@
-"""A slider over the layers that stay in memory: what each of them gives, and what it takes from the sequences."""
+"""A slider over the number of resident layers: what each layer gains, and what it takes from the sequences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARGIN = 70
 SLIDER = 86  # pixels above the axes
 PANELS = (280, 70)  # pixels of the two panels
 MOST_STOPS = 41  # of the slider
-PARTS = {  # of the memory, with a colour of each
+PARTS = {  # of the memory, each with its colour
     "outside the layers": SOFT,
     "layers in memory": COMPUTING,
     "slots": READING,
@@ -32,8 +32,9 @@ CURVE, LARGEST = "tokens per second, predicted", "largest batch that fits"
 
 
 def residency_figure(study: StreamingStudy) -> go.Figure:
-    """Predicted, for the number of layers in memory that a slider chooses: tokens per second by batch, up to the
-    largest that fits, and where the memory goes at that one.
+    """Predictions for the number of resident layers that a slider chooses.
+
+    Tokens per second by batch, up to the largest batch that fits, and where the memory goes at that batch.
     """
     plan = study.plan
     stops = _stops(plan.trade)
@@ -62,21 +63,21 @@ def residency_figure(study: StreamingStudy) -> go.Figure:
     figure.add_vline(x=plan.memory / 1e6, line={"color": LIMIT, "width": 2}, row=2, col=1)
     figure.add_annotation(heading(f"<b>tokens per second</b>, all sequences, at most{LOG}", left=MARGIN), row=1, col=1)
     figure.add_annotation(heading("<b>where the memory goes</b> at the largest batch", left=MARGIN), row=2, col=1)
-    told = "predicted from the rates of disk and processor; nothing here is measured"
+    note = "predicted from the rates of disk and processor; nothing here is measured"
     title = "Memory for layers, or for sequences?"
-    finish(figure, title, in_lines(subtitle(study), told), height=sum(PANELS) + 90 + SLIDER + 100, top=SLIDER + 34)
+    finish(figure, title, in_lines(subtitle(study), note), height=sum(PANELS) + 90 + SLIDER + 100, top=SLIDER + 34)
     figure.update_layout(barmode="stack", sliders=[_slider(plan, stops, first)])
     return legend_below(figure, [CURVE, LARGEST, *PARTS], MARGIN, axis=48)
 
 
 def _stops(trade: tuple[PlannedStep, ...]) -> list[PlannedStep]:
-    """Those that the slider stops at: of very many layers not every number."""
+    """The planned steps at which the slider stops: all of them, or every n-th for very many layers."""
     every = -(-len(trade) // MOST_STOPS)
     return [step for place, step in enumerate(trade) if place % every == 0 or step is trade[-1]]
 
 
 def _drawn(plan: StreamingPlan, largest: PlannedStep) -> dict[str, list[Any]]:
-    """The x and y of all traces, in their order."""
+    """The x and y of all traces, in the order of the traces."""
     steps = [plan.step(batch, largest.resident_layers) for batch in grid(largest.batch)]
     parts = _parts(plan, largest)
     return {
@@ -91,18 +92,18 @@ def _parts(plan: StreamingPlan, step: PlannedStep) -> dict[str, float]:
     slots = 0 if step.resident_layers == footprint.layers else min(case.slots, footprint.layers)
     weights = footprint.outside + (step.resident_layers + slots) * footprint.layer
     cache = step.batch * case.tokens * footprint.kv_per_token
-    found = {
+    sizes = {
         "outside the layers": footprint.outside,
         "layers in memory": step.resident_layers * footprint.layer,
         "slots": slots * footprint.layer,
         "keys and values": cache,
         "workspace and other": step.memory_bytes - weights - cache,
     }
-    return {name: size / 1e6 for name, size in found.items()}
+    return {name: size / 1e6 for name, size in sizes.items()}
 
 
 def _slider(plan: StreamingPlan, stops: list[PlannedStep], active: int) -> dict[str, Any]:
-    """Each stop replaces the data of all traces: no frames, which pages without a notebook would not have."""
+    """A slider whose stops replace the data of all traces. Frames would be missing on pages without a notebook."""
     steps = []
     for step in stops:
         label = (

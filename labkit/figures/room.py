@@ -1,4 +1,4 @@
-"""How much room words take, and what that leaves to bars and axes: figures have to hold theirs on a narrow page."""
+"""The room that words take, and the room that this leaves to bars and axes on a narrow page."""
 
 import html
 import math
@@ -9,17 +9,17 @@ from typing import Any
 import plotly.graph_objects as go
 
 BREAK = "<br>"
-NARROW = 480  # pixels: the least width that figures are made for; a page that is narrower makes them smaller
+NARROW = 480  # pixels: the least width that figures are made for; a narrower page scales them down
 THIN, WIDE = set("ijltfrI.,:;'|()[]/! "), set("MW%@+→")
-SHORT_BAR = 0.2  # of an axis, at least, that is left to the longest bar
-EDGE, GAP = 12, 20  # pixels left of words at the edge of a figure, and around those beside a bar
-ORDERS = 10.0  # ratios that differ by so many times stand on a logarithmic axis
+SHORT_BAR = 0.2  # the least share of an axis that the longest bar keeps
+EDGE, GAP = 12, 20  # pixels left of words at the edge of a figure, and around words next to a bar
+ORDERS = 10.0  # ratios that differ by this factor get a logarithmic axis
 SHARE_STEPS, MOST_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2), 7  # between ticks of shares
 STEPS = (1, 2, 5)  # the ticks of a logarithmic axis, times powers of ten
 
 
 def width_of(text: str, size: float) -> float:
-    """Pixels of the longest line of `text`, in a font that is rather wide, in letters of that many pixels."""
+    """Pixels of the longest line of `text` in a rather wide font of `size` pixels."""
     lines = (html.unescape(re.sub(r"<[^>]*>", "", line)) for line in text.split(BREAK))
     return size * max(sum(map(_letter, line)) for line in lines)
 
@@ -31,7 +31,7 @@ def _letter(letter: str) -> float:
 
 
 def lines_of(text: str, size: float, width: float) -> list[str]:
-    """`text` broken between words into lines of that many pixels; none for no text."""
+    """`text` broken between words into lines of `width` pixels; no lines for an empty text."""
     lines: list[str] = []
     for part in text.split(BREAK) if text else ():
         line = ""
@@ -46,7 +46,7 @@ def lines_of(text: str, size: float, width: float) -> list[str]:
 
 
 def folded(text: str, width: float = 150, size: float = 13) -> str:
-    """`text` in lines of that many pixels."""
+    """`text` in lines of `width` pixels."""
     return BREAK.join(lines_of(text, size, width))
 
 
@@ -56,13 +56,13 @@ def left_of(labels: Sequence[str], size: float = 13) -> int:
 
 
 def bars_end(ends: Sequence[float], texts: Sequence[str], left: float, *, size: float = 14, right: float = 20) -> float:
-    """Where an axis from 0 has to end so that each text has room behind its bar. left, right: margins in pixels."""
+    """The end of an axis from 0 on which each text has room after its bar. left, right: margins in pixels."""
     width = NARROW - left - right
     return max((end / _share(text, width, size) for end, text in zip(ends, texts, strict=True)), default=1.0) or 1.0
 
 
 def shares_axis(end: float, *, whole: float = 1.0) -> dict[str, Any]:
-    """An axis of shares from 0, which may be longer than the whole for words behind bars, but has no tick there."""
+    """An axis of shares from 0. It may be longer than the whole, for words after bars, but has no ticks there."""
     step = next((step for step in SHARE_STEPS if end <= MOST_TICKS * step * whole), SHARE_STEPS[-1])
     ticks = [place * step for place in range(math.floor(min(end / whole, 1.0) / step + 1e-9) + 1)]
     return {
@@ -75,8 +75,9 @@ def shares_axis(end: float, *, whole: float = 1.0) -> dict[str, Any]:
 def ratio_axis(
     ends: Sequence[float], texts: Sequence[str], left: float, *, size: float = 14, unit: str = "x"
 ) -> dict[str, Any]:
-    """The axis of bars of ratios with a text behind each, logarithmic where they differ by orders of magnitude. unit:
-    of other figures than ratios.
+    """The axis of bars with a text after each, logarithmic where the bars differ by an order of magnitude.
+
+    unit: of the bars; "x" for ratios.
     """
     least, most = min(ends, default=1.0), max(ends, default=1.0)
     if least <= 0 or most < ORDERS * least:
@@ -99,13 +100,14 @@ def ratio_axis(
 
 
 def _share(text: str, width: float, size: float) -> float:
-    """Of an axis of so many pixels, what a bar may take beside its text."""
+    """The share of an axis of `width` pixels that a bar may take next to its text."""
     return max(SHORT_BAR, 1 - (width_of(text, size) + GAP) / width)
 
 
 def legend_below(figure: go.Figure, names: Sequence[str], left: int, axis: int = 52) -> go.Figure:
-    """Gives a finished figure its left margin and, under `axis` pixels for the words of the axis, a legend, with room
-    for as many rows as these names take on a narrow page.
+    """Gives a finished figure its left margin, and a legend under `axis` pixels for the words of the axis.
+
+    The legend has room for the rows that `names` take on a narrow page.
     """
     entry = max((width_of(name, 12) for name in names), default=0) + 44
     room = 19 * math.ceil(len(names) / max(1, (NARROW - left - 20) // entry)) + 12

@@ -19,7 +19,7 @@ PAGE = ".html"
 PICTURES = (".png", ".svg", ".pdf")
 WIDTH = 1200  # pixels, for which the lines of a subtitle are broken
 SCALE = 2.0
-SECONDS = 60.0  # that a browser has to start and to draw
+SECONDS = 60.0  # the time limit for a browser to start and to draw
 OTHERWISE = f"or save it as {PAGE}, which needs nothing"
 
 
@@ -31,14 +31,14 @@ def save(
     height: int | None = None,
     scale: float = SCALE,
 ) -> Path:
-    """Write a figure as a picture (.png, .svg, .pdf) or as a page (.html), whole or not at all; returns its path.
+    """Writes a figure as a picture (.png, .svg, .pdf) or as a page (.html), whole or not at all; returns its path.
 
-    A page has all of plotly.js in it and opens without a network. A picture is drawn by kaleido in a Chromium or Chrome
+    A page contains all of plotly.js and opens without a network. A picture is drawn by kaleido in a Chromium or Chrome
     without a window, which loads nothing from a network; it takes two or three seconds. width, height: in pixels; None:
-    the figure's own height. scale: pixels of a .png for each of these.
+    the figure's own height. scale: pixels of a .png for each pixel of width and height.
 
-    UserError: another ending, a size that is none, no kaleido, no browser. UserTypeError: no figure. RunError: the
-    browser failed.
+    UserError: an unknown ending, a size of 0 or less, no kaleido, no browser. UserTypeError: not a figure. RunError:
+    the browser failed.
     """
     target = Path(path)
     ending = target.suffix.lower()
@@ -56,15 +56,15 @@ def save(
         write_whole(target, figure_page(figure))
         return target
     options = {"format": ending[1:], "width": width, "height": height or figure.layout.height, "scale": scale}
-    with ThreadPoolExecutor(1) as beside:  # a notebook's own thread has an event loop that runs already
-        picture = beside.submit(asyncio.run, _drawn(figure, target, options)).result()
-    with whole_file(target) as path_meanwhile:
-        path_meanwhile.write_bytes(picture)
+    with ThreadPoolExecutor(1) as executor:  # a notebook's own thread has an event loop that runs already
+        picture = executor.submit(asyncio.run, _drawn(figure, target, options)).result()
+    with whole_file(target) as partial:
+        partial.write_bytes(picture)
     return target
 
 
 async def _drawn(figure: BaseFigure, target: Path, options: dict[str, Any]) -> bytes:
-    """The bytes of a picture. The browser is gone afterwards, whatever became of it."""
+    """Draws a picture and returns its bytes. The browser is closed in every case."""
     try:
         from kaleido import Kaleido
         from kaleido.errors import ChromeNotFoundError, KaleidoError
@@ -76,10 +76,10 @@ async def _drawn(figure: BaseFigure, target: Path, options: dict[str, Any]) -> b
     try:
         browser = Kaleido(mathjax=False, timeout=SECONDS)  # MathJax would be loaded from a network
     except ChromeNotFoundError:
-        named = os.environ.get("BROWSER_PATH")
-        where = f"none at BROWSER_PATH={named}" if named else "none of its names is in PATH"
+        browser_path = os.environ.get("BROWSER_PATH")
+        search = f"none at BROWSER_PATH={browser_path}" if browser_path else "none of its names is in PATH"
         raise UserError(
-            f"got {target}, but a picture is drawn by Chromium or Chrome, and there is {where}; sudo apt install "
+            f"got {target}, but a picture is drawn by Chromium or Chrome, and there is {search}; sudo apt install "
             f"chromium, or name one in BROWSER_PATH, {OTHERWISE}"
         ) from None
     try:
@@ -89,11 +89,11 @@ async def _drawn(figure: BaseFigure, target: Path, options: dict[str, Any]) -> b
     except (KaleidoError, RuntimeError, TimeoutError) as error:
         if hasattr(browser, "subprocess"):
             kill_session(browser.subprocess)  # it may never answer again
-        what = (
+        failure = (
             f"failed: {error.args[0]}" if error.args and not limit.expired() else f"was not done after {SECONDS:g} s."
         )
         raise RunError(
-            f"{target} was not written: the browser that draws it {what} Try another one, named in BROWSER_PATH, "
+            f"{target} was not written: the browser that draws it {failure} Try another one, named in BROWSER_PATH, "
             f"{OTHERWISE}"
         ) from error
     finally:

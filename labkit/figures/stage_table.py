@@ -1,4 +1,4 @@
-"""The stage table of one capture: where the time of a step goes, with the figures of every stage beside its bar."""
+"""The stage table of one capture: where the time of a step goes, with the figures of every stage next to its bar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labkit.nsys.analysis.stage_table import StageTable
 
 ROW, MAP_ROW = 34, 26  # pixels
-LEAST = 680  # pixels of width, below which a page lets a reader push the columns aside instead of squeezing them
+LEAST = 680  # pixels of width; on a narrower page the figure scrolls instead of squeezing its columns
 BARS = 0.27  # share of the width that the bars have; the rest is figures
 REST_COLORS = {IDLE: "#dfe3e8", NO_STAGE: "#b9c0c9"}
 COVERED = {"GPU": "the GPU's work", "CPU": "the steps' time"}
@@ -29,21 +29,21 @@ SHADES = [[0, "#ffffff"], [1, STAGE_COLORS[Stage.QKV]]]
 
 
 def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: str = "") -> go.Figure:
-    """A bar per stage with its figures beside it; of a table by layer, a map of layers and stages instead.
+    """A bar per stage with its figures next to it. A table by layer becomes a map of layers and stages.
 
-    `phase`: decode where the table has it, unless given. `name`: of the capture, for the title.
-    ValueError for a table by rank, or without that phase.
+    `phase`: by default decode where the table has it. `name`: the capture's, for the title.
+    ValueError for a table by rank or process, or without that phase.
     """
     if {"rank", "process"} & set(table.by):
         raise UserError(f"got a table by {', '.join(table.by)}; expected one of all ranks, or of one rank's trace")
-    frame, told = table.frame, "step"
+    frame, step_name = table.frame, "step"
     steps = sum(table.step_count.values())
     if "phase" in table.by:
-        there = list(frame["phase"].unique())
-        chosen = str(phase or (Phase.DECODE if Phase.DECODE in there else there[0]))
-        if chosen not in there:
-            raise UserError(f"got phase {chosen!r}; expected one that the table has: {', '.join(there)}")
-        frame, steps, told = frame[frame["phase"] == chosen], table.step_count[chosen], f"{chosen} step"
+        phases = list(frame["phase"].unique())
+        chosen = str(phase or (Phase.DECODE if Phase.DECODE in phases else phases[0]))
+        if chosen not in phases:
+            raise UserError(f"got phase {chosen!r}; expected a phase that the table has: {', '.join(phases)}")
+        frame, steps, step_name = frame[frame["phase"] == chosen], table.step_count[chosen], f"{chosen} step"
     by_layer = "layer" in table.by
     figure = _map(frame) if by_layer else _bars(frame)
     lines = [
@@ -54,14 +54,14 @@ def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: s
         lines.append("µs of a step, by layer and stage")
     else:
         exposed = ", exposed" if frame["exposed_ms"].any() else ""
-        few = "" if frame["p95_is_bound"].all() else f"; (P95) of fewer than {P95_SAMPLES} runs does not bound it"
+        few = "" if frame["p95_is_bound"].all() else f"; (P95): of fewer than {P95_SAMPLES} runs, not a bound"
         gaps = ", gaps" if frame["launch_gap_ms"].any() else ""
         lines.append(f"ms, share, ops{gaps}{exposed}: of a step; median, P95: of a run of the stage{few}")
     title = f"{name}: where" if name else "Where"
     left = left_of(list(frame["stage"])) if not by_layer else 80
     finish(
         figure,
-        f"{title} the time of a {told} goes",
+        f"{title} the time of a {step_name} goes",
         "<br>".join(lines),
         figure.layout.height,
         top=8 if by_layer else MODEBAR,
@@ -82,22 +82,24 @@ def _bars(frame: pd.DataFrame) -> go.Figure:
         )
     )
     cells = _cells(frame)
-    told = []
+    annotations = []
     for column, (heading, texts) in enumerate(cells.items()):
         x = BARS + (1 - BARS) * (column + 1) / len(cells)
         place = {"x": x, "xref": "paper", "xanchor": "right", "showarrow": False, "align": "right"}
-        told.append(
+        annotations.append(
             {**place, "y": -1.05, "text": f"<b>{heading.replace(' ', '<br>')}</b>", "font": {"size": 13, "color": SOFT}}
         )
-        told += [{**place, "y": y, "text": text, "font": {"size": 13, "color": INK}} for y, text in enumerate(texts)]
-    figure.update_layout(annotations=told)
+        annotations += [
+            {**place, "y": y, "text": text, "font": {"size": 13, "color": INK}} for y, text in enumerate(texts)
+        ]
+    figure.update_layout(annotations=annotations)
     figure.update_xaxes(domain=[0, BARS], ticksuffix=" ms", nticks=4)
     figure.update_yaxes(range=[len(names) - 0.5, -1.7], showgrid=False, type="category")
     return figure.update_layout(height=60 + ROW * (len(names) + 1))
 
 
 def _cells(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """The figures beside the bars, as text, by their heading. Columns without any are left out."""
+    """The figures next to the bars, as text, by heading. Columns without figures are left out."""
     rest = frame["stage"].isin(REST_COLORS).tolist()
     bounds = frame["p95_is_bound"].tolist()
     operations = frame["operations"].round(1)
@@ -112,8 +114,8 @@ def _cells(frame: pd.DataFrame) -> dict[str, list[str]]:
         ],
         "ops": [f"{count:g}" if count else "" for count in operations],
         "gaps µs": [
-            "" if none or np.isnan(gap) else number(gap * 1e3)
-            for gap, none in zip(frame["launch_gap_ms"], rest, strict=True)
+            "" if no_gap or np.isnan(gap) else number(gap * 1e3)
+            for gap, no_gap in zip(frame["launch_gap_ms"], rest, strict=True)
         ],
         "exposed ms": [number(ms) if ms else "" for ms in frame["exposed_ms"]],
     }

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, stage by stage, on both sides."""
+"""The time of a step, stage by stage, on both sides."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
     figure.update_yaxes(autorange="reversed")
     figure.add_annotation(heading("whole step", left=left), row=1, col=1)
     figure.add_annotation(heading(_explained(comparison, timed), left=left), row=2, col=1)
-    what = "a decode step" if phase is Phase.DECODE else "the prompt's pass"
-    finish(figure, f"Where the time of {what} goes", stages_subtitle(comparison), height=640)
+    forward_pass = "a decode step" if phase is Phase.DECODE else "the prompt's pass"
+    finish(figure, f"Where the time of {forward_pass} goes", stages_subtitle(comparison), height=640)
     return legend_below(figure, list(frame.index), left, axis=36)
 
 

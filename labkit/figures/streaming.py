@@ -1,4 +1,4 @@
-"""Streaming drawn: what batch pays, between the disk's line and that of computing, and the memory over time."""
+"""Figures of streaming: tokens per second by batch with the limits of disk and processor, and memory over time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ BUDGET, COUNTED, HELD = "memory budget", "counted before loading", "held by the 
 
 
 def batch_figure(study: StreamingStudy) -> go.Figure:
-    """Tokens per second against the batch: measured, and what disk and processor allow. One line marks the batch from
-    which computing takes as long as the disk, another the largest that fits.
+    """Tokens per second by batch: measured, and as disk and processor allow.
+
+    One line marks the batch from which computing takes as long as the disk, another the largest batch that fits.
     """
     plan, points = study.plan, study.points
     end = max(2 * plan.largest_batch, round(1.6 * (plan.free_batch or 1)), 2 * points[-1].batch)
@@ -47,8 +48,8 @@ def batch_figure(study: StreamingStudy) -> go.Figure:
         line={"color": SIDE_COLORS["candidate"], "width": 2.4}, marker={"size": 10},
         error_y={
             "type": "data", "color": INK, "thickness": 1.4, "width": 5,
-            "array": [each.batch * 1e3 / min(each.decode_ms) - each.tokens_per_s for each in points],
-            "arrayminus": [each.tokens_per_s - each.batch * 1e3 / max(each.decode_ms) for each in points],
+            "array": [point.batch * 1e3 / min(point.decode_ms) - point.tokens_per_s for point in points],
+            "arrayminus": [point.tokens_per_s - point.batch * 1e3 / max(point.decode_ms) for point in points],
         },
         hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + MEASURED + "</extra>",
     )  # fmt: skip
@@ -57,17 +58,17 @@ def batch_figure(study: StreamingStudy) -> go.Figure:
         _mark(figure, plan.free_batch, f"r*: free from {plan.free_batch:,} on", LIMIT, right=True, below=True)
     ticks = [batch for batch in [step * 10**power for power in range(7) for step in STEPS] if batch <= end]
     figure.update_xaxes(
-        type="log", title="sequences in a batch", tickvals=ticks, ticktext=[f"{each:,}" for each in ticks]
+        type="log", title="sequences in a batch", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks]
     )
     figure.update_yaxes(type="log", title="tokens per second, all sequences", tickformat="~s", dtick=1)
     title = "What batch pays: tokens per second, all sequences"
-    told = f"free: computing takes as long as the disk, so that streaming costs nothing. {_rates(plan)}"
-    finish(figure, title, in_lines(subtitle(study), told, study.plan.trust.short), height=420)
+    note = f"free: computing takes as long as the disk, so that streaming costs nothing. {_rates(plan)}"
+    finish(figure, title, in_lines(subtitle(study), note, study.plan.trust.short), height=420)
     return legend_below(figure, [MEASURED, DISK_LINE, COMPUTE_LINE], MARGIN, axis=60)
 
 
 def memory_figure(study: StreamingStudy) -> go.Figure:
-    """The memory of the engine's process over time, against the budget and what was counted for each batch."""
+    """The memory of the engine's process over time, with the budget and the count for each batch."""
     plan, samples = study.plan, study.memory
     figure = go.Figure()
     figure.add_scatter(
@@ -75,10 +76,10 @@ def memory_figure(study: StreamingStudy) -> go.Figure:
         line={"color": SIDE_COLORS["candidate"], "width": 1.8}, fill="tozeroy",
         hovertemplate="%{x:.1f} s: %{y:.4g} MB<extra>" + HELD + "</extra>",
     )  # fmt: skip
-    begun = _begun(samples)
-    ends = [*list(begun.values())[1:], samples[-1].second]
-    counted = [plan.step(batch).memory_bytes / 1e6 for batch in begun]
-    x = [edge for begin, end in zip(begun.values(), ends, strict=True) for edge in (begin, end)]
+    starts = _batch_starts(samples)
+    ends = [*list(starts.values())[1:], samples[-1].second]
+    counted = [plan.step(batch).memory_bytes / 1e6 for batch in starts]
+    x = [edge for begin, end in zip(starts.values(), ends, strict=True) for edge in (begin, end)]
     figure.add_scatter(
         x=x, y=[megabytes for megabytes in counted for _ in range(2)], mode="lines", name=COUNTED,
         line={"color": SOFT, "width": 1.6, "dash": "dot"},
@@ -88,7 +89,7 @@ def memory_figure(study: StreamingStudy) -> go.Figure:
         x=[0, samples[-1].second], y=[plan.memory / 1e6] * 2, mode="lines", name=BUDGET,
         line={"color": LIMIT, "width": 2}, hovertemplate="%{y:.4g} MB<extra>" + BUDGET + "</extra>",
     )  # fmt: skip
-    for batch, begin in begun.items():
+    for batch, begin in starts.items():
         figure.add_annotation(text=f"batch {batch:,}", x=begin, y=0, yanchor="bottom", xanchor="left", xshift=2,
                               yshift=4, showarrow=False, font={"size": 12}, textangle=-90)  # fmt: skip
     most = max(point.peak_bytes for point in study.points)
@@ -96,39 +97,39 @@ def memory_figure(study: StreamingStudy) -> go.Figure:
     figure.update_yaxes(ticksuffix=" MB", rangemode="tozero")
     weights = plan.footprint.weights
     title = f"{number(weights / 1e6)} MB of weights in {number(plan.memory / 1e6)} MB: {number(most / 1e6)} MB at most"
-    told = (
-        "beyond what imports take, looked at every 50 ms; counted: weights in memory, slots, caches, workspace, and "
-        "128 MiB for what else the process needs"
+    note = (
+        "without the memory of imports, sampled every 50 ms; counted: weights in memory, slots, caches, workspace, and "
+        "128 MiB for the rest of the process"
     )
-    finish(figure, title, in_lines(subtitle(study), told), height=340)
+    finish(figure, title, in_lines(subtitle(study), note), height=340)
     return legend_below(figure, [HELD, COUNTED, BUDGET], MARGIN + 10, axis=60)
 
 
 def streaming_notes(study: StreamingStudy) -> str:
-    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
     lines = [study.free_sentence]
     quickest, most = study.plan.lowest_latency, study.plan.highest_throughput
     lines.append(
         f"Predicted: the quickest step, {number(quickest.step_ms)} ms, has {quickest.resident_layers} layers in "
-        f"memory; the most tokens per second, {number(most.tokens_per_s)}, come from {most.batch:,} sequences beside "
-        f"{most.resident_layers}."
+        f"memory; the most tokens per second, {number(most.tokens_per_s)}, come from {most.batch:,} sequences with "
+        f"{most.resident_layers} layers in memory."
     )
     if study.hidden is not None:
         lines.append(
-            f"In the steps of batch {study.shown.batch:,} that are drawn, {study.hidden:.0%} of the shorter of reading "
-            "and computing ran under the other."
+            f"In the drawn steps of batch {study.shown.batch:,}, reading and computing overlapped for "
+            f"{study.hidden:.0%} of the shorter of the two."
         )
     if study.too_large:
-        left = ", ".join(f"{batch:,}" for batch in study.too_large)
-        lines.append(f"Not measured, because it does not fit: batch {left}.")
-    lines += [f"Not measured: `{each.side}`: {each.reason}." for each in study.left_out]
+        batches = ", ".join(f"{batch:,}" for batch in study.too_large)
+        lines.append(f"Not measured, because it does not fit: batch {batches}.")
+    lines += [f"Not measured: `{gap.side}`: {gap.reason}." for gap in study.left_out]
     doubts = [f"- {doubt.why}" for doubt in study.plan.trust.doubts]
     trust = ["", "Before you trust these figures:", "", *doubts] if doubts else []
     return "\n".join([f"- {line}" for line in lines] + trust)
 
 
 def subtitle(study: StreamingStudy) -> str:
-    """What was measured, and on which machine."""
+    """The case that was measured, and the machine."""
     case = study.plan.case
     return in_lines(
         f"{case.title} ({case.origin})",
@@ -146,7 +147,7 @@ def _rates(plan: StreamingPlan) -> str:
 
 
 def _mark(figure: go.Figure, batch: int, text: str, color: str, *, right: bool, below: bool = False) -> None:
-    """A vertical line with words beside it."""
+    """Draws a vertical line with words next to it."""
     figure.add_vline(x=batch, line={"color": color, "width": 1.4, "dash": "dot"})
     side = {"xanchor": "left", "xshift": 4} if right else {"xanchor": "right", "xshift": -4}
     y = {"y": 0.09} if below else {"y": 0.02}
@@ -156,9 +157,9 @@ def _mark(figure: go.Figure, batch: int, text: str, color: str, *, right: bool, 
     )  # fmt: skip
 
 
-def _begun(samples: tuple[MemorySample, ...]) -> dict[int, float]:
+def _batch_starts(samples: tuple[MemorySample, ...]) -> dict[int, float]:
     """The second at which each batch began."""
-    found: dict[int, float] = {}
+    starts: dict[int, float] = {}
     for sample in samples:
-        found.setdefault(sample.batch, sample.second)
-    return found
+        starts.setdefault(sample.batch, sample.second)
+    return starts

@@ -27,12 +27,12 @@ def case_line(comparison: Comparison) -> str:
 
 
 def subtitle_of(comparison: Comparison) -> str:
-    """What a figure shows, and that its ratio is not trustworthy if it is not."""
+    """The case of a figure, and a warning where its ratio is not trustworthy."""
     return in_lines(case_line(comparison), comparison.trust().short)
 
 
 def stages_subtitle(comparison: Comparison) -> str:
-    """`subtitle_of` for a figure of stages, with what their times are from."""
+    """`subtitle_of` for a figure of stages, with the source of their times."""
     taxes = [f"{side.name} {side.stage_tax:+.0%}" for side in sides(comparison).values() if side.stage_tax is not None]
     if not taxes:
         return subtitle_of(comparison)
@@ -47,7 +47,7 @@ def machine_line(comparison: Comparison) -> str:
 
 
 def speedup_line(comparison: Comparison) -> str:
-    """The claim per token with its interval, its baseline and the verdict, or that it is not trustworthy."""
+    """The claim per token with its interval, baseline and verdict, or with a note that it is not trustworthy."""
     baseline, candidate = names(comparison).values()
     return f"{candidate} against {baseline}, per token: {comparison.claim()}"
 
@@ -65,7 +65,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def summary_table(comparison: Comparison) -> pd.DataFrame:
-    """What was found: one row per quantity, a column per side, and the ratio with its interval and verdict."""
+    """The results: one row per quantity, a column per side, and the ratio with its interval and verdict."""
     both = sides(comparison).values()
     rows = {
         f"{label}, ms": [number(getattr(side, f"{metric}_ms"), 4) for side in both] + _ratio(comparison, metric)
@@ -79,20 +79,20 @@ def summary_table(comparison: Comparison) -> pd.DataFrame:
 
 
 def answers(comparison: Comparison) -> str:
-    """Markdown with the question that both sides were asked, and what each said."""
+    """Markdown with the question to both sides, and their answers."""
     return answers_table(comparison.candidate.question, {name: side.answer for name, side in _named(comparison)})
 
 
-def answers_table(question: str, said: Mapping[str, str | None]) -> str:
-    """Markdown with a question, and what each side said to it; None: the model holds no conversations."""
-    if all(answer is None for answer in said.values()):
+def answers_table(question: str, by_side: Mapping[str, str | None]) -> str:
+    """Markdown with a question and the answer of each side; None: the model holds no conversations."""
+    if all(answer is None for answer in by_side.values()):
         return "Nothing was asked: the model's tokenizer has no chat template, so it holds no conversations."
-    rows = [(name, _cell(answer or "")) for name, answer in said.items()]
+    rows = [(name, _cell(answer or "")) for name, answer in by_side.items()]
     return f"**{_cell(question)}**\n\n{markdown_table(('side', 'answer'), rows)}"
 
 
 def notes(comparison: Comparison) -> str:
-    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
     lines = [
         f"**{speedup_line(comparison)}.** {_noise_sentence(comparison)}",
         _limit_sentence(comparison),
@@ -109,20 +109,21 @@ def _noise_sentence(comparison: Comparison) -> str:
     noise = comparison.ratio("per_token").noise
     if comparison.looks:
         return (
-            f"Rounds were added until it was decided or the time was spent; the interval holds with "
+            f"Rounds were added until there was a verdict or the time was spent; the interval holds with "
             f"{comparison.confidence}, and a claim needs more than {noise:.0%}."
         )
     return f"A side against itself differed by up to {noise:.1%} during this run."
 
 
 def _limit_sentence(comparison: Comparison) -> str:
-    found = limit(comparison)
-    if found is None:
+    memory_limit = limit(comparison)
+    if memory_limit is None:
         return "No bandwidth was probed, so how far both sides are from the limit is unknown."
     shares = " and ".join(f"{name} {_percent(side.floor_share)}" for name, side in _named(comparison))
     return (
-        f"A decode step has to read {number(found.megabytes)} MB. At the {found.bandwidth_gb_s:.1f} GB/s that memory "
-        f"gave between the runs this takes {number(found.floor_ms)} ms; of this limit, {shares} are reached."
+        f"A decode step has to read {number(memory_limit.megabytes)} MB. At the "
+        f"{memory_limit.bandwidth_gb_s:.1f} GB/s that memory gave between the runs this takes "
+        f"{number(memory_limit.floor_ms)} ms; of this limit, {shares} are reached."
     )
 
 
@@ -135,7 +136,7 @@ def _stage_sentence(comparison: Comparison) -> str:
     slow, fast = number(top["baseline"]), number(top["candidate"])
     return (
         f"The stage that saves most is {saved.index[0]}: {slow} ms become {fast} ms per token. "
-        f"What is left of {names(comparison)['candidate']}'s step goes first of all to {frame['candidate'].idxmax()}."
+        f"The longest stage of {names(comparison)['candidate']}'s step is {frame['candidate'].idxmax()}."
     )
 
 

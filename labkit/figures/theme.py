@@ -1,4 +1,4 @@
-"""What all figures share: one colour per stage, one per side, the type sizes, the wording of a title, and its room."""
+"""The theme of all figures: a colour per stage and per side, the type sizes, and titles with their room."""
 
 import plotly.graph_objects as go
 
@@ -33,10 +33,10 @@ PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
 
 TITLE, SUBTITLE, LINE_HEIGHT = 17, 13, 18  # pixels: the sizes of letters, and of a line of the subtitle
 LIVE = NARROW - 2 * EDGE  # pixels of the lines of a title
-MODEBAR = 32  # pixels at the top that its buttons take where a page has the title outside of the figure
+MODEBAR = 32  # pixels of the buttons at the top, where a page has the title outside of the figure
 TOP, RIGHT = 34, 20  # pixels: above the axes, for a heading; right of the axes
 LOG = " (log)"  # ends the title of a logarithmic axis: its neighbour may be linear
-META = "labkit"  # the layout's own place for what a page has to know of a figure
+META = "labkit"  # the key in a layout's meta for what a page has to know about the figure
 CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]]}
 
 _FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif'
@@ -65,15 +65,15 @@ THEME = go.layout.Template(
 
 
 def in_lines(*texts: str) -> str:
-    """A subtitle of these texts, each on a line of its own; nothing for one without letters."""
+    """A subtitle of these texts, each on a line of its own. Empty texts are left out."""
     return BREAK.join(text for text in texts if text)
 
 
 def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: int = TOP) -> go.Figure:
-    """Gives `figure` the theme, a title, a subtitle that says what was measured, and below these `height` pixels,
+    """Gives `figure` the theme, a title, a subtitle that says what was measured, and `height` pixels below them.
 
-    `top` of them above the axes. Both texts are broken into lines that a narrow window shows. A page with captions of
-    its own takes them, and their room, away again.
+    `top` of these pixels are above the axes. Both texts are broken into lines that fit a narrow window. A page with its
+    own captions removes the texts and their room again.
     """
     for axis in (*figure.select_xaxes({"type": "log"}), *figure.select_yaxes({"type": "log"})):
         if axis.title.text and LOG.strip() not in axis.title.text:
@@ -95,7 +95,7 @@ def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: in
 
 
 def heading(text: str, color: str = INK, left: float = 0) -> dict[str, object]:
-    """An annotation above a panel, at its left edge, or at the figure's, from which the axes are `left` pixels away."""
+    """An annotation above a panel, at the panel's left edge, or at the figure's if the axes are `left` pixels away."""
     place = {"xref": "x domain", "yref": "y domain", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"}
     shift = EDGE - left if left else 0
     return {**place, "xshift": shift, "text": text, "showarrow": False, "font": {"size": 14, "color": color}}

@@ -1,4 +1,4 @@
-"""A timeline for a page: what every thread and stream did, coloured by stage, in as many bars as a page can carry."""
+"""A timeline for a page: what every thread and stream did, coloured by stage, in at most MOST_BARS bars."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ SHADE_COLORS = {
     **FAMILY_COLORS,
 }
 NAME_COLORS = ("#5b8fd0", "#e0935c", "#63b088", "#a98bc9", "#cfae4e", "#6fb3bd")  # of ranges, by their names
-MOST_BARS = 5_000  # beside plotly.js they make a page of less than 2 MB, and one that a browser still pans
+MOST_BARS = 5_000  # with plotly.js they make a page of less than 2 MB, which a browser can still pan
 COLUMNS = (16_000, 8_000, 4_000, 2_000, 1_000, 500, 250, 100)  # how finely the time is cut, if the bars allow it
 LABELLED = 0.03  # share of the time from which a bar has its name on it
 APART = 0.004  # share of the time from which a bar has an edge, so that neighbours do not look like one
-TALL = {RANGES: 1.0, OPS: 0.8, API: 0.7, OS: 0.7, GPU: 1.2}  # of a lane
+TALL = {RANGES: 1.0, OPS: 0.8, API: 0.7, OS: 0.7, GPU: 1.2}  # heights of a lane, in units
 HOVER, NAMED = 60, 30  # characters of a name in a bar's hover and in the legend
 UNIT, BETWEEN, HEADING = 22, 0.3, 1.1  # pixels; the rest in units
 
 
 @dataclass(frozen=True)
 class PlacedStrips:
-    """The strips of a trace that have bars, from top to bottom: the height of their lanes and the middle of each."""
+    """The strips of a trace that have bars, from top to bottom, and their places in units."""
 
     strips: list[Strip]
-    middle: dict[int, float]  # of a lane
-    headings: list[tuple[float, str]]
-    height: float
+    middle: dict[int, float]  # of each lane
+    headings: list[tuple[float, str]]  # place and text
+    height: float  # of all strips
 
 
 def timeline(
     traces: Traces, *, window: tuple[float, float] | None = None, steps: int | range | None = None
 ) -> go.Figure:
-    """One trace, or several under each other on one axis, each from its own zero: the start of its first decode step.
+    """One trace, or several under each other on one axis. The zero of each is the start of its first decode step.
 
-    All of the time, a `window` of it in milliseconds, or decode `steps`: the first n, or a range. Events too narrow to
-    be told apart are merged; the subtitle counts them. Raises TraceError where there is nothing to draw.
+    Shows all of the time, a `window` in milliseconds, or decode `steps`: the first n, or a range. Events that are too
+    narrow to be told apart are merged; the subtitle counts them. Raises TraceError where there is nothing to draw.
     """
     lanes = build_lanes(traces)
     begin, end = view(lanes, window, steps)
@@ -79,13 +79,13 @@ def timeline(
             break
     colors, named = shade_colors(lanes), [_plain(shade, NAMED) for shade in lanes.shades]
     placed = [_placed(lanes, at, np.unique(bars.lane)) for at in range(len(lanes.traces))]
-    heights = [each.height for each in placed]
+    heights = [panel.height for panel in placed]
     figure = make_subplots(len(placed), 1, shared_xaxes=True, row_heights=heights, vertical_spacing=0.1 / len(placed))
-    for row, each in enumerate(placed, 1):
-        for strip in each.strips:
-            figure.add_trace(_bars(lanes, bars, strip, each, (begin, end)), row=row, col=1)
-        _dress(figure, each, row)
-    labels = [strip.title for each in placed for strip in each.strips]
+    for row, panel in enumerate(placed, 1):
+        for strip in panel.strips:
+            figure.add_trace(_bars(lanes, bars, strip, panel, (begin, end)), row=row, col=1)
+        _dress(figure, panel, row)
+    labels = [strip.title for panel in placed for strip in panel.strips]
     for shade in np.unique(bars.shade):
         figure.add_trace(_legend_entry(named[shade], colors[shade]))
     figure.update_xaxes(range=[begin / 1e6, end / 1e6], ticksuffix=" ms", title=None, nticks=7)
@@ -120,11 +120,11 @@ def _placed(lanes: Lanes, at: int, drawn: NDArray[np.int32]) -> PlacedStrips:
 
 
 def _bars(lanes: Lanes, bars: Rectangles, strip: Strip, placed: PlacedStrips, window: tuple[int, int]) -> go.Bar:
-    """Cut to the window, so that a name is in the middle of what is to be seen."""
-    mine = np.flatnonzero((bars.lane >= strip.first) & (bars.lane < strip.first + strip.lanes))
-    start = np.maximum(bars.start[mine], window[0])
-    length = np.minimum(bars.end[mine], window[1]) - start
-    single = bars.event[mine]
+    """The bars of a strip, cut to the window, so that a name is in the middle of the visible part."""
+    rows = np.flatnonzero((bars.lane >= strip.first) & (bars.lane < strip.first + strip.lanes))
+    start = np.maximum(bars.start[rows], window[0])
+    length = np.minimum(bars.end[rows], window[1]) - start
+    single = bars.event[rows]
     names = [label(lanes, int(lanes.name[event])) if event >= 0 else "" for event in single]
     wide = length >= (window[1] - window[0]) * LABELLED
     apart = (window[1] - window[0]) * APART
@@ -133,14 +133,14 @@ def _bars(lanes: Lanes, bars: Rectangles, strip: Strip, placed: PlacedStrips, wi
         orientation="h",
         base=(start / 1e6).astype(np.float32),
         x=(length / 1e6).astype(np.float32),
-        y=np.array([placed.middle[lane] for lane in bars.lane[mine]], np.float32),
+        y=np.array([placed.middle[lane] for lane in bars.lane[rows]], np.float32),
         width=TALL[strip.kind] * 0.88,
         marker={
-            "color": bars.shade[mine],
+            "color": bars.shade[rows],
             "colorscale": _colorscale(shade_colors(lanes)),
             "cmin": -0.5,
             "cmax": len(lanes.shades) - 0.5,
-            "opacity": np.where(single >= 0, 1.0, 0.35 + 0.65 * bars.busy[mine]).astype(np.float32),
+            "opacity": np.where(single >= 0, 1.0, 0.35 + 0.65 * bars.busy[rows]).astype(np.float32),
             "line": {"color": PAPER, "width": np.where(length >= apart, 1, 0)},
         },
         text=[_plain(name.rsplit("/", 1)[-1], HOVER) if shown else "" for name, shown in zip(names, wide, strict=True)],
@@ -148,7 +148,7 @@ def _bars(lanes: Lanes, bars: Rectangles, strip: Strip, placed: PlacedStrips, wi
         insidetextanchor="middle",
         textangle=0,
         textfont={"size": 11},
-        hovertext=[_hover(lanes, bars, int(row), name) for row, name in zip(mine, names, strict=True)],
+        hovertext=[_hover(lanes, bars, int(row), name) for row, name in zip(rows, names, strict=True)],
         hovertemplate="%{hovertext}<extra></extra>",
         showlegend=False,
     )
@@ -173,12 +173,12 @@ def _hover(lanes: Lanes, bars: Rectangles, row: int, name: str) -> str:
 
 
 def _plain(text: str, longest: int) -> str:
-    """The text as plotly shows it: without anything that it would take for markup."""
+    """The text as plotly shows it, cut to `longest` characters and with its markup escaped."""
     return html.escape(cut(text, longest), quote=False)
 
 
 def _dress(figure: go.Figure, placed: PlacedStrips, row: int) -> None:
-    """Names of threads and streams beside their lanes, names of processes above them, a shade behind each."""
+    """Adds names of threads and streams next to their lanes, names of processes above them, and background shades."""
     ticks = {}
     for strip in placed.strips:
         top = placed.middle[strip.first] - TALL[strip.kind] / 2
@@ -202,8 +202,8 @@ def _legend_entry(shade: str, color: str) -> go.Scatter:
 
 def _counted(lanes: Lanes, bars: Rectangles, begin: int, end: int, columns: int) -> str:
     alone, shown = int((bars.event >= 0).sum()), int(bars.events.sum())
-    what = f"{shown:,} of {len(lanes):,} events" if shown < len(lanes) else f"all {len(lanes):,} events"
-    parts = [f"{what} in {number((end - begin) / 1e6)} ms"]
+    counted = f"{shown:,} of {len(lanes):,} events" if shown < len(lanes) else f"all {len(lanes):,} events"
+    parts = [f"{counted} in {number((end - begin) / 1e6)} ms"]
     if shown > alone:
         narrow_us = (end - begin) / columns / 1e3
         least = f"{number(narrow_us, 2)} µs" if narrow_us < 1e3 else f"{number(narrow_us / 1e3, 2)} ms"

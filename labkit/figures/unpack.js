@@ -1,4 +1,4 @@
-// Bytes from the text of an element: gzip, in digits of base 85 without any "<".
+// Reads bytes from the text of an element: gzip in digits of base 85 without any "<".
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
 const OLD_BROWSER = "This browser cannot unpack it; Chrome and Edge from 80, Firefox from 113 and Safari from 16.4 can.";
 
@@ -25,8 +25,8 @@ async function unpackedFrom(id) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// The page counts as loading until its figures are drawn, so that whoever prints it at once prints them, too: an inner
-// document that is open delays the load event.
+// The page counts as loading until its figures are drawn, so that an immediate print includes them: an open inner
+// document delays the load event.
 function delayed(work) {
   const frame = document.createElement("iframe");
   frame.hidden = true;

@@ -1,6 +1,6 @@
 """Nsight Systems and torch.profiler: capture, read, tabulate, project and explain traces.
 
-The package needs the names of the stages, and never torch.
+The package imports the names of the stages, and never torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""nsys with its agent: a process of its own that nsys starts, and may lose before the program begins."""
+"""Runs of nsys with its agent, a separate process that nsys starts and may lose before the program begins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from labkit.nsys.process import Ended
 from labkit.nsys.shared_memory import sweep_shared_memory
 
-LOST_AGENT = (  # nsys ends with one of them
+LOST_AGENT = (  # the end of nsys's last line
     *("End of file", "Agent launcher failed."),
     *("Local Endpoint is not available.", "Connection reset by peer", "sem_open"),
 )
@@ -16,25 +16,25 @@ THROWN = (
     "Dynamic exception type: ",
     "std::exception::what: ",
     "[boost::errinfo",
-)  # it may say before where in its own code
+)  # in the lines before it, which name a place in nsys's own code
 ATTEMPTS = 3  # another capture that begins at the same time can cost a second agent, too
 OTHERS_S = 30.0  # for captures of other processes to end
 
 
 def run_with_agent(run: Callable[[], Ended]) -> Ended:
-    """What a `run` of nsys gives; where nsys lost its agent, of a further one, up to ATTEMPTS in all."""
+    """The result of a `run` of nsys. A run that lost its agent is repeated, up to ATTEMPTS runs in all."""
     sweep_shared_memory()
     ended = run()
     for _ in range(1, ATTEMPTS):
         if not lost_agent(ended):
             break
-        sweep_shared_memory(patience_s=OTHERS_S)  # what is broken goes only when no other capture uses it
+        sweep_shared_memory(patience_s=OTHERS_S)  # a broken segment can be removed only when no other capture uses it
         ended = run()
     return ended
 
 
 def lost_agent(ended: Ended) -> bool:
-    """Whether an nsys that nobody stopped failed before the program began: then nobody but nsys has said a word."""
+    """Whether nsys failed by itself before the program began. All lines of the output are then nsys's own."""
     if ended.exit_code == 0 or ended.interrupted or ended.late or not ended.said:
         return False
     *before, last = ended.said

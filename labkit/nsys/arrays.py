@@ -1,4 +1,4 @@
-"""The arrays that a trace and what is made of it consist of."""
+"""The types of the arrays in traces and in their analysis."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""Run a command to its end, listen to what it says, and end it cleanly when the user gives up."""
+"""Runs a command to its end, reads its output, and ends it cleanly when the user gives up."""
 
 from __future__ import annotations
 
@@ -27,18 +27,14 @@ NSYS_LINES = re.compile(
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
-
-    said: its last lines, without nsys's own. interrupted: by Ctrl-C. late: by timeout.
-    taken_cores: processors that other programs took from it; None: it was too short to tell.
-    """
+    """How a command ended."""
 
     exit_code: int
     seconds: float
-    said: tuple[str, ...]
-    interrupted: bool
-    late: bool
-    taken_cores: float | None = None
+    said: tuple[str, ...]  # its last lines, without nsys's own
+    interrupted: bool  # by Ctrl-C
+    late: bool  # ended by the timeout
+    taken_cores: float | None = None  # processors that other programs took from it; None: too short to tell
 
     @property
     def well(self) -> bool:
@@ -54,14 +50,15 @@ def run(
     echo: Callable[[str], None] | None = None,
     mark: str | None = None,
 ) -> Ended:
-    """Run `command` in a session of its own, so that Ctrl-C reaches this process alone.
+    """Runs `command` in a session of its own, so that Ctrl-C reaches this process alone.
 
-    echo: is given each line that the command prints, without its end. mark: of a run that the caller ends with itself
-    (`labkit.system.marked_run`); by default this one ends if this process does. On Ctrl-C, and after `timeout_s`, the
-    command gets the interrupt and GRACE_S to end, then is killed. What it leaves running is ended too, also where it
-    ended well: nsys's agent, for one, is a daemon that may go on for hours.
+    echo: called with each line that the command prints, without the line's end.
+    mark: of a run whose processes the caller ends (`labkit.system.marked_run`); by default they end with this process.
 
-    Raises FileNotFoundError for a program that is not there.
+    On Ctrl-C, and after `timeout_s`, the command gets the interrupt and GRACE_S to end, then is killed. Processes that
+    it leaves running are ended too, even after a success: nsys's agent, for one, is a daemon that may run for hours.
+
+    Raises FileNotFoundError for a program that does not exist.
     """
     if mark is None:
         mark = uuid.uuid4().hex
@@ -97,7 +94,7 @@ def run(
 
 
 def _without_nsys(*listeners: Callable[[str], None] | None) -> Callable[[str], None]:
-    """Passes the command's own lines on to `listeners`."""
+    """A listener that passes the command's own lines on to `listeners`, and drops nsys's."""
 
     def hear(line: str) -> None:
         if line.strip() and not NSYS_LINES.fullmatch(line):

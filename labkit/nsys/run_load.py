@@ -1,4 +1,4 @@
-"""What other programs take of the processors while a command is captured."""
+"""The processor time that other programs take while a command is captured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_S = 0.2  # between two lists of all processes, which take a millisecond or 
 
 
 class RunLoad:
-    """The load of a run whose processes carry `mark`. It is made before the run begins."""
+    """The load on a run whose processes carry `mark`. Created before the run begins."""
 
     def __init__(self, mark: str) -> None:
         self._mark, self._seen = mark, set(psutil.pids())
@@ -27,7 +27,7 @@ class RunLoad:
         return round(median(self._taken), 2) if self._taken else None
 
     def look(self) -> None:
-        """Notes the load since the last look, unless it was less than a second ago. Call it often."""
+        """Notes the load once a second. To be called often."""
         if (now := monotonic()) - self._looked < LOOK_S:
             return
         self._looked = now

@@ -1,7 +1,7 @@
-"""What nsys leaves in shared memory when it is killed, and what to do about it.
+"""Removal of the shared memory that a killed nsys leaves.
 
-All nsys processes of one version share a segment, NSys-VERSION. One that was killed while it wrote leaves the segment
-as it was; every capture on the machine then fails with "Agent launcher failed.", or hangs. Seen with 2022.4.
+All nsys processes of one version share a segment, NSys-VERSION. A process that is killed while it writes leaves the
+segment half written; every capture on the machine then fails with "Agent launcher failed.", or hangs. Seen with 2022.4.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEGMENTS = ("NSys-*", "quadd-*", "sem.nsys_sem_*")
 
 
 def sweep_shared_memory(folder: Path = SHARED, *, patience_s: float = 0.0) -> None:
-    """Remove this user's segments of nsys, unless an nsys runs that may use them, still after `patience_s`."""
+    """Removes this user's segments of nsys, unless an nsys that may use them still runs after `patience_s`."""
     until = time.monotonic() + patience_s
     while any(_is_nsys(process) for process in psutil.process_iter(["name", "status"])):
         if time.monotonic() >= until:

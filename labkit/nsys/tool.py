@@ -1,4 +1,4 @@
-"""The installed Nsight Systems: where it is, which version, and whether it can make reports, found by asking it."""
+"""The installed Nsight Systems: its place, its version, and whether it can make reports, found by running it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, and the one line that repairs it."""
+    """A problem, and the one line that repairs it."""
 
     reason: str
     repair: str
@@ -42,25 +42,25 @@ class Fault:
 
 @dataclass(frozen=True)
 class Nsys:
-    """One installation. `path` is how it was found, perhaps a link; `importer` turns a capture into a report."""
+    """One installation."""
 
-    path: Path
+    path: Path  # as it was found, perhaps a link
     version: tuple[int, ...]  # (2023, 4, 4, 54)
     version_text: str  # "2023.4.4.54-234433681190v0"
-    importer: Path | None
+    importer: Path | None  # the program that turns a capture into a report
 
     @property
     def folder(self) -> Path:
-        """Where the program really lies: `target-linux-x64` of the installation, unless it is a script elsewhere."""
+        """The program's folder, with links resolved: `target-linux-x64` of the installation, or that of a script."""
         return self.path.resolve().parent
 
     def importer_problem(self) -> str | None:
-        """Why captures could not be turned into reports, and the repair; None if they can be."""
+        """Why captures cannot be turned into reports, and the repair; None if they can."""
         fault = self.importer_fault()
         return f"{fault.reason}. Repair: {fault.repair}" if fault else None
 
     def importer_fault(self) -> Fault | None:
-        """The same in two parts. None also for an installation whose folders are not the usual ones."""
+        """The importer's problem and its repair. None also for an installation with unusual folders."""
         if not self.folder.name.startswith("target-"):
             return None
         if self.importer is None:
@@ -107,45 +107,45 @@ class Nsys:
 
 
 def find_nsys() -> Nsys | None:
-    """The nsys that LABKIT_NSYS names, else the one on the PATH, else the newest in the usual folders that runs.
+    """The nsys that LABKIT_NSYS names, else the nsys on the PATH, else the newest in the usual folders that runs.
 
-    None without any. Raises ValueError where LABKIT_NSYS names something else.
+    None without any. Raises ValueError where LABKIT_NSYS does not name an nsys.
     """
-    if wanted := os.environ.get(LOCATION):
-        return _named(expanded(wanted))
-    if (on_path := shutil.which("nsys")) and isinstance(found := _identify(Path(on_path)), Nsys):
-        return found
-    places = {Path(each) for place in USUAL_PLACES for each in sorted(glob(os.path.expanduser(place)))}
-    usual = [each for each in map(_identify, sorted(places)) if isinstance(each, Nsys)]
-    return max(usual, key=lambda each: each.version, default=None)
+    if named := os.environ.get(LOCATION):
+        return _named(expanded(named))
+    if (on_path := shutil.which("nsys")) and isinstance(nsys := _identify(Path(on_path)), Nsys):
+        return nsys
+    paths = {Path(path) for pattern in USUAL_PLACES for path in sorted(glob(os.path.expanduser(pattern)))}
+    usual = [nsys for nsys in map(_identify, sorted(paths)) if isinstance(nsys, Nsys)]
+    return max(usual, key=lambda nsys: nsys.version, default=None)
 
 
-def _named(wanted: Path) -> Nsys:
-    inside = ("nsys", "bin/nsys", "target-linux-*/nsys")
-    programs = [each for name in inside for each in sorted(wanted.glob(name))] if wanted.is_dir() else [wanted]
-    found = _identify(programs[0]) if programs else "there is no nsys in this folder"
-    if isinstance(found, Nsys):
-        return found
+def _named(path: Path) -> Nsys:
+    patterns = ("nsys", "bin/nsys", "target-linux-*/nsys")
+    programs = [program for pattern in patterns for program in sorted(path.glob(pattern))] if path.is_dir() else [path]
+    nsys = _identify(programs[0]) if programs else "there is no nsys in this folder"
+    if isinstance(nsys, Nsys):
+        return nsys
     raise UserError(
-        f"got {LOCATION}={wanted}, expected the nsys program or its folder ({found}); correct it, or unset {LOCATION} "
+        f"got {LOCATION}={path}, expected the nsys program or its folder ({nsys}); correct it, or unset {LOCATION} "
         "to search the PATH and the usual folders"
     )
 
 
 def _identify(path: Path) -> Nsys | str:
-    """The installation of this program, or why it is none."""
+    """The installation of this program, or the reason why the program is not nsys."""
     answer = ask(path, "--version")
     if not isinstance(answer, str):
         return f"it does not run: {answer}"
     if not (version := re.search(r"Nsight Systems version (\d[\w.-]*)", answer)):
         return f"asked for its version, it says {answer.strip()[:80]!r}"
-    numbers = tuple(int(each) for each in re.findall(r"\d+", version[1].partition("-")[0]))
+    numbers = tuple(int(digits) for digits in re.findall(r"\d+", version[1].partition("-")[0]))
     importers = sorted(path.resolve().parent.parent.glob(f"host-*/{IMPORTER}"))
     return Nsys(path, numbers, version[1], importers[0] if importers else None)
 
 
 def ask(program: Path, *arguments: str) -> str | Exception:
-    """What the program prints; the error if it can't be run or fails."""
+    """The output of the program; the error if it can't be run or fails."""
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

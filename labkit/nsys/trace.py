@@ -1,7 +1,7 @@
-"""What a profiler saw, whichever it was, as one set of typed frames on one clock.
+"""The trace of any profiler as one set of typed frames on one clock.
 
 Times are int64 nanoseconds from the start of the capture. A thread is named by `process`, the row of its process in
-`Trace.processes`, and `tid`; one process number stands for one process of one rank, whatever ids the systems gave them.
+`Trace.processes`, and `tid`. A process number stands for one process of one rank, even if two systems gave equal ids.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from labkit.system.errors import UserError
 RANGES = {
     "range_id": "int64",  # nsys: the row in NVTX_EVENTS; else the number of the event
     "start_ns": "int64",
-    "end_ns": "int64",  # of a range that was still open: the last timestamp of the ranges
+    "end_ns": "int64",  # the last timestamp of all ranges for a range that was still open
     "process": "int32",
     "tid": "int64",
-    "domain": "category",  # "" where it has no name
-    "name": "category",  # the message alone; "" where it has none
+    "domain": "category",  # "" for a domain without a name
+    "name": "category",  # the message alone; "" without a message
     "style": "category",  # "PushPop" or "StartEnd"
     "open": "bool",
 }
@@ -31,19 +31,19 @@ OPERATIONS = {
     "end_ns": "int64",
     "process": "int32",
     "kind": "category",  # one of KINDS
-    "name": "category",  # a kernel's demangled name; "HtoD", "DtoH", ... of a copy; "memset"; "graph"
+    "name": "category",  # a kernel's demangled name; "HtoD", "DtoH", ... for a copy; "memset"; "graph"
     "device": "int32",
     "stream": "int64",
-    "correlation": "int64",  # to the API call of the same process; 0: none
-    "graph_node": "int64",  # of a kernel that a CUDA graph played; 0: none
+    "correlation": "int64",  # number of the API call of the same process; 0: none
+    "graph_node": "int64",  # of a kernel that a CUDA graph launched; 0: none
     "bytes": "int64",  # of copies and memsets; 0: not a copy
-    "memory": "category",  # of a copy: "Pageable -> Device"; "" where the file does not tell
-    "grid": "category",  # "108 x 1 x 1"; "" where there is none
+    "memory": "category",  # of a copy: "Pageable -> Device"; "" if the file lacks it
+    "grid": "category",  # "108 x 1 x 1"; "" without a grid
     "block": "category",
     "registers": "int32",  # per thread
     "shared_bytes": "int32",  # static and dynamic shared memory of a block
-    "external": "int64",  # to the operator of PyTorch that it works for; 0: none
-    "collective": "category",  # of a kernel of NCCL: what it exchanges, see COLLECTIVE, as JSON; "" where unknown
+    "external": "int64",  # number of the PyTorch operator that the work is for; 0: none
+    "collective": "category",  # of a kernel of NCCL: its exchange as JSON, see COLLECTIVE; "" if unknown
 }
 CALLS = {
     "start_ns": "int64",
@@ -54,9 +54,9 @@ CALLS = {
     "name": "category",
     "correlation": "int64",  # 0: none
     "external": "int64",  # of an operator: its own number, which `operations` name; of an API call: its operator's
-    "inputs": "category",  # of an operator: what it was called with, see INPUTS, as JSON; "" where it was not recorded
+    "inputs": "category",  # of an operator: its inputs as JSON, see INPUTS; "" if not recorded
 }
-GRAPH_NODES = {  # when the nodes of CUDA graphs were made, and by whom: that is where their NVTX ranges are
+GRAPH_NODES = {  # time and thread of the creation of each node of a CUDA graph, which NVTX ranges enclose
     "node": "int64",
     "original": "int64",  # the node that this one is an instance of; 0: none
     "start_ns": "int64",
@@ -77,11 +77,11 @@ DEVICES = {
     "process": "int32",
     "device": "int32",
     "name": "category",
-    "bandwidth_gb_s": "float64",  # of its memory, as its maker says; 0: not told
+    "bandwidth_gb_s": "float64",  # of its memory, by its maker's figures; 0: unknown
 }
 CALL_KINDS = ("api", "op", "os")  # CUDA's runtime or driver; an operator of PyTorch on the CPU; the system's libraries
 INPUTS = {"dims": "Input Dims", "types": "Input type", "strides": "Input Strides", "values": "Concrete Inputs"}
-COLLECTIVE = {  # names here and in PyTorch's traces
+COLLECTIVE = {  # keys of `collective`, with their names in PyTorch's traces
     "name": "Collective name",
     "group": "Process Group Name",
     "description": "Process Group Description",
@@ -107,30 +107,26 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
 
 
 class TraceError(UserError):
-    """A file that cannot be read as a trace, or a trace that lacks what was asked of it: got, expected, what to do."""
+    """A file that is not a readable trace, or a trace that lacks needed data: got, expected, what to do."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a trace comes from. `skipped`: one line for each thing in the file that was left out, and why.
-
-    `unread`: the kinds of events that a Trace has no place for, with their numbers: "4,262 python_function".
-    `unread_work`: the part of `unread` that is work of a device. With any, nobody can tell when the device was idle.
-    """
+    """The origin of a trace, and the parts of its file that were not read."""
 
     profiler: str  # "nsys", "torch.profiler" or "a Chrome trace"
-    version: str  # of the profiler's file: "2022.4.2.1, schema 3.0.0"; "" where the file does not tell
+    version: str  # of the profiler's file: "2022.4.2.1, schema 3.0.0"; "" if the file lacks it
     files: tuple[str, ...]  # names without their folders
     started_ns: int | None = None  # of the capture's clock 0, since the epoch
-    skipped: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-    unread_work: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # a line for each thing in the file that was left out, with the reason
+    unread: tuple[str, ...] = ()  # kinds of events that a Trace has no column for, with counts: "4,262 python_function"
+    unread_work: tuple[str, ...] = ()  # kinds in `unread` that are a device's work; with any, its idle time is unknown
 
     @classmethod
     def kept(cls, about: Mapping[str, Any], files: tuple[str, ...]) -> Source:
-        """The source that `dataclasses.asdict` and JSON turned into `about`, with the names that its files have now."""
-        told = {each: tuple(about[each]) for each in ("skipped", "unread", "unread_work")}
-        return cls(**{**about, "files": files, **told})
+        """The source that `dataclasses.asdict` and JSON turned into `about`, with the current names of its files."""
+        lists = {name: tuple(about[name]) for name in ("skipped", "unread", "unread_work")}
+        return cls(**{**about, "files": files, **lists})
 
 
 def empty(frame: str) -> pd.DataFrame:
@@ -139,16 +135,16 @@ def empty(frame: str) -> pd.DataFrame:
 
 
 def typed(frame: str, columns: Mapping[str, object]) -> pd.DataFrame:
-    """A frame of SCHEMA from columns of any array type; those not given are 0, "" or False in every row."""
+    """A frame of SCHEMA from columns of any array type. Missing columns are 0, "" or False in every row."""
     rows = max((len(column) for column in columns.values()), default=0)  # type: ignore[arg-type]
-    made = {}
+    arrays = {}
     for name, dtype in SCHEMA[frame].items():
         column = columns.get(name)
         if dtype == "category":
-            made[name] = _categories(column, rows)
+            arrays[name] = _categories(column, rows)
         else:
-            made[name] = np.zeros(rows, dtype) if column is None else np.asarray(column).astype(dtype, copy=False)
-    return pd.DataFrame(made, copy=False)
+            arrays[name] = np.zeros(rows, dtype) if column is None else np.asarray(column).astype(dtype, copy=False)
+    return pd.DataFrame(arrays, copy=False)
 
 
 def _categories(column: object, rows: int) -> pd.Categorical:
@@ -172,9 +168,9 @@ class Trace:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether there is GPU work; without any, a range's time is the CPU's."""
+        """Whether there is GPU work. Without it, a range's time is the CPU's."""
         return len(self.operations) > 0
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name in SCHEMA}
+        return {frame.name: getattr(self, frame.name) for frame in fields(self) if frame.name in SCHEMA}

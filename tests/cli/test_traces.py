@@ -98,10 +98,10 @@ def test_filters_and_sorting(labkit: Labkit, recorded: str) -> None:
         (("-o", "x"), "got --output x without a form"),
         (("--window", "3"), "got the window '3', expected FROM:TO in ms"),
         (("--window", "5:1"), "got a window from 5 ms to 1 ms"),
-        (("--window", "5:9"), "in which no GPU operation runs; expected one within 0.005 to 0.360 ms"),
+        (("--window", "5:9"), "in which no GPU operation runs; expected a window within 0.005 to 0.360 ms"),
         (("--name", "kernel_99"), "got the name 'kernel_99'"),
         (("--sort", "totl"), "got --sort totl (did you mean 'total'"),
-        (("--rank", "4"), "got rank 4, of which there are no GPU operations; expected of 0"),
+        (("--rank", "4"), "got rank 4, which has no GPU operations; expected one of 0"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )

@@ -89,14 +89,14 @@ def test_a_case_that_no_record_could_hold_is_refused(tmp_path: Path) -> None:
 
 def test_a_machine_that_cannot_be_described_is_remarked(job: CaptureJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(variables: Mapping[str, str]) -> dict[str, Any]:
-        raise RunError(f"what machine this was is not known: {variables['API_TOKEN']}")
+        raise RunError(f"the machine of this run is not known: {variables['API_TOKEN']}")
 
     monkeypatch.setattr(job_module, "environment_of", fails)
     whole(job, 0)
     kept = job.keep(job.collect(WELL), WELL, None)
     assert kept is not None
     assert kept.record.environment is None
-    assert kept.record.remarks == ("what machine this was is not known: <redacted>",)
+    assert kept.record.remarks == ("the machine of this run is not known: <redacted>",)
 
 
 @pytest.mark.parametrize(("taken", "trusted"), [(1.5, False), (0.04, True), (None, True)])
@@ -140,5 +140,5 @@ def test_without_a_number_of_threads_it_is_that_of_the_processors(variables: dic
 
 def test_a_description_that_fails_says_why(interpreter: Path) -> None:
     interpreter.write_text("#!/bin/sh\necho 'no module torch' >&2\nexit 1\n")
-    with pytest.raises(RunError, match="what machine this was is not known: no module torch"):
+    with pytest.raises(RunError, match="the machine of this run is not known: no module torch"):
         environment_of({})

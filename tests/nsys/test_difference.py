@@ -322,7 +322,7 @@ REFUSED: dict[str, tuple[Callable[[], Trace], Callable[[], Trace], str]] = {
     "a GPU against a CPU": (
         lambda: decode(VANILLA, gpu=False),
         lambda: decode(FUSED),
-        "the steps of fused are timed on the GPU, those of vanilla on the CPU",
+        "the steps of fused are timed on the GPU, the steps of vanilla on the CPU",
     ),
     "no range": (lambda: decode(VANILLA), lambda: Recorder().trace(), "no range of labkit"),
     "other names": (lambda: decode(VANILLA), lambda: swapped(decode(FUSED), "decode", "step"), "no range of labkit"),

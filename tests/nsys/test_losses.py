@@ -113,7 +113,7 @@ def test_a_straggler_is_named_with_its_range() -> None:
     late = table.loc["waiting for rank 1"]
     assert late["rank"] != 1
     assert late["time_ns"] == pytest.approx(waits.frame["skew_ns"].sum(), rel=0.01)
-    assert "rank 1 comes last" in late["evidence"]
+    assert "rank 1 arrives last" in late["evidence"]
 
 
 @pytest.mark.parametrize("trace", [disorder(0, gpu=False), Recorder().trace()], ids=["cpu", "empty"])

@@ -19,7 +19,7 @@ def fact(*gb_s: float) -> dict[str, Any]:
 def test_the_first_look_has_nothing_to_compare_with(tmp_path: Path) -> None:
     check = memory_mode(fact(40.0, 42.0, 41.0), tmp_path)
     assert check.status == Status.OK
-    assert "41 GB/s now (40 to 42); the first look" in check.finding
+    assert "41 GB/s now (40 to 42); the first check" in check.finding
 
 
 def test_a_slow_mode_is_told_by_an_earlier_reading(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_slow_mode_is_told_by_an_earlier_reading(tmp_path: Path) -> None:
 def test_another_processor_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory_mode(fact(70.0), tmp_path)
     monkeypatch.setattr(memory_mode_module, "cpu_name", lambda: "another")
-    assert "the first look" in memory_mode(fact(40.0), tmp_path).finding
+    assert "the first check" in memory_mode(fact(40.0), tmp_path).finding
     assert "the fastest mode" in memory_mode(fact(40.0), tmp_path).finding
 
 
@@ -50,7 +50,7 @@ def test_what_was_kept_is_not_believed_when_it_is_damaged(tmp_path: Path) -> Non
     kept = tmp_path / "memory.json"
     for damaged in ("", "[]", *(json.dumps({cpu_name(): each}) for each in (76, [76.0], ["76", "today"]))):
         kept.write_text(damaged)
-        assert "the first look" in memory_mode(fact(40.0), tmp_path).finding
+        assert "the first check" in memory_mode(fact(40.0), tmp_path).finding
         assert json.loads(kept.read_text())[cpu_name()][0] == 40.0
 
 
@@ -58,4 +58,4 @@ def test_where_nothing_can_be_kept_every_look_is_the_first(tmp_path: Path) -> No
     no_folder = tmp_path / "file"
     no_folder.write_text("")
     for _ in range(2):
-        assert "the first look" in memory_mode(fact(40.0), no_folder).finding
+        assert "the first check" in memory_mode(fact(40.0), no_folder).finding

@@ -99,12 +99,12 @@ def test_two_files_of_different_runs_match_nothing() -> None:
     trace = exchange(steps(), offsets_us=(0.0, 0.0), told=True)
     told = trace.operations["collective"].astype(str)
     other = told.where(trace.operations["process"] == 0, '{"name": "allgather", "group": "5"}')
-    with pytest.raises(TraceError, match=r"none of which matches one of another rank: two runs\?"):
+    with pytest.raises(TraceError, match=r"but none matches one of another rank: two runs\?"):
         rank_waits(replace(trace, operations=trace.operations.assign(collective=other.astype("category"))))
 
 
 def test_ranks_that_share_nothing_are_refused() -> None:
-    with pytest.raises(TraceError, match="at least 2 ranks: give the traces of all of them together"):
+    with pytest.raises(TraceError, match="at least 2 ranks: give the traces of all ranks together"):
         rank_waits(exchange(steps(), offsets_us=(0.0,)))
 
 

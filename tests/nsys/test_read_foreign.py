@@ -175,6 +175,6 @@ def test_bytes_that_are_no_utf8_are_replaced(tmp_path: Path) -> None:
     path.write_bytes(text.encode("latin-1"))
     trace = read(path, cache=False)
     assert trace.ranges["name"].tolist() == ["gr\ufffd\ufffde"] * 3
-    assert trace.source.skipped == ("bytes that are no UTF-8 are shown as \ufffd",)
+    assert trace.source.skipped == ("bytes that are not UTF-8 are shown as \ufffd",)
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert read(path, cache=False).ranges["name"].tolist() == ["gr\xfc\xdfe"] * 3

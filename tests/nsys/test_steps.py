@@ -116,7 +116,7 @@ def test_a_trace_without_ranges_of_labkit_says_how_to_get_them(name: str) -> Non
 def test_a_phase_alone_is_no_step() -> None:
     recorder = Recorder()
     recorder.range("decode", 0, 1)
-    with pytest.raises(TraceError, match="none of them of a step or a stage"):
+    with pytest.raises(TraceError, match="but none of a step or a stage"):
         steps(recorder.trace())
 
 

@@ -157,8 +157,8 @@ def test_a_selection_takes_what_it_says() -> None:
         (Selection(window_ns=(10**15, 10**16)), r"got the window 1e\+09 ms to 1e\+10 ms.*within 0\.\d+ to \d\.\d+ ms"),
         (Selection(window_ns=(10**15, OPEN_NS)), r"got the window 1e\+09 ms to the end, in which"),
         (Selection(name="kernels"), r"got the name 'kernels' \(did you mean 'kernel'\?\), which none of the 2 names"),
-        (Selection(ranks=(7,)), "got rank 7, of which there are no GPU operations; expected of 0, 1"),
-        (Selection(streams=(9,)), "got stream 9.*expected of 0, 1, 2"),
+        (Selection(ranks=(7,)), "got rank 7, which has no GPU operations; expected one of 0, 1"),
+        (Selection(streams=(9,)), "got stream 9.*expected one of 0, 1, 2"),
         (Selection(range="nowhere"), "got the range 'nowhere', which none of the"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What a trace says: work projected on ranges and stages, steps taken apart, two captures explained."""
+"""Analysis of traces: work projected on ranges and stages, steps split into parts, differences explained."""

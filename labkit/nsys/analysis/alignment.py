@@ -1,4 +1,4 @@
-"""Which pieces of one side do the work of which pieces of the other."""
+"""The pieces of both sides that do the same work, under the same columns."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ ALL_LAYERS = -2
 
 @dataclass(frozen=True)
 class Aligned:
-    """The figures of both sides (vanilla, fused) under the same columns, with a row per step.
+    """The figures of both sides (vanilla, fused) under the same columns, with a row per step."""
 
-    `keys` names the columns of `count` and `own_ms`: layer and stage of the pieces that compute. `stages` names the
-    columns of `stage_ms`.
-    """
-
-    keys: list[tuple[int, str]]
-    stages: list[str]
+    keys: list[tuple[int, str]]  # columns of `count` and `own_ms`: layer and stage of the pieces that compute
+    stages: list[str]  # columns of `stage_ms`
     count: tuple[Floats, Floats]
     own_ms: tuple[Floats, Floats]
     stage_ms: tuple[Floats, Floats]
@@ -37,29 +33,29 @@ class Aligned:
 def align(vanilla: Side, fused: Side) -> Aligned:
     """Brings two sides under the same columns. TraceError where no stage is on both sides.
 
-    Where one side runs two stages as one ("qkv+mlp"), the other side's two are added up. A stage that runs in the same
-    layers on both sides is compared layer by layer, any other one over all layers.
+    If one side runs two stages as one ("qkv+mlp"), the other side's two stages are added up. A stage that runs in the
+    same layers on both sides is compared layer by layer, any other stage over all layers.
     """
     sides = (vanilla, fused)
     names = joined({NO_STAGE}.union(*(side.stage_ms.columns for side in sides)))
-    found = [{names[stage] for stage in side.stage_ms.columns} for side in sides]
-    if not found[0] & found[1] - {NO_STAGE}:
-        told = " and ".join(
+    stages_of = [{names[stage] for stage in side.stage_ms.columns} for side in sides]
+    if not stages_of[0] & stages_of[1] - {NO_STAGE}:
+        listing = " and ".join(
             f"{side.name}: {', '.join(_in_order(stages - {NO_STAGE})) or 'none'}"
-            for side, stages in zip(sides, found, strict=True)
+            for side, stages in zip(sides, stages_of, strict=True)
         )
         raise TraceError(
-            f"the two captures share no stage ({told}); expected the same stages on both sides: "
+            f"the two captures share no stage ({listing}); expected the same stages on both sides: "
             "annotate the vanilla model (labkit.engine.vanilla.annotate), or capture both with `labkit profile`"
         )
     layers = [_layers(side, names) for side in sides]
-    unequal = {stage for stage in found[0] & found[1] if layers[0].get(stage) != layers[1].get(stage)}
+    unequal = {stage for stage in stages_of[0] & stages_of[1] if layers[0].get(stage) != layers[1].get(stage)}
 
     def key(layer: int, stage: str) -> tuple[int, str]:
         return (ALL_LAYERS if names[stage] in unequal else layer), names[stage]
 
     keys = sorted({key(*column) for side in sides for column in side.own_ms.columns if column[1] != NO_STAGE})
-    stages = _in_order(found[0] | found[1])
+    stages = _in_order(stages_of[0] | stages_of[1])
     return Aligned(
         keys=keys,
         stages=stages,
@@ -74,9 +70,9 @@ def align(vanilla: Side, fused: Side) -> Aligned:
 
 def joined(stages: Iterable[str]) -> dict[str, str]:
     """The name under which each of `stages` is compared: "qkv" becomes "qkv+mlp" if that is among them."""
-    there = set(stages)
-    names = {stage: stage for stage in there}
-    for whole in there & set(JOINED):
+    present = set(stages)
+    names = {stage: stage for stage in present}
+    for whole in present & set(JOINED):
         names |= dict.fromkeys(JOINED[whole], whole)
     return names
 

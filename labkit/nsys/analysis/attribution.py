@@ -1,4 +1,4 @@
-"""Which stage and which step of the model each piece of GPU work belongs to."""
+"""The stage and the step of the model that each piece of GPU work belongs to."""
 
 from __future__ import annotations
 
@@ -17,33 +17,29 @@ from labkit.nsys.trace import Trace
 
 HOW = ("none", "call", "graph")
 BY_NONE, BY_CALL, BY_GRAPH = range(3)
-GENERATIONS = 8  # of clones of a graph's node that are followed
+GENERATIONS = 8  # clones of a graph's node that are traced back
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """For each row of `trace.operations`, rows of `trace.ranges`, -1 where there is none.
+    """The labelled range and the step of each row of `trace.operations`, as rows of `trace.ranges`; -1: none.
 
-    `range_of_operation`: the innermost labelled range, which is one of the domain "labkit" with a message that
-    `stages.parse` knows. For work of a CUDA graph it is the one around the making of the graph's node, on the thread
-    that made it, if that one has a stage; otherwise, and for all other work, the one around the API call. `how` says
-    which it was: "graph", "call" or "none".
-    `step_of_operation`: the range that opens the step in which the API call was made, for a graph's work its launch.
-    `coverage`: the share of the GPU's busy time, the sum of all durations, that belongs to a stage; of a trace without
-    GPU work, the share of the steps' time that stages cover.
+    A labelled range is in the domain "labkit" and has a message that `stages.parse` knows. The work of a CUDA graph
+    belongs to the innermost labelled range around the creation of the graph's node, on the thread that created it, if
+    this range has a stage. All other work belongs to the innermost labelled range around its API call.
     """
 
     range_of_operation: Ints
-    step_of_operation: Ints
-    how: pd.Categorical
-    coverage: float
+    step_of_operation: Ints  # the range that opens the step of the API call; for a graph's work, of the graph's launch
+    how: pd.Categorical  # what the range is around: "graph", "call" or "none"
+    coverage: float  # share of the operations' durations that has a stage; without GPU work, share of the steps' time
 
 
 def attribute(trace: Trace) -> Attribution:
-    """What belongs to which stage and step, and how much of the time does."""
+    """The stage and the step of each GPU operation, and the share of the time that has a stage."""
     labels = labelled(trace)
     steps = step_spans(labels)
-    has_stage = np.append((labels["stage"] != "").to_numpy(), False)  # also at NONE
+    has_stage = np.append((labels["stage"] != "").to_numpy(), False)  # False at NONE
     calls, by_call = _calls_of_operations(trace)
     nodes = trace.graph_nodes.assign(end_ns=trace.graph_nodes["start_ns"])
     label_line, step_line, call_line, node_line = on_one_line([labels, steps, calls, nodes])
@@ -64,7 +60,7 @@ def attribute(trace: Trace) -> Attribution:
 
 
 def _calls_of_operations(trace: Trace) -> tuple[pd.DataFrame, Ints]:
-    """The calls that led to GPU work, and for each operation the position of its call; of several calls, the first."""
+    """The calls that led to GPU work, and for each operation the position of its first call."""
     call = first_calls(trace)
     used = np.unique(call[call != NONE])
     position = np.full(len(trace.calls) + 1, NONE)
@@ -75,39 +71,39 @@ def _calls_of_operations(trace: Trace) -> tuple[pd.DataFrame, Ints]:
 def _by_graph(trace: Trace, range_of_node: Ints, has_stage: NDArray[np.bool_]) -> Ints:
     """For each operation the labelled range in which its graph node was made, if that range has a stage.
 
-    A graph is captured, cloned when it is instantiated, perhaps cloned again, and then played. The range in which its
-    first ancestor was made is the one that says which stage the node belongs to.
+    A graph is captured, cloned when it is instantiated, perhaps cloned again, and then launched. The range around the
+    creation of a node's first ancestor decides the node's stage.
     """
     nodes, operations = trace.graph_nodes, trace.operations
-    found = np.full(len(operations), NONE)
-    playing = np.flatnonzero(operations["graph_node"].to_numpy())
-    played = operations.iloc[playing]
-    own, original, wanted = numbered(
-        [_named(nodes, "node"), _named(nodes, "original"), _named(played, "graph_node")], "number"
+    range_rows = np.full(len(operations), NONE)
+    rows = np.flatnonzero(operations["graph_node"].to_numpy())
+    launched = operations.iloc[rows]
+    own, original, number = numbered(
+        [_named(nodes, "node"), _named(nodes, "original"), _named(launched, "graph_node")], "number"
     )
     made_ns = nodes["start_ns"].to_numpy()
-    node = _latest(own, made_ns, wanted, played["start_ns"].to_numpy())
+    node = _latest(own, made_ns, number, launched["start_ns"].to_numpy())
     cloned = nodes["original"].to_numpy() != 0
     parent = np.append(np.where(cloned, _latest(own, made_ns, original, made_ns), NONE), NONE)
     for _ in range(GENERATIONS):
-        here = np.where(node == NONE, NONE, np.append(range_of_node, NONE)[node])
-        found[playing] = np.where(has_stage[here], here, found[playing])
+        range_row = np.where(node == NONE, NONE, np.append(range_of_node, NONE)[node])
+        range_rows[rows] = np.where(has_stage[range_row], range_row, range_rows[rows])
         node = parent[node]
-    return found
+    return range_rows
 
 
 def _named(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return frame[["process", column]].rename(columns={column: "number"})
 
 
-def _latest(own: Ints, made_ns: Ints, wanted: Ints, until_ns: Ints) -> Ints:
-    """For each wanted number the row of the node that had it last, at the given time: numbers are used again."""
+def _latest(own: Ints, made_ns: Ints, number: Ints, until_ns: Ints) -> Ints:
+    """For each number the row of the node that had it last at the time `until_ns`, since numbers are reused."""
     times = np.sort(made_ns)
     key = own * (len(times) + 1) + np.searchsorted(times, made_ns, side="right")
     order = np.argsort(key, kind="stable")
-    ask = wanted * (len(times) + 1) + np.searchsorted(times, until_ns, side="right")
+    ask = number * (len(times) + 1) + np.searchsorted(times, until_ns, side="right")
     last = np.append(order, NONE)[np.searchsorted(key[order], ask, side="right") - 1]
-    return np.where(np.append(own, NONE)[last] == wanted, last, NONE)
+    return np.where(np.append(own, NONE)[last] == number, last, NONE)
 
 
 def _coverage(trace: Trace, in_stage: NDArray[np.bool_]) -> float:

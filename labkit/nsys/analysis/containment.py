@@ -1,7 +1,7 @@
-"""Which intervals lie within which: NVTX ranges around API calls and around each other.
+"""Containment of intervals: NVTX ranges around API calls and around each other.
 
 An interval contains another of its thread that starts no earlier and ends no later. Push/pop ranges nest, but
-start/end ranges overlap as they like, so nothing here takes a stack for granted.
+start/end ranges may overlap in any way, so the functions do not assume a stack.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def numbered(frames: Sequence[pd.DataFrame], column: str) -> list[Ints]:
 
 
 def on_one_line(frames: Sequence[pd.DataFrame]) -> list[Intervals]:
-    """The intervals of some frames, their threads laid end to end, so that none contains one of another thread."""
+    """The intervals of some frames, with their threads laid end to end, so that containment is within a thread."""
     threads = numbered(frames, "tid")
     thread = np.concatenate(threads)
     starts = np.concatenate([frame["start_ns"].to_numpy() for frame in frames])
@@ -60,10 +60,10 @@ def on_one_line(frames: Sequence[pd.DataFrame]) -> list[Intervals]:
 
 
 class _Opened:
-    """The intervals that may still be the tightest around something, while a sweep goes over the starts.
+    """The intervals that can still be the tightest around a later one, during a sweep over the starts.
 
-    They are kept by falling ends. Their lengths fall too: an interval that is longer than a later one which also ends
-    later can never be the tightest again, and is dropped.
+    They are sorted by falling ends. Their lengths fall too: an interval is dropped when a shorter one with a later end
+    begins, because it can never be the tightest again.
     """
 
     def __init__(self) -> None:
@@ -72,13 +72,13 @@ class _Opened:
         self._rows: list[int] = []
 
     def around(self, start: int, end: int) -> int:
-        """The tightest around one that starts no earlier than any so far, NONE where there is none."""
+        """The row of the tightest interval around the next one, or NONE. Starts must not fall from call to call."""
         self._close(start)
         place = bisect_right(self._ends, -end)
         return self._rows[place - 1] if place else NONE
 
     def enter(self, row: int, start: int, end: int) -> int:
-        """Opens the next one and returns the tightest around it."""
+        """Opens the next interval and returns the row of the tightest around it, or NONE."""
         self._close(start)
         place = bisect_right(self._ends, -end)
         parent = self._rows[place - 1] if place else NONE
@@ -96,22 +96,22 @@ class _Opened:
 
 
 def parents(intervals: Intervals) -> tuple[Ints, Ints]:
-    """For each interval the tightest one around it (NONE: there is none), and its level: how many lie around it.
+    """For each interval the tightest one around it, or NONE, and its level: the number of intervals around it.
 
-    Of intervals with the same bounds each is the parent of the next row. Of several that are equally tight, the one
-    that starts last is the parent.
+    If intervals have the same bounds, each is the parent of the next row. If several are equally tight, the last to
+    start is the parent.
     """
     parent, level = np.full(len(intervals), NONE), np.zeros(len(intervals), np.int64)
     order = np.lexsort((-intervals.end, intervals.start))
     opened, levels = _Opened(), {NONE: -1}
-    found = []
+    tightest_rows = []
     for row, start, end in zip(
         order.tolist(), intervals.start[order].tolist(), intervals.end[order].tolist(), strict=True
     ):
         around = opened.enter(row, start, end)
         levels[row] = levels[around] + 1
-        found.append(around)
-    parent[order] = found
+        tightest_rows.append(around)
+    parent[order] = tightest_rows
     level[order] = [levels[row] for row in order.tolist()]
     return parent, level
 
@@ -123,11 +123,11 @@ def tightest(intervals: Intervals, inner: Intervals) -> Ints:
     # Inner intervals that start between the same two bounds, and end between the same two, have the same answer.
     bounds = np.unique(np.concatenate([intervals.start, intervals.end]))
     places = _places(bounds, inner.start) * (2 * len(bounds) + 2) + _places(bounds, inner.end)
-    _, asked, where = np.unique(places, return_index=True, return_inverse=True)
+    _, distinct, where = np.unique(places, return_index=True, return_inverse=True)
     order = np.lexsort((-intervals.end, intervals.start))
     starts, ends = intervals.start[order].tolist(), intervals.end[order].tolist()
     opened, answers, entered = _Opened(), [], 0
-    for start, end in zip(inner.start[asked].tolist(), inner.end[asked].tolist(), strict=True):
+    for start, end in zip(inner.start[distinct].tolist(), inner.end[distinct].tolist(), strict=True):
         while entered < len(starts) and starts[entered] <= start:
             opened.enter(int(order[entered]), starts[entered], ends[entered])
             entered += 1
@@ -142,11 +142,11 @@ def _places(bounds: Ints, times: Ints) -> Ints:
 
 
 def windows(outer: Intervals, inner: Intervals) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Which of `inner` each of `outer` contains, as windows into lists.
+    """The rows of `inner` that each of `outer` contains, as windows into lists.
 
     Yields (rows, low, high): a list of rows of `inner`, and for each of `outer` the window [low, high) of that list
-    that it contains. Every row is in exactly one list. There are as many lists as intervals of `inner` are nested in
-    each other, because neither starts nor ends may fall within a list.
+    that it contains. Every row is in exactly one list. The number of lists is the depth to which `inner` is nested,
+    because neither starts nor ends may fall within a list.
     """
     rows = np.lexsort((inner.end, inner.start))
     while len(rows):
@@ -171,16 +171,16 @@ def over_windows(ufunc: np.ufunc, values: Ints, low: Ints, high: Ints, nothing: 
 
 
 def runs(low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """All numbers from low[i] to high[i] - 1, for one i after the other: (the i of each, the numbers)."""
+    """All numbers from low[i] to high[i] - 1, for each i in turn: (the i of each number, the numbers)."""
     lengths = high - low
     before = np.cumsum(lengths) - lengths
     return np.repeat(np.arange(len(low)), lengths), np.arange(lengths.sum()) + np.repeat(low - before, lengths)
 
 
 def matches(wanted: Ints, offered: Ints) -> tuple[Ints, Ints]:
-    """All (i, j) with wanted[i] == offered[j], in the order of i; (i, NONE) where there is no such j."""
+    """All (i, j) with wanted[i] == offered[j], in the order of i; (i, NONE) for an i without a j."""
     order = np.argsort(offered, kind="stable")
     low, high = (np.searchsorted(offered[order], wanted, side=side) for side in ("left", "right"))  # type: ignore[call-overload]
     i, place = runs(low, np.maximum(high, low + 1))
-    found = np.append(order, NONE)[np.minimum(place, len(order))]
-    return i, np.where((low == high)[i], NONE, found)
+    j = np.append(order, NONE)[np.minimum(place, len(order))]
+    return i, np.where((low == high)[i], NONE, j)

@@ -1,4 +1,4 @@
-"""The difference of two mean steps as a sum of parts, exact whatever the steps are."""
+"""The difference of two mean steps as a sum of parts, which is exact for any steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NOUN = {OPERATIONS: "kernels", OPERATORS: "operators", RANGES: "stages"}
 
 
 class StepPart(StrEnum):
-    """What makes fused's step shorter than vanilla's; negative where it makes it longer.
+    """A part of the time by which fused's step is shorter than vanilla's; negative where it is longer.
 
-    REMOVED, ADDED and FASTER are of pieces of work that compute. Where a step has n of them in a stage, of m ms each,
-    and fused has fewer, (n_vanilla - n_fused) * m_vanilla is REMOVED and n_fused * (m_vanilla - m_fused) is FASTER.
-    Where fused has more, (n_vanilla - n_fused) * m_fused is ADDED and n_vanilla * (m_vanilla - m_fused) is FASTER.
+    REMOVED, ADDED and FASTER count pieces of work that compute. Let a step have n pieces in a stage, of m ms each. If
+    fused has fewer, (n_vanilla - n_fused) * m_vanilla is REMOVED and n_fused * (m_vanilla - m_fused) is FASTER. If
+    fused has more, (n_vanilla - n_fused) * m_fused is ADDED and n_vanilla * (m_vanilla - m_fused) is FASTER.
     """
 
     REMOVED = "removed"
@@ -28,11 +28,11 @@ class StepPart(StrEnum):
     FASTER = "faster"
     GAPS = "gaps"  # nothing runs: launches, waiting, the CPU's own work
     COMMUNICATION = "communication"  # while nothing is computed
-    UNEXPLAINED = "unexplained"  # work of no stage, less what runs at the same time as other work
+    UNEXPLAINED = "unexplained"  # work of no stage, less the time in which several pieces of work run
 
 
 class Split:
-    """Takes mean steps apart. A mean step is a vector of features, and many are its columns."""
+    """Splits mean steps into parts. A mean step is a vector of features; many mean steps are columns of a matrix."""
 
     def __init__(self, vanilla: Side, fused: Side, aligned: Aligned, unit: str) -> None:
         self.steps = tuple(
@@ -47,7 +47,7 @@ class Split:
         self.fewer, self.more = counts[0] > counts[1], counts[0] < counts[1]
 
     def quantities(self, vanilla: Floats, fused: Floats) -> Floats:
-        """Differences: of the step, of each part in order, of each row of `by_stage`. The parts add up to the first."""
+        """Differences of the step, each part in order, and each row of `by_stage`. The parts add up to the step."""
         time, idle, exposed, *_ = (a - b for a, b in zip(self._parts_of(vanilla), self._parts_of(fused), strict=True))
         removed, faster = self._by_key(vanilla, fused)
         parts = [removed[self.fewer].sum(axis=0), removed[~self.fewer].sum(axis=0), faster.sum(axis=0), idle, exposed]
@@ -55,7 +55,7 @@ class Split:
         return np.stack([time, *parts, time - sum(parts), *rows])
 
     def by_stage(self, mean: Floats) -> Floats:
-        """The ms that stages, idling and overlap (negative) contribute to a mean step, in rows that add up to it."""
+        """The ms of a mean step by stage, idle time and overlap (negative), in rows that add up to the step."""
         time, idle, _, _, _, stage_ms = self._parts_of(mean)
         if self.unit == OPERATORS:  # then stages hold the gaps between their operators
             idle = time - stage_ms.sum(axis=0)
@@ -66,7 +66,7 @@ class Split:
         return mean[0], mean[1], mean[2], count, own, mean[3 + 2 * self._keys :]
 
     def _by_key(self, vanilla: Floats, fused: Floats) -> tuple[Floats, Floats]:
-        """By key, the ms that fused saves, in two parts: by fewer pieces (negative: by more) and by faster ones."""
+        """By key, the ms that fused saves, in two parts: by fewer pieces (negative: more pieces) and by faster ones."""
         (*_, n_vanilla, own_vanilla, _), (*_, n_fused, own_fused, _) = self._parts_of(vanilla), self._parts_of(fused)
         vanilla_each = own_vanilla / np.where(n_vanilla > 0, n_vanilla, 1)
         fused_each = own_fused / np.where(n_fused > 0, n_fused, 1)
@@ -74,7 +74,7 @@ class Split:
         return removed, own_vanilla - own_fused - removed
 
     def names(self) -> Iterator[str]:
-        """What each part is called for this difference."""
+        """The name of each part of this difference."""
         noun, faster = NOUN[self.unit], self.quantities(*self.means)[1 + list(StepPart).index(StepPart.FASTER)]
         yield f"removed {noun}"
         yield f"added {noun}"
@@ -84,28 +84,28 @@ class Split:
         yield "unexplained"
 
     def notes(self, places: int) -> Iterator[str]:
-        """For each StepPart the two figures whose difference it is, in words."""
+        """For each StepPart, in words, the figures of both sides whose difference it is."""
         (time_v, idle_v, exposed_v, n_v, own_v, _), (time_f, idle_f, exposed_f, n_f, own_f, _) = map(
             self._parts_of, self.means
         )
 
-        def change(before: float, after: float, what: str) -> str:
+        def change(before: float, after: float, noun: str) -> str:
             return (
-                f"{before:z.{places}f} → {after:z.{places}f} ms {what}" if max(abs(before), abs(after)) > 1e-9 else ""
+                f"{before:z.{places}f} → {after:z.{places}f} ms {noun}" if max(abs(before), abs(after)) > 1e-9 else ""
             )
 
         for chosen in (self.fewer, self.more):
             yield f"{n_v[chosen].sum():.5g} → {n_f[chosen].sum():.5g} a step" if chosen.any() else ""
         both = (n_v > 0) & (n_f > 0)
         growth = own_f[both].sum() * n_v[both].sum() / max(own_v[both].sum() * n_f[both].sum(), 1e-12)
-        each = ", each of which does more" if self.fewer.any() and growth > 1.05 else ""
-        each = ", each of which does less" if self.more.any() and growth < 0.95 else each
-        yield f"{np.minimum(n_v, n_f)[both].sum():.5g} a step{each}" if both.any() else ""
+        work = ", each of which does more" if self.fewer.any() and growth > 1.05 else ""
+        work = ", each of which does less" if self.more.any() and growth < 0.95 else work
+        yield f"{np.minimum(n_v, n_f)[both].sum():.5g} a step{work}" if both.any() else ""
         yield change(
             float(idle_v),
             float(idle_f),
             "in which nothing runs" if self.unit == OPERATIONS else f"outside {NOUN[self.unit]}",
         )
         yield change(float(exposed_v), float(exposed_f), "in which nothing is computed")
-        left = float(time_v - idle_v - exposed_v - own_v.sum()), float(time_f - idle_f - exposed_f - own_f.sum())
-        yield change(*left, "in no stage, less overlap")
+        rest = float(time_v - idle_v - exposed_v - own_v.sum()), float(time_f - idle_f - exposed_f - own_f.sum())
+        yield change(*rest, "in no stage, less overlap")

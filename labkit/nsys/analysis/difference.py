@@ -23,7 +23,7 @@ OVERLAP = "overlap"
 NOTHING_MS = 1e-9
 SMALL = 0.02  # parts below this share of the larger step are not worth a word
 ONE_CAPTURE = (
-    "one capture of each side: the intervals do not hold how much a side differs from run to run, and a profiled run "
+    "one capture of each side: the intervals do not cover how much a side varies from run to run, and a profiled run "
     "is slower than an unprofiled one; `labkit compare` compares the two sides as they are"
 )
 
@@ -41,10 +41,10 @@ class Interval:
 class Difference:
     """vanilla - fused, in ms of a mean step: positive where fused is faster.
 
-    `parts`: by part the name for this difference, ms, low_ms, high_ms, note. The ms add up to `step.ms`.
-    `by_stage`: by stage, NO_STAGE, IDLE and OVERLAP (negative: time in which several pieces ran) vanilla_ms, fused_ms,
-    ms, low_ms, high_ms, verdict. The ms columns add up to the two steps and their difference. All verdicts hold at
-    once: their intervals are wider than the ones shown (Bonferroni).
+    Columns of `parts`: name (for this difference), ms, low_ms, high_ms, note. The ms add up to `step.ms`.
+    Columns of `by_stage`: vanilla_ms, fused_ms, ms, low_ms, high_ms, verdict. Its rows are the stages, NO_STAGE, IDLE
+    and OVERLAP (negative: time in which several pieces ran). The ms columns add up to the two steps and their
+    difference. All verdicts hold at once: their intervals are wider than the ones shown (Bonferroni).
     """
 
     vanilla: Side
@@ -52,7 +52,7 @@ class Difference:
     phase: Phase
     unit: str  # what was compared: "GPU operations", "operators" or "ranges of stages"
     step: Interval
-    noise_ms: float  # what the steps differ by on their own, or 1 %
+    noise_ms: float  # by which the steps of a side differ among themselves; at least 1 %
     verdict: Verdict
     parts: pd.DataFrame
     by_stage: pd.DataFrame
@@ -65,20 +65,20 @@ class Difference:
 
     @property
     def claim(self) -> str:
-        """What the steps allow one to say, with the interval."""
+        """The verdict in words, with the interval."""
         vanilla, fused = self.vanilla.name, self.fused.name
         match self.verdict:
             case Verdict.UNDECIDED:
-                found = self._interval(self.step.ms, self.step.low_ms, self.step.high_ms, "+")
-                return f"undecided: {vanilla} - {fused} is {found} per {self.phase} step"
+                amount = self._interval(self.step.ms, self.step.low_ms, self.step.high_ms, "+")
+                return f"undecided: {vanilla} - {fused} is {amount} per {self.phase} step"
             case Verdict.SAME:
-                found = self._interval(self.step.ms, self.step.low_ms, self.step.high_ms, "+")
-                return f"{fused} takes as long as {vanilla}: the difference is {found} per {self.phase} step"
+                amount = self._interval(self.step.ms, self.step.low_ms, self.step.high_ms, "+")
+                return f"{fused} takes as long as {vanilla}: the difference is {amount} per {self.phase} step"
             case Verdict.SLOWER:
-                found = self._interval(-self.step.ms, -self.step.high_ms, -self.step.low_ms)
+                amount = self._interval(-self.step.ms, -self.step.high_ms, -self.step.low_ms)
             case _:
-                found = self._interval(self.step.ms, self.step.low_ms, self.step.high_ms)
-        return f"{fused} is {self.verdict.lower()} than {vanilla} by {found} per {self.phase} step"
+                amount = self._interval(self.step.ms, self.step.low_ms, self.step.high_ms)
+        return f"{fused} is {self.verdict.lower()} than {vanilla} by {amount} per {self.phase} step"
 
     @property
     def headline(self) -> str:
@@ -94,17 +94,17 @@ class Difference:
 
     @property
     def shown_parts(self) -> pd.DataFrame:
-        """The parts with a time, an interval or a note; the others play no role in this difference."""
+        """The parts with a time, an interval or a note. Other parts play no role in this difference."""
         nothing = self.parts[["ms", "low_ms", "high_ms"]].abs().max(axis=1).lt(NOTHING_MS) & self.parts["note"].eq("")
         return self.parts[~nothing]
 
     def text(self) -> str:
-        """The headline, the sum that it comes from, and what to know before trusting it."""
+        """The headline, the sum of the parts, and the remarks to read before trusting it."""
         width = max(len(name) for name in [self.vanilla.name, self.fused.name, *self.parts["name"]])
         lines = [self.headline, "", f"{self.vanilla.name:<{width}}  {self.vanilla.mean_ms:9.{self.places}f} ms"]
         for row in self.shown_parts.itertuples():
-            found = self._interval(-row.ms, -row.high_ms, -row.low_ms, "+", width=9)
-            lines.append(f"{row.name:<{width}}  {found}  {row.note}".rstrip())
+            amount = self._interval(-row.ms, -row.high_ms, -row.low_ms, "+", width=9)
+            lines.append(f"{row.name:<{width}}  {amount}  {row.note}".rstrip())
         lines.append(f"{self.fused.name:<{width}}  {self.fused.mean_ms:9.{self.places}f} ms")
         return "\n".join([*lines, "", *(f"- {remark}" for remark in self.remarks)])
 
@@ -123,29 +123,30 @@ def explain(
     names: tuple[str, str] = ("vanilla", "fused"),
     keep_warm_up: bool = False,
 ) -> Difference:
-    """What the difference of the mean step of a phase is made of. labkit.nsys.analysis.side.side tells which steps
+    """Splits the difference of the mean steps of a phase into parts. `labkit.nsys.analysis.side.side` says which steps
     count.
 
-    Compared are GPU operations; on CPUs operators of PyTorch where both captures have them, else ranges of stages.
-    TraceError where a capture has no range of labkit or no such step, where one is of a GPU and the other is not, and
-    where they share no stage.
+    The pieces that are compared are GPU operations; on CPUs they are operators of PyTorch if both captures have them,
+    else ranges of stages. TraceError where a capture has no range of labkit or no step of the phase, where only one
+    is of a GPU, and where they share no stage.
     """
     both = Captured.of(names[0], vanilla), Captured.of(names[1], fused)
     if both[0].on_gpu != both[1].on_gpu:
         gpu, cpu = both if both[0].on_gpu else both[::-1]
         raise TraceError(
-            f"the steps of {gpu.name} are timed on the GPU, those of {cpu.name} on the CPU (no GPU operation belongs "
-            "to them); expected the same of both: capture both runs on the same device, with the same options"
+            f"the steps of {gpu.name} are timed on the GPU, the steps of {cpu.name} on the CPU (no GPU operation "
+            "belongs to them); expected the same clock: capture both runs on the same device, with the same options"
         )
-    unit = OPERATIONS if both[0].on_gpu else OPERATORS if all(each.has_operators for each in both) else RANGES
-    of_vanilla, of_fused = (side(each, phase, unit, keep_warm_up=keep_warm_up) for each in both)
+    unit = OPERATIONS if both[0].on_gpu else OPERATORS if all(captured.has_operators for captured in both) else RANGES
+    of_vanilla, of_fused = (side(captured, phase, unit, keep_warm_up=keep_warm_up) for captured in both)
     aligned = align(of_vanilla, of_fused)
     split = Split(of_vanilla, of_fused, aligned, unit)
-    found = resampled(split.steps[0], split.steps[1], split.quantities)
-    low, high = found.interval()
+    estimates = resampled(split.steps[0], split.steps[1], split.quantities)
+    low, high = estimates.interval()
     enough = min(of_vanilla.steps, of_fused.steps) >= STEPS_NEEDED
-    noise = max([INDIFFERENCE] + [noise_floor(list(each.time_ms)) for each in (of_vanilla, of_fused) if each.steps > 1])
-    step = Interval(*(float(values[0]) for values in (found.estimate, low, high)))
+    noises = [noise_floor(list(one_side.time_ms)) for one_side in (of_vanilla, of_fused) if one_side.steps > 1]
+    noise = max([INDIFFERENCE, *noises])
+    step = Interval(*(float(values[0]) for values in (estimates.estimate, low, high)))
     result = Difference(
         vanilla=of_vanilla,
         fused=of_fused,
@@ -155,25 +156,25 @@ def explain(
         noise_ms=noise * of_vanilla.mean_ms,
         verdict=_verdict(step.low_ms, step.high_ms, noise, of_vanilla.mean_ms) if enough else Verdict.UNDECIDED,
         parts=pd.DataFrame({"name": list(split.names())}, index=pd.Index(list(StepPart), name="part")),
-        by_stage=_by_stage(split, found, [*aligned.stages, IDLE, OVERLAP], enough),
+        by_stage=_by_stage(split, estimates, [*aligned.stages, IDLE, OVERLAP], enough),
         remarks=tuple(_remarks(of_vanilla, of_fused, unit)),
     )
     count = 1 + len(StepPart)
-    columns = {"ms": found.estimate[1:count], "low_ms": low[1:count], "high_ms": high[1:count]}
+    columns = {"ms": estimates.estimate[1:count], "low_ms": low[1:count], "high_ms": high[1:count]}
     return replace(result, parts=result.parts.assign(**columns, note=list(split.notes(result.places))))
 
 
-def _by_stage(split: Split, found: Resampled, names: list[str], enough: bool) -> pd.DataFrame:
+def _by_stage(split: Split, estimates: Resampled, names: list[str], enough: bool) -> pd.DataFrame:
     first = 1 + len(StepPart)
-    low, high = (ends[first:] for ends in found.interval())
-    surely = found.interval(1 - (1 - CONFIDENCE) / len(names))
+    low, high = (ends[first:] for ends in estimates.interval())
+    corrected = estimates.interval(1 - (1 - CONFIDENCE) / len(names))
     vanilla_ms, fused_ms = (split.by_stage(mean) for mean in split.means)
     whole = np.maximum(abs(vanilla_ms), abs(fused_ms))
     verdicts = [
         _verdict(*ends, INDIFFERENCE, most) if enough else Verdict.UNDECIDED
-        for ends, most in zip(zip(surely[0][first:], surely[1][first:], strict=True), whole, strict=True)
+        for ends, most in zip(zip(corrected[0][first:], corrected[1][first:], strict=True), whole, strict=True)
     ]
-    columns = {"vanilla_ms": vanilla_ms, "fused_ms": fused_ms, "ms": found.estimate[first:]}
+    columns = {"vanilla_ms": vanilla_ms, "fused_ms": fused_ms, "ms": estimates.estimate[first:]}
     frame = pd.DataFrame(
         {**columns, "low_ms": low, "high_ms": high, "verdict": verdicts}, index=pd.Index(names, name="stage")
     )
@@ -183,10 +184,10 @@ def _by_stage(split: Split, found: Resampled, names: list[str], enough: bool) ->
 
 
 def _verdict(low_ms: float, high_ms: float, noise: float, whole_ms: float) -> Verdict:
-    """The verdict on an interval, beside the noise as a fraction of the whole.
+    """The verdict on an interval, for a noise that is a fraction of the whole.
 
     FASTER or SLOWER where the interval lies beyond the noise, SAME where it lies within the noise and within 5 %, else
-    UNDECIDED. Without an interval, UNDECIDED.
+    UNDECIDED, also without an interval.
     """
     if low_ms > noise * whole_ms:
         return Verdict.FASTER
@@ -198,14 +199,14 @@ def _verdict(low_ms: float, high_ms: float, noise: float, whole_ms: float) -> Ve
 
 def _remarks(vanilla: Side, fused: Side, unit: str) -> list[str]:
     sides = (vanilla, fused)
-    what = "GPU time" if unit == OPERATIONS else "steps' time"
-    shares = " and ".join(f"{side.coverage:.0%} of {side.name}'s {what}" for side in sides)
+    whole = "GPU time" if unit == OPERATIONS else "steps' time"
+    shares = " and ".join(f"{side.coverage:.0%} of {side.name}'s {whole}" for side in sides)
     remarks = [f"{shares} belongs to a stage", *vanilla.remarks, *fused.remarks]
-    for each in sides:
-        if each.steps < STEPS_NEEDED:
-            has = f"{each.steps} steps that count" if each.steps > 1 else "one step that counts"
+    for each_side in sides:
+        if each_side.steps < STEPS_NEEDED:
+            has = f"{each_side.steps} steps that count" if each_side.steps > 1 else "one step that counts"
             remarks.append(
-                f"{each.name} has {has}; an interval needs 2 a side, a verdict {STEPS_NEEDED}: capture more steps"
+                f"{each_side.name} has {has}; an interval needs 2 a side, a verdict {STEPS_NEEDED}: capture more steps"
             )
-        remarks += [f"{each.name}: {line}" for line in each.source.skipped]
+        remarks += [f"{each_side.name}: {line}" for line in each_side.source.skipped]
     return [*remarks, ONE_CAPTURE]

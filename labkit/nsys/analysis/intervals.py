@@ -47,10 +47,10 @@ class Union:
 
 
 def fresh_start_ns(start_ns: Ints, end_ns: Ints, group: NDArray[np.integer] | None = None) -> Ints:
-    """Where the part of each interval begins that no interval of its group covers that began before it.
+    """The start of the part of each interval that no earlier interval of its group covers.
 
-    So where intervals overlap, the time counts once, for the one that began first: the parts are disjoint and add up
-    to the union. An interval that adds nothing begins at its end.
+    The time in which intervals overlap counts once, for the first to begin. The parts are disjoint and add up to the
+    union. The part of an interval that adds nothing begins at the interval's end.
     """
     groups = np.zeros(len(start_ns), np.int64) if group is None else group
     order = np.lexsort((start_ns, groups))
@@ -63,15 +63,15 @@ def fresh_start_ns(start_ns: Ints, end_ns: Ints, group: NDArray[np.integer] | No
 
 
 def innermost_ns(start_ns: Ints, end_ns: Ints) -> Ints:
-    """For how long each interval is the one that began last: of nested ranges, the time outside all inner ones."""
-    held = np.nonzero(end_ns > start_ns)[0]
-    start, end = start_ns[held], end_ns[held]
-    times, opens = np.concatenate((start, end)), np.repeat((1, 0), len(held))
+    """The time for which each interval is the last to have begun: for nested ranges, the time outside inner ranges."""
+    rows = np.nonzero(end_ns > start_ns)[0]
+    start, end = start_ns[rows], end_ns[rows]
+    times, opens = np.concatenate((start, end)), np.repeat((1, 0), len(rows))
     order = np.lexsort((np.concatenate((-end, end)), opens, times))  # at one time: ends first, then the longest
-    who = np.tile(np.arange(len(held)), 2)[order].tolist()
-    own, ended, now = [0] * len(held), [False] * len(held), 0
+    indices = np.tile(np.arange(len(rows)), 2)[order].tolist()
+    own, ended, now = [0] * len(rows), [False] * len(rows), 0
     stack: list[int] = []
-    for time, opening, index in zip(times[order].tolist(), opens[order].tolist(), who, strict=True):
+    for time, opening, index in zip(times[order].tolist(), opens[order].tolist(), indices, strict=True):
         while stack and ended[stack[-1]]:
             stack.pop()
         if stack:
@@ -82,5 +82,5 @@ def innermost_ns(start_ns: Ints, end_ns: Ints) -> Ints:
         else:
             ended[index] = True
     result = np.zeros(len(start_ns), np.int64)
-    result[held] = own
+    result[rows] = own
     return result

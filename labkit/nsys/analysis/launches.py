@@ -1,4 +1,4 @@
-"""Which API call led to which work on the GPU."""
+"""The API calls that launched the GPU's work."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 
 _FIRST_CALLS: WeakKeyDictionary[Trace, Ints] = WeakKeyDictionary()
-ONE_KERNEL = re.compile(r"Launch\w*Kernel(?!\w*MultiDevice)")  # calls of CUDA and HIP that launch one each
-FEWEST_SHARED = 3  # kernels of one correlation; two may be a collision of numbers that were used again
+ONE_KERNEL = re.compile(r"Launch\w*Kernel(?!\w*MultiDevice)")  # calls of CUDA and HIP that launch one kernel
+FEWEST_SHARED = 3  # kernels of one correlation; two may be a collision of reused numbers
 TIMES = ["start_ns", "end_ns", "process", "tid"]
 
 
@@ -32,10 +32,9 @@ def launches(trace: Trace, operations: pd.DataFrame) -> tuple[pd.DataFrame, Ints
 
 
 def first_calls(trace: Trace) -> Ints:
-    """For each operation the row of the API call that led to it, of several the first; NONE where there is none, and
-    where the call cannot have led to all that name it (`shared_launches`).
+    """For each operation the row of the first API call that led to it; NONE without a call, and for `shared_launches`.
 
-    It takes a second for millions of rows, and many tables of a trace need it, so it is kept as long as the trace is.
+    This takes a second for millions of rows and many tables of a trace need it, so it is kept as long as the trace.
     """
     if trace not in _FIRST_CALLS:
         _FIRST_CALLS[trace] = _first_calls(trace)
@@ -44,7 +43,7 @@ def first_calls(trace: Trace) -> Ints:
 
 
 def shared_launches(trace: Trace) -> NDArray[np.bool_]:
-    """Which operations name a call that launches one kernel, while it is named by most kernels of its process."""
+    """Whether each operation names a call that launches one kernel, but that most kernels of the process name."""
     return _called(trace)[1]
 
 
@@ -54,7 +53,7 @@ def _first_calls(trace: Trace) -> Ints:
 
 
 def _called(trace: Trace) -> tuple[Ints, NDArray[np.bool_]]:
-    """The first call that each operation names, and whether it cannot have led to all that name it."""
+    """The first call that each operation names, and whether that call cannot have led to all kernels that name it."""
     calls, of_call, of_operation = launches(trace, trace.operations)
     first = np.full(max(of_call.max(initial=NONE), of_operation.max(initial=NONE)) + 1, NONE)
     first[of_call[::-1]] = calls.index[::-1]
@@ -70,17 +69,17 @@ def _called(trace: Trace) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 def beginnings(calls: pd.DataFrame) -> pd.DataFrame:
-    """The first nanosecond of each call, as intervals of its thread. What was open then is what made the call.
+    """The first nanosecond of each call, as an interval of its thread. A range that is open then encloses the call.
 
-    Profilers round times, so that a call may seem to end after the operator or range that it was made in.
+    Profilers round times, so that a call may seem to end after the operator or range in which it was made.
     """
     start, end = calls["start_ns"], calls["end_ns"]
     return calls[TIMES].assign(end_ns=np.minimum(end, start + 1))
 
 
 def call_times(trace: Trace, calls: Ints) -> pd.DataFrame:
-    """When rows of `trace.calls` were made, for finding the range around each: `beginnings`, and for exports of nsys,
-    whose times are exact and whose reports take it so, the calls from start to end.
+    """The intervals of rows of `trace.calls`, for finding the range around each: the calls from start to end for
+    exports of nsys, whose times are exact and whose own reports do this, else `beginnings`.
     """
     rows = trace.calls.iloc[calls]
     return rows[TIMES] if trace.source.profiler == "nsys" else beginnings(rows)

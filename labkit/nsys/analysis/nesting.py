@@ -1,4 +1,4 @@
-"""Levels for intervals, so that none overlap on a level, and which interval is the innermost around another."""
+"""Levels for intervals, on which intervals do not overlap, and the innermost interval around another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stable_order(codes: NDArray[np.integer]) -> Ints:
 
 
 def order_by_nesting(start: Ints, end: Ints, group: Ints) -> Ints:
-    """The order by group, then by start; of those that start together the longest comes first."""
+    """The order by group, then by start, then from the longest to the shortest."""
     order = np.lexsort((start, group)) if np.any(start[1:] < start[:-1]) else stable_order(group)
     s, e, g = start[order], end[order], group[order]
     if np.any((g[1:] == g[:-1]) & (s[1:] == s[:-1]) & (e[1:] > e[:-1])):
@@ -26,29 +26,29 @@ def order_by_nesting(start: Ints, end: Ints, group: Ints) -> Ints:
 
 
 def levels(start: Ints, end: Ints, group: Ints) -> NDArray[np.int32]:
-    """A level for each interval, from 0, so that no two of a group overlap on a level.
+    """A level for each interval, from 0, such that no two intervals of a group overlap on a level.
 
-    In a group whose intervals nest, the level is the number of intervals around one. In any other group it is the
+    In a group whose intervals nest, the level is the number of intervals around this one. In any other group it is the
     lowest level that is free. An interval of no length counts as one nanosecond.
     """
-    found = np.zeros(len(start), np.int32)
+    level = np.zeros(len(start), np.int32)
     if not len(start):
-        return found
+        return level
     order = order_by_nesting(start, end, group)
     span = int(end.max() - start.min()) + 2
     base = group[order] * span - start.min()
     begins, ends = base + start[order], base + np.maximum(end, start + 1)[order]
     ended = np.searchsorted(np.sort(ends), begins, side="right")
     depth = (np.arange(len(order)) - ended).astype(np.int32)
-    for each in _colliding(begins, ends, depth, group[order]):
-        within = np.flatnonzero(group[order] == each)
+    for colliding in _colliding(begins, ends, depth, group[order]):
+        within = np.flatnonzero(group[order] == colliding)
         depth[within] = _packed(begins[within], ends[within])
-    found[order] = depth
-    return found
+    level[order] = depth
+    return level
 
 
 def _colliding(begins: Ints, ends: Ints, depth: NDArray[np.int32], group: Ints) -> Ints:
-    """The groups in which two intervals of one depth overlap."""
+    """The groups in which two intervals of the same depth overlap."""
     row = group * (int(depth.max()) + 1) + depth
     rows = stable_order(row)
     same = row[rows][1:] == row[rows][:-1]
@@ -56,10 +56,10 @@ def _colliding(begins: Ints, ends: Ints, depth: NDArray[np.int32], group: Ints) 
 
 
 def _packed(begins: Ints, ends: Ints) -> list[int]:
-    """Each interval, in the order of their starts, on the lowest level that is free."""
+    """The lowest free level for each interval, in the order of their starts."""
     free: list[int] = []
     busy: list[tuple[int, int]] = []
-    used, found = 0, []
+    used, lowest = 0, []
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         while busy and busy[0][0] <= begin:
             heapq.heappush(free, heapq.heappop(busy)[1])
@@ -68,33 +68,33 @@ def _packed(begins: Ints, ends: Ints) -> list[int]:
         else:
             level, used = used, used + 1
         heapq.heappush(busy, (end, level))
-        found.append(level)
-    return found
+        lowest.append(level)
+    return lowest
 
 
 def innermost(start: Ints, end: Ints, group: Ints, holders: tuple[Ints, Ints, Ints]) -> Ints:
-    """The row of the innermost of `holders` (start, end, group) that holds each interval; -1: none."""
-    found = np.full(len(start), -1, np.int64)
-    held_start, held_end, held_group = holders
-    if not len(held_start) or not len(start):
-        return found
-    first = min(int(start.min()), int(held_start.min()))
-    span = max(int(end.max()), int(held_end.max())) - first + 2
-    depth = levels(held_start, held_end, held_group)
-    keys = held_group * span + held_start - first
-    wanted = group * span + start - first
+    """The row of the innermost of `holders` (start, end, group) around each interval; -1: none."""
+    rows_around = np.full(len(start), -1, np.int64)
+    holder_start, holder_end, holder_group = holders
+    if not len(holder_start) or not len(start):
+        return rows_around
+    first = min(int(start.min()), int(holder_start.min()))
+    span = max(int(end.max()), int(holder_end.max())) - first + 2
+    depth = levels(holder_start, holder_end, holder_group)
+    keys = holder_group * span + holder_start - first
+    key = group * span + start - first
     for level in range(int(depth.max()) + 1):
         rows = np.flatnonzero(depth == level)
         rows = rows[np.argsort(keys[rows], kind="stable")]
-        at = np.searchsorted(keys[rows], wanted, side="right") - 1
+        at = np.searchsorted(keys[rows], key, side="right") - 1
         row = rows[np.maximum(at, 0)]
-        holds = (at >= 0) & (held_group[row] == group) & (held_end[row] >= end)
-        found[holds] = row[holds]
-    return found
+        holds = (at >= 0) & (holder_group[row] == group) & (holder_end[row] >= end)
+        rows_around[holds] = row[holds]
+    return rows_around
 
 
 def crossing(start: Ints, end: Ints, group: Ints) -> NDArray[np.bool_]:
-    """Which intervals to take out, so that those that are left nest: of two that overlap, one holds the other."""
+    """Whether to take each interval out, so that the remaining ones nest: if two overlap, one contains the other."""
     out = np.zeros(len(start), bool)
     if not len(start):
         return out
@@ -103,23 +103,23 @@ def crossing(start: Ints, end: Ints, group: Ints) -> NDArray[np.bool_]:
     place = np.arange(len(order))
     around = np.full(len(order), -1)
     for level in range(1, int(depth.max()) + 1):
-        above, here = place[depth == level - 1], place[depth == level]
-        around[here] = above[np.maximum(np.searchsorted(above, here) - 1, 0)]
+        above, at_level = place[depth == level - 1], place[depth == level]
+        around[at_level] = above[np.maximum(np.searchsorted(above, at_level) - 1, 0)]
     ends, groups = end[order], group[order]
     wrong = (around >= 0) & (groups[around] == groups) & (ends > ends[around])
-    for each in np.unique(groups[wrong]):
-        within = order[groups == each]
+    for crossed in np.unique(groups[wrong]):
+        within = order[groups == crossed]
         out[within] = _unnested(start[within].tolist(), end[within].tolist())
     return out
 
 
 def _unnested(starts: list[int], ends: list[int]) -> list[bool]:
     opened: list[int] = []
-    found = []
+    crossed = []
     for start, end in zip(starts, ends, strict=True):
         while opened and opened[-1] <= start:
             opened.pop()
-        found.append(bool(opened) and end > opened[-1])
-        if not found[-1]:
+        crossed.append(bool(opened) and end > opened[-1])
+        if not crossed[-1]:
             opened.append(end)
-    return found
+    return crossed

@@ -1,17 +1,16 @@
-"""NVTX ranges projected onto the GPU: when and how long the work that a range launched ran there.
+"""NVTX ranges projected onto the GPU: when, and for how long, the work that a range launched ran.
 
-The rows are those of nsys's own reports nvtx_gpu_proj_trace (nvtxgpuproj in 2022.4), nvtx_gpu_proj_sum and
-nvtx_kern_sum: an operation belongs to every range that contains its API call, on the call's thread. They differ where
-nsys is wrong:
+The rows equal nsys's own reports nvtx_gpu_proj_trace (nvtxgpuproj in 2022.4), nvtx_gpu_proj_sum and nvtx_kern_sum: an
+operation belongs to every range that contains its API call, on the call's thread. They differ where nsys is wrong:
 
 - nsys finds the range around a range in an R*Tree, whose bounds are 32-bit floats. From 2^24 ns (17 ms) after the start
-  of a session on it takes neighbours for parents, and gets level, parent and number of children wrong.
-- Of ranges with the same bounds each is the child of the one before here. nsys takes them for each other's parents and
-  loses their level.
-- A start/end range that ended on the thread it began on is a range here. nsys leaves it out if its end names a thread.
-- The ORDER BY of nsys 2022.4 names no column, so its rows come by the number of the range; here they are by start.
+  of a session on, it takes neighbours for parents, and gets level, parent and number of children wrong.
+- nsys takes ranges with the same bounds for each other's parents and loses their level. In labkit each is the child of
+  the one before.
+- nsys leaves out a start/end range that ended on the thread it began on, if its end names a thread. labkit keeps it.
+- The ORDER BY of nsys 2022.4 names no column, so its rows come by the number of the range. labkit sorts by start.
 
-What has no name has "" here.
+A missing name is "".
 """
 
 from __future__ import annotations
@@ -31,10 +30,13 @@ LATEST = int(np.iinfo(np.int64).max)
 def project(trace: Trace, *, graphs: bool = False) -> pd.DataFrame:
     """One row per range that launched GPU work, by projected start, the longer first.
 
-    `operations` counts API calls that led to work. `level`, `children` and `parent_id` (0: none) speak of the tightest
-    enclosing range; `children` of those that have rows. `range` is the row in `trace.ranges`; ids are those of the
-    range's own file. With `graphs`, CUDA graphs that were traced as a whole count as work, which they do not for nsys.
-    A trace without GPU work is projected on the CPU: every range on itself, with 0 operations.
+    - operations: API calls that led to work;
+    - level, parent_id (0: none): by the tightest enclosing range;
+    - children: ranges with a row, whose tightest enclosing range this is;
+    - range: the row in `trace.ranges`. Ids come from the range's own file.
+
+    With `graphs`, CUDA graphs that were traced as a whole count as work, which nsys does not do. A trace without GPU
+    work is projected on the CPU: every range on itself, with 0 operations.
     """
     ranges = trace.ranges
     if trace.on_gpu:
@@ -85,7 +87,7 @@ def full_names(ranges: pd.DataFrame) -> pd.Categorical:
 
 
 def _work_of_ranges(trace: Trace, graphs: bool) -> tuple[Intervals, Ints, Ints, Ints]:
-    """The ranges on one line; of each the first start of its work, the last end, and how many calls led to it.
+    """The ranges on one line, and for each the first start of its work, the last end, and the number of its calls.
 
     The work of a range that launched none starts at LATEST.
     """
@@ -107,27 +109,28 @@ def _work_of_ranges(trace: Trace, graphs: bool) -> tuple[Intervals, Ints, Ints, 
 
 
 def _distinct(outer: Intervals, inner: Intervals, label: Ints) -> Ints:
-    """How many different labels the intervals have that each of `outer` contains."""
+    """The number of different labels among the `inner` intervals that each of `outer` contains."""
     order = np.lexsort((-inner.end, inner.start, label))
-    while True:  # who contains an interval adds nothing to one of the same label that lies within it
+    while True:  # an interval around another of the same label adds nothing, so it is dropped
         at, own = inner[order], label[order]
         around = (own[1:] == own[:-1]) & (at.end[1:] <= at.end[:-1])
         if not around.any():
             break
         order = order[~np.append(around, False)]
     again = np.flatnonzero(own[1:] == own[:-1])
-    both = Intervals(at.start[again], at.end[again + 1])  # who contains this has counted a label once too often
+    both = Intervals(at.start[again], at.end[again + 1])  # an interval around this has counted a label once too often
     return _count(outer, at) - _count(outer, both)
 
 
 def _count(outer: Intervals, inner: Intervals) -> Ints:
-    """How many of `inner` each of `outer` contains."""
+    """The number of `inner` intervals that each of `outer` contains."""
     return sum((high - low for _, low, high in windows(outer, inner)), np.zeros(len(outer), np.int64))
 
 
 def projection_summary(trace: Trace, *, graphs: bool = False, among: NDArray[np.bool_] | None = None) -> pd.DataFrame:
-    """The rows of `project` that have a name, by name and style, those with the most projected time first. `among`:
-    which rows of `trace.ranges` count.
+    """The rows of `project` that have a name, summed by name and style, the most projected time first.
+
+    `among`: whether each row of `trace.ranges` counts.
     """
     rows = project(trace, graphs=graphs)
     if among is not None:
@@ -153,31 +156,31 @@ def _spread(times: pd.api.typing.SeriesGroupBy) -> dict[str, pd.Series]:
         "med_ns": times.median(),
         "min_ns": times.min(),
         "max_ns": times.max(),
-        "std_ns": times.std(ddof=1).fillna(0.0),  # of a single one
+        "std_ns": times.std(ddof=1).fillna(0.0),  # 0 for a single range
     }
 
 
 def kernel_summary(trace: Trace, *, among: NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """Kernels by name and style of the ranges that launched them, and by thread; in that order, the longest first.
 
-    A kernel counts for every range around its API call, and in the times twice for two ranges of one name. Kernels
-    outside any range have range "" and style "", those without an API call also pid and tid -1. `among`: which rows of
-    `trace.operations` count.
+    A kernel counts for every range around its API call; its time counts twice for two ranges of one name. Kernels
+    outside any range have range "" and style "". Kernels without an API call also have pid and tid -1. `among`: whether
+    each row of `trace.operations` counts.
     """
-    kept = (trace.operations["kind"] == "kernel").to_numpy()
-    kernels = trace.operations[kept if among is None else kept & among]
+    counts = (trace.operations["kind"] == "kernel").to_numpy()
+    kernels = trace.operations[counts if among is None else counts & among]
     calls, of_call, of_kernel = launches(trace, kernels)
     kernel, call = matches(of_kernel, of_call)
     around, within = _pairs(*on_one_line([trace.ranges, call_times(trace, calls.index.to_numpy())]))
-    pair, found = matches(call, within)
+    pair, place = matches(call, within)
     kernel, call = kernel[pair], call[pair]
-    row = np.append(around, NONE)[found]
+    row = np.append(around, NONE)[place]
 
     pid = trace.processes["pid"].to_numpy()[calls["process"].to_numpy()]
     pairs = pd.DataFrame(
         {
-            "range": _taken(full_names(trace.ranges), row),
-            "style": _taken(trace.ranges["style"].array, row),
+            "range": _texts_of(full_names(trace.ranges), row),
+            "style": _texts_of(trace.ranges["style"].array, row),
             "pid": np.append(pid, NONE)[call],
             "tid": np.append(calls["tid"].to_numpy(), NONE)[call],
             "kernel": kernels["name"].array[kernel],
@@ -199,16 +202,16 @@ def kernel_summary(trace: Trace, *, among: NDArray[np.bool_] | None = None) -> p
 
 
 def _pairs(outer: Intervals, inner: Intervals) -> tuple[Ints, Ints]:
-    """Every (row of `outer`, row of `inner`) of which the first contains the second."""
-    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    """Every (row of `outer`, row of `inner`) where the outer interval contains the inner one."""
+    pairs = [(np.empty(0, np.int64), np.empty(0, np.int64))]
     for rows, low, high in windows(outer, inner):
         around, place = runs(low, high)
-        found.append((around, rows[place]))
-    return np.concatenate([around for around, _ in found]), np.concatenate([within for _, within in found])
+        pairs.append((around, rows[place]))
+    return np.concatenate([around for around, _ in pairs]), np.concatenate([within for _, within in pairs])
 
 
-def _taken(texts: pd.Categorical, rows: Ints) -> pd.Categorical:
-    """The texts of some rows, "" where the row is NONE."""
+def _texts_of(texts: pd.Categorical, rows: Ints) -> pd.Categorical:
+    """The texts of some rows; "" for the row NONE."""
     texts = texts if "" in texts.categories else texts.add_categories([""])
     codes = np.append(texts.codes, texts.categories.get_loc(""))
     return pd.Categorical.from_codes(codes[rows], texts.categories)

@@ -15,24 +15,21 @@ from labkit.statistics import CONFIDENCE, RESAMPLES
 
 @dataclass(frozen=True)
 class Resampled:
-    """Estimates of some quantities, those of each resample (quantity x resample), and the blocks of the smaller side.
-
-    Without at least two steps a side there are no resamples.
-    """
+    """Estimates of some quantities, with resamples if each side has at least two steps."""
 
     estimate: Floats
-    distribution: Floats
-    blocks: int
+    distribution: Floats  # the estimates of each resample: quantity x resample
+    blocks: int  # of the side with fewer
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[Floats, Floats]:
         """Lower and upper ends; NaN without resamples.
 
         The percentiles of a bootstrap are too narrow for few blocks. They are stretched by Student's t over the normal
-        distribution, and by sqrt(n / (n - 1)), by which a sample's deviation is too small.
+        distribution, and by sqrt(n / (n - 1)), the factor by which a sample's deviation is too small.
         """
         if not self.distribution.size:
-            nothing = np.full_like(self.estimate, np.nan)
-            return nothing, nothing
+            unknown = np.full_like(self.estimate, np.nan)
+            return unknown, unknown
         tail = (1 - confidence) / 2
         stretch = stats.t.isf(tail, self.blocks - 1) / stats.norm.isf(tail) * (self.blocks / (self.blocks - 1)) ** 0.5
         low, high = np.quantile(self.distribution, (tail, 1 - tail), axis=1)
@@ -40,7 +37,7 @@ class Resampled:
 
 
 def block_length(steps: int) -> int:
-    """The cube root of the number of steps, which grows slowly enough to leave many blocks: 3 of 27, 4 of 64."""
+    """The cube root of the number of steps: 3 for 27, 4 for 64. It grows slowly enough to leave many blocks."""
     return max(1, int(np.cbrt(steps) + 1e-9))
 
 
@@ -69,7 +66,7 @@ def resampled(
 
 
 class _Blocks:
-    """Sums over blocks of neighbouring rows; the last block may be shorter, so means weigh blocks by their rows."""
+    """Sums over blocks of neighbouring rows. The last block may be shorter, so means weight blocks by their rows."""
 
     def __init__(self, rows: Floats) -> None:
         first = np.arange(0, len(rows), block_length(len(rows)))

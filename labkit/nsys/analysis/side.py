@@ -1,4 +1,4 @@
-"""One side of a difference: the steps that count, and what each of them is made of."""
+"""One side of a difference: the steps that count, and the parts of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOW_START = 1.25  # times the median of all steps
 
 @dataclass(frozen=True)
 class Captured:
-    """A trace and what was found in it once."""
+    """A trace with its attribution and its steps."""
 
     name: str
     trace: Trace
@@ -50,12 +50,12 @@ class Captured:
         return bool((self.trace.calls["kind"] == "op").any())
 
     def work(self, phase: Phase, unit: str) -> StepWork:
-        """The steps of a phase. TraceError where there is none."""
+        """The steps of a phase with their pieces of work. TraceError for a phase without steps."""
         chosen = self.steps[self.steps["phase"] == phase].reset_index(drop=True)
         if chosen.empty:
-            there = " and ".join(f"{n} of {name}" for name, n in self.steps["phase"].value_counts().items())
+            counts = " and ".join(f"{n} of {name}" for name, n in self.steps["phase"].value_counts().items())
             raise TraceError(
-                f"{self.name} has no step of {phase}, but {there}; explain one of those, "
+                f"{self.name} has no step of {phase}, but {counts}; explain another phase, "
                 f"or capture more: steps of {Phase.DECODE} begin with the second new token"
             )
         if unit == OPERATIONS:
@@ -65,11 +65,10 @@ class Captured:
 
 @dataclass(frozen=True)
 class Side:
-    """What the steps of one side take, one row per step in the order of time, averaged over the ranks.
+    """The times of the steps of one side, one row per step in the order of time, averaged over the ranks.
 
-    `count` and `own_ms`, by layer and stage: how many pieces of work that compute a step has, and how long they take.
-    `stage_ms`: the time of all pieces of a stage, communication included, with what only work of no step fills under
-    NO_STAGE; where the pieces are operators, that of the stage's ranges.
+    `stage_ms` holds the time of all pieces of a stage, communication included; time that only work of no step fills is
+    under NO_STAGE. If the pieces are operators, it holds the time of the stage's ranges.
     """
 
     name: str
@@ -78,8 +77,8 @@ class Side:
     time_ms: Floats
     idle_ms: Floats
     exposed_ms: Floats
-    count: pd.DataFrame
-    own_ms: pd.DataFrame
+    count: pd.DataFrame  # number of pieces of work that compute, by layer and stage
+    own_ms: pd.DataFrame  # time of these pieces
     stage_ms: pd.DataFrame
     remarks: tuple[str, ...]
 
@@ -93,16 +92,16 @@ class Side:
 
 
 def side(captured: Captured, phase: Phase, unit: str, *, keep_warm_up: bool = False) -> Side:
-    """The steps of a phase, without those that say nothing about the others:
+    """The side with the steps of a phase that count. It leaves out:
 
-    - of several ranks, steps that not all of them have;
-    - steps whose end is not known (not `whole`), where at least two others are left;
-    - unless kept, warm-up: the first steps, as long as each takes over 1.25 times the median and, among ten steps or
-      more, is an outlier (labkit.statistics). At most a quarter of the steps, and none of fewer than three. Outliers
-      that come later are part of what the program does, and stay.
+    - steps that some of the ranks lack;
+    - steps with an unknown end (not `whole`), if at least two others remain;
+    - unless `keep_warm_up`, warm-up: the first steps, as long as each takes over 1.25 times the median and, among ten
+      steps or more, is an outlier (labkit.statistics). At most a quarter of the steps are warm-up, and none of fewer
+      than three. Later outliers are part of what the program does, and stay.
     """
-    found = captured.work(phase, unit)
-    steps, pieces = found.steps, found.pieces
+    step_work = captured.work(phase, unit)
+    steps, pieces = step_work.steps, step_work.pieces
     ranks = steps.groupby(["process", "tid"]).ngroups
     used, remarks = _used(steps, ranks, captured.name, keep_warm_up=keep_warm_up)
     number = steps["index"].to_numpy()
@@ -110,8 +109,8 @@ def side(captured: Captured, phase: Phase, unit: str, *, keep_warm_up: bool = Fa
     def per_step(values: pd.Series) -> Floats:
         return values.groupby(number).sum().reindex(used).to_numpy(np.float64) / ranks
 
-    def table(of: pd.DataFrame, keys: list[str], how: str) -> pd.DataFrame:
-        grouped = of.assign(index=number[of["step"]]).groupby(["index", *keys])["own_ns"].agg(how)
+    def table(rows: pd.DataFrame, keys: list[str], aggregate: str) -> pd.DataFrame:
+        grouped = rows.assign(index=number[rows["step"]]).groupby(["index", *keys])["own_ns"].agg(aggregate)
         return grouped.unstack(keys, fill_value=0).reindex(used, fill_value=0) / ranks
 
     of_steps = pieces.groupby("step")[["exposed_ns", "new_ns"]].sum().reindex(range(len(steps)), fill_value=0)
@@ -138,7 +137,7 @@ def side(captured: Captured, phase: Phase, unit: str, *, keep_warm_up: bool = Fa
 
 
 def _used(steps: pd.DataFrame, ranks: int, name: str, *, keep_warm_up: bool) -> tuple[Ints, list[str]]:
-    """The indices of the steps that count, by the rules of `side`, and what was left out."""
+    """The indices of the steps that count, by the rules of `side`, and remarks on the other steps."""
     of_index = steps.groupby("index").agg(
         ranks=("whole", "size"), whole=("whole", "all"), duration_ns=("duration_ns", "mean")
     )
@@ -157,7 +156,7 @@ def _used(steps: pd.DataFrame, ranks: int, name: str, *, keep_warm_up: bool) -> 
 
 
 def warm_up(time_ms: Floats) -> int:
-    """How many of the first steps are warm-up, by the rule of `side`."""
+    """The number of first steps that are warm-up, by the rule of `side`."""
     if len(time_ms) < 3:
         return 0
     slow = time_ms > SLOW_START * np.median(time_ms)
@@ -168,7 +167,7 @@ def warm_up(time_ms: Floats) -> int:
 
 
 def warm_up_in_words(time_ms: Floats, count: int) -> str:
-    """The steps that `warm_up` counted, beside the median of all."""
+    """The steps that `warm_up` counted, with the median of all steps."""
     which = "the first step" if count == 1 else f"the first {count} steps"
     took = ", ".join(f"{ms:.2f}" for ms in time_ms[:count])
     return f"{which} of {len(time_ms)} ({took} ms; the median is {np.median(time_ms):.2f} ms) as warm-up"

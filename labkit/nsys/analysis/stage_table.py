@@ -1,4 +1,4 @@
-"""Where the time of steps goes: by phase, layer and stage, with what is idle and what belongs to no stage."""
+"""The time of steps by phase, layer and stage, with idle time and work that belongs to no stage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from labkit.system.errors import UserError
 from labkit.system.result_table import ResultTable, Tabular
 
 IDLE = "idle"
-SCOPE = ("rank", "process", "phase")  # within each combination of these that `by` names, the shares add up to 1
+SCOPE = ("rank", "process", "phase")  # shares add up to 1 within each combination of the scopes in `by`
 KEYS = (*SCOPE, "layer", "stage")
 ORDER = {name: place for place, name in enumerate([*(str(stage) for stage in Stage), NO_STAGE, IDLE])}
 PHASES = {str(phase): place for place, phase in enumerate(Phase)}
 NO_NODES = "CUDA graphs were traced whole, so their time has no stage; capture with --cuda-graph-trace=node"
 
-COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # what is shown, from which column, in which form
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # title: column, form
     "runs": ("count", "{:,.0f}".format),
     "ms a step": ("step_ms", "{:.3f}".format),
     "share": ("share", "{:.1%}".format),
@@ -43,19 +43,23 @@ PER_STEP = ("operations", "GPU busy ms", "gaps ms", "exposed ms")
 
 @dataclass(frozen=True)
 class StageTable(Tabular):
-    """`frame`: one row per combination of `by`, and for each scope one row IDLE and one NO_STAGE. Its columns:
+    """The stages of the steps of a trace.
 
-    - `by`; layer is <NA> for what is outside the layers;
-    - count: how often the stage ran; total_ms, median_ms, p95_ms: of its runs; p95_is_bound: False below 59 of them;
+    `frame` has one row per combination of `by`, and for each scope one row IDLE and one NO_STAGE. Its columns:
+
+    - `by`; layer is <NA> outside the layers;
+    - count: the number of runs of the stage;
+    - total_ms, median_ms, p95_ms: of its runs; p95_is_bound: False for fewer than 59 runs;
     - operations: GPU operations per step (on a CPU: operators of PyTorch that no other one called, if recorded);
-    - gpu_busy_ms, launch_gap_ms: per step, of its runs, what its operations cover, and in which the GPU did nothing;
-    - exposed_ms: per step, communication while the GPU computed nothing (on a CPU: all of it);
-    - step_ms, share: what it adds to a mean step; where operations overlap, the time counts for the one that began
-      first. Within a scope step_ms adds up to the mean step, share to 1.
+    - gpu_busy_ms: per step, the part of its runs that its operations cover;
+    - launch_gap_ms: per step, the part of its runs in which the GPU did nothing;
+    - exposed_ms: per step, communication while the GPU computed nothing (on a CPU: all communication);
+    - step_ms, share: its part of a mean step. Time in which operations overlap counts for the first to begin. Within a
+      scope step_ms adds up to the mean step, share to 1.
 
-    A stage's run lasts on a GPU from its first operation's start to its last one's end, and on a CPU as long as its
-    range without the ranges of stages in it. IDLE and NO_STAGE have one run per step. On a CPU the two GPU columns are
-    NaN, IDLE is the time outside all stages, and nothing else has no stage.
+    On a GPU a run of a stage lasts from its first operation's start to its last one's end. On a CPU it lasts as long as
+    its range without the ranges of stages in it. IDLE and NO_STAGE have one run per step. On a CPU the two GPU columns
+    are NaN, IDLE is the time outside all stages, and there is no row NO_STAGE.
     """
 
     frame: pd.DataFrame
@@ -71,7 +75,7 @@ class StageTable(Tabular):
         return self.frame.copy()
 
     def table(self) -> ResultTable:
-        """The columns that have something in them, and how much of the time has a stage."""
+        """The columns that are not empty, with a note on the share of the time that has a stage."""
         shown = {title: column for title, column in COLUMNS.items() if self.frame[column[0]].any()}
         per_step = [title for title in PER_STEP if title in shown]
         return ResultTable(
@@ -95,19 +99,19 @@ class StageTable(Tabular):
 def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -> StageTable:
     """The stages of all steps of a trace. `by`: "stage" and any of "phase", "layer", "rank", "process", in this order.
 
-    Ranks that `by` does not tell apart are averaged. TraceError where the trace has no range of labkit.
+    Ranks are averaged unless `by` tells them apart. TraceError where the trace has no range of labkit.
     """
     if "stage" not in by or set(by) - set(KEYS) or len(set(by)) != len(by):
         raise UserError(f"got by={tuple(by)}; expected 'stage' and any of {', '.join(KEYS[:-1])}, each once")
     attribution = attribute(trace)
-    found = work(trace, steps(trace, attribution), attribution)
-    on_gpu = bool((found.steps["clock"] == GPU).all())
-    runs = pd.concat([_runs(trace, found, on_gpu), _rest(found)], ignore_index=True)
-    told = found.steps[["rank", "process", "phase"]].iloc[runs["step"]].reset_index(drop=True)
-    runs = pd.concat([runs, told], axis=1)
+    step_work = work(trace, steps(trace, attribution), attribution)
+    on_gpu = bool((step_work.steps["clock"] == GPU).all())
+    runs = pd.concat([_runs(trace, step_work, on_gpu), _rest(step_work)], ignore_index=True)
+    step_columns = step_work.steps[["rank", "process", "phase"]].iloc[runs["step"]].reset_index(drop=True)
+    runs = pd.concat([runs, step_columns], axis=1)
     scope = [name for name in by if name in SCOPE]
     frame = _summarised(runs, list(by))
-    scopes = found.steps.assign(all="").groupby(scope or ["all"])["duration_ns"].agg(["count", "sum"]).reset_index()
+    scopes = step_work.steps.assign(all="").groupby(scope or ["all"])["duration_ns"].agg(["count", "sum"]).reset_index()
     frame = frame.merge(scopes, on=scope) if scope else frame.join(scopes[["count", "sum"]], how="cross")
     for name in ("operations", "gpu_busy_ms", "launch_gap_ms", "exposed_ms"):
         frame[name] = frame[name] / frame["count"]
@@ -121,19 +125,19 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     return StageTable(
         frame=_sorted(frame, list(by)),
         by=tuple(by),
-        step_count=found.steps["phase"].value_counts().to_dict(),
+        step_count=step_work.steps["phase"].value_counts().to_dict(),
         coverage=attribution.coverage,
         clock=GPU if on_gpu else "CPU",
         source=trace.source,
-        remarks=tuple(_remarks(trace, found, attribution.coverage, by)),
+        remarks=tuple(_remarks(trace, step_work, attribution.coverage, by)),
     )
 
 
-def _runs(trace: Trace, found: StepWork, on_gpu: bool) -> pd.DataFrame:
+def _runs(trace: Trace, step_work: StepWork, on_gpu: bool) -> pd.DataFrame:
     """One row per run of a stage in a step."""
-    pieces = found.pieces[found.pieces["stage"] != NO_STAGE]
+    pieces = step_work.pieces[step_work.pieces["stage"] != NO_STAGE]
     pieces = pieces.assign(
-        process=found.steps["process"].to_numpy()[pieces["step"]],
+        process=step_work.steps["process"].to_numpy()[pieces["step"]],
         busy_ns=pieces["end_ns"] - fresh_start_ns(*_columns(pieces, "start_ns", "end_ns", "instance")),
     )
     runs = pieces.groupby(["step", "instance", "layer", "stage"], as_index=False).agg(
@@ -148,14 +152,16 @@ def _runs(trace: Trace, found: StepWork, on_gpu: bool) -> pd.DataFrame:
     )
     runs["gap_ns"] = 0
     if not on_gpu:
-        operators = outer_operators(trace, found.steps)
+        operators = outer_operators(trace, step_work.steps)
         runs["operations"] = operators["instance"].value_counts().reindex(runs["instance"]).fillna(0).to_numpy()
     else:
         runs["duration_ns"] = runs["end_ns"] - runs["start_ns"]
         for process, union in busy_times(trace).items():
-            mine = (runs["process"] == process).to_numpy()
-            spans = runs[mine]
-            runs.loc[mine, "gap_ns"] = spans["duration_ns"] - union.covered_ns(*_columns(spans, "start_ns", "end_ns"))
+            of_process = (runs["process"] == process).to_numpy()
+            spans = runs[of_process]
+            runs.loc[of_process, "gap_ns"] = spans["duration_ns"] - union.covered_ns(
+                *_columns(spans, "start_ns", "end_ns")
+            )
     return runs.drop(columns=["process", "start_ns", "end_ns", "instance"])
 
 
@@ -163,19 +169,19 @@ def _columns(frame: pd.DataFrame, *names: str) -> list[Ints]:
     return [frame[name].to_numpy(np.int64) for name in names]
 
 
-def _rest(found: StepWork) -> pd.DataFrame:
-    """For each step, as runs: the time in which nothing ran, and that of work that belongs to no stage."""
-    count = len(found.steps)
-    pieces, idle = found.pieces, found.steps["idle_ns"].to_numpy()
+def _rest(step_work: StepWork) -> pd.DataFrame:
+    """For each step, as runs: the time in which nothing ran, and the time of work that belongs to no stage."""
+    count = len(step_work.steps)
+    pieces, idle = step_work.pieces, step_work.steps["idle_ns"].to_numpy()
     of_stage = (pieces["stage"] != NO_STAGE).to_numpy()
     step = pieces["step"].to_numpy(np.int64)
     in_stages = np.bincount(step[of_stage], pieces["new_ns"].to_numpy()[of_stage], count).astype(np.int64)
-    other = found.steps["duration_ns"].to_numpy() - idle - in_stages
+    rest = step_work.steps["duration_ns"].to_numpy() - idle - in_stages
     sizes = np.bincount(step[~of_stage], minlength=count)
     exposed = np.bincount(step[~of_stage], pieces["exposed_ns"].to_numpy()[~of_stage], count).astype(np.int64)
     rows = {
         IDLE: {"duration_ns": idle, "new_ns": idle},
-        NO_STAGE: {"duration_ns": other, "new_ns": other, "busy_ns": other, "operations": sizes, "exposed_ns": exposed},
+        NO_STAGE: {"duration_ns": rest, "new_ns": rest, "busy_ns": rest, "operations": sizes, "exposed_ns": exposed},
     }
     zeros = dict.fromkeys(("operations", "busy_ns", "gap_ns", "exposed_ns"), 0)
     frames = [
@@ -204,7 +210,7 @@ def _summarised(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def _sorted(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Sorted in the order of a step: layer by layer, then what comes after the layers, and the rest last."""
+    """The rows in the order of a step: layer by layer, then the stages after the layers, then NO_STAGE and IDLE."""
     place = frame["stage"].map(ORDER)
     keys = {name: frame[name].map(PHASES) if name == "phase" else frame[name] for name in by}
     keys["stage"] = place
@@ -216,16 +222,20 @@ def _sorted(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return frame.loc[order].reset_index(drop=True)
 
 
-def _remarks(trace: Trace, found: StepWork, coverage: float, by: Sequence[str]) -> list[str]:
+def _remarks(trace: Trace, step_work: StepWork, coverage: float, by: Sequence[str]) -> list[str]:
     remarks = list(trace.source.skipped)
-    if len(trace.operations) and not (found.steps["clock"] == GPU).all():
+    if len(trace.operations) and not (step_work.steps["clock"] == GPU).all():
         remarks.append("no GPU operation belongs to a step, so the times are the CPU's")
     if (trace.operations["kind"] == "graph").any():
         remarks.append(NO_NODES)
-    ranks = found.steps["rank"].nunique() if found.steps["rank"].ge(0).all() else found.steps["process"].nunique()
+    ranks = (
+        step_work.steps["rank"].nunique()
+        if step_work.steps["rank"].ge(0).all()
+        else step_work.steps["process"].nunique()
+    )
     if ranks > 1 and not {"rank", "process"} & set(by):
         remarks.append(f"mean of {ranks} ranks; by=('rank', ...) tells them apart")
-    for keys, of_lane in found.steps.groupby(["process", "tid", "phase"]):
+    for keys, of_lane in step_work.steps.groupby(["process", "tid", "phase"]):
         times_ms = of_lane["duration_ns"].to_numpy() / 1e6
         if count := warm_up(times_ms):
             remarks.append(f"{keys[2]}: {warm_up_in_words(times_ms, count)}, and counted")

@@ -1,11 +1,11 @@
 """The steps of a trace: one pass of the model for one token, or for a prompt.
 
-The time of a step is what it adds to the run. On a CPU that is its range, from the embedding to the end of the choice
-of a token. On a GPU launches are asynchronous, and the range may end long before its work does, so the GPU's clock
-counts: from the step's first operation to the first operation of the decode step that follows. Such steps tile the
+The time of a step is the time that it adds to the run. On a CPU this is its range, from the embedding to the end of
+the choice of a token. On a GPU launches are asynchronous, and the range may end long before its work does. The GPU's
+clock counts there: from the step's first operation to the first operation of the next decode step. Such steps tile the
 run, whether the CPU limits it (then the GPU idles within the step) or the GPU does (then the CPU waits in some later
-range). A step that no decode step follows has no such end; it ends with its range or its last operation, whichever is
-later, and is not `whole`.
+range). A step without a next decode step ends with its range or its last operation, whichever is later, and is not
+`whole`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,16 @@ HOW_TO_GET_RANGES = (
 def steps(trace: Trace, attribution: Attribution | None = None) -> pd.DataFrame:
     """One row per step, by thread and start. TraceError where the trace has no range of labkit.
 
-    Columns: range (row in trace.ranges that opened the step), process, rank, tid, phase, index (within the phase of
-    its thread), start_ns, end_ns, duration_ns (on `clock`), range_start_ns, range_end_ns (on the CPU), clock ("GPU"
-    or "CPU"), whole (its end is known: see above).
+    Columns:
 
-    labkit.nsys.analysis.labelled.step_spans tells what opens and ends a step where no range does.
+    - range: the row in trace.ranges that opened the step;
+    - process, rank, tid, phase, index (within the phase of its thread);
+    - clock: "GPU" or "CPU";
+    - start_ns, end_ns, duration_ns: on this clock;
+    - range_start_ns, range_end_ns: on the CPU;
+    - whole: whether its end is known, see above.
+
+    labkit.nsys.analysis.labelled.step_spans says what opens and ends a step without a range of its own.
     """
     labels, files = labelled(trace), " ".join(trace.source.files) or "the trace"
     if labels.empty:
@@ -49,7 +54,7 @@ def steps(trace: Trace, attribution: Attribution | None = None) -> pd.DataFrame:
     rows = step_spans(labels).sort_values(["process", "tid", "start_ns"], ignore_index=True)
     if rows.empty:
         raise TraceError(
-            f"{files}: {len(labels)} ranges of labkit, none of them of a step or a stage; expected ranges such as "
+            f"{files}: {len(labels)} ranges of labkit, but none of a step or a stage; expected ranges such as "
             f"'decode/layer.3/qkv'; {HOW_TO_GET_RANGES}"
         )
     opening = labels.set_index("range").loc[rows["range"]]
@@ -72,39 +77,42 @@ def steps(trace: Trace, attribution: Attribution | None = None) -> pd.DataFrame:
 
 
 def within_steps(events: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """The events that begin within the range of a step of their thread, cut to it: process, tid, start_ns, end_ns.
+    """The events that begin within the range of a step of their thread, cut to that range.
 
-    Adds step (its position in `steps`) and thread (a number for process and tid).
+    Columns of `events`: process, tid, start_ns, end_ns. Adds step (its position in `steps`) and thread (a number for
+    process and tid).
     """
-    kept = [events.iloc[:0].assign(step=0, thread=0)]
+    parts = [events.iloc[:0].assign(step=0, thread=0)]
     for thread, ((process, tid), rows) in enumerate(steps.groupby(["process", "tid"]).indices.items()):
         start, end = (steps[name].to_numpy()[rows] for name in ("range_start_ns", "range_end_ns"))
-        mine = events[(events["process"].eq(process) & events["tid"].eq(tid)).to_numpy()]
-        begins = mine["start_ns"].to_numpy()
+        own = events[(events["process"].eq(process) & events["tid"].eq(tid)).to_numpy()]
+        begins = own["start_ns"].to_numpy()
         at = np.searchsorted(start, begins, side="right") - 1
         inside = (at >= 0) & (begins < end[np.maximum(at, 0)])
-        mine, at = mine[inside], at[inside]
-        kept.append(mine.assign(step=rows[at], thread=thread, end_ns=np.minimum(mine["end_ns"].to_numpy(), end[at])))
-    return pd.concat(kept)
+        own, at = own[inside], at[inside]
+        parts.append(own.assign(step=rows[at], thread=thread, end_ns=np.minimum(own["end_ns"].to_numpy(), end[at])))
+    return pd.concat(parts)
 
 
 def steps_of_operations(steps: pd.DataFrame, attribution: Attribution) -> Ints:
-    """For each operation the position of its step in `steps`, -1 for none."""
+    """For each operation the position of its step in `steps`; -1: none."""
     positions = pd.Series(np.arange(len(steps)), index=steps["range"])
     return positions.reindex(attribution.step_of_operation).fillna(-1).to_numpy(np.int64)
 
 
 def _on_gpu(trace: Trace, attribution: Attribution, rows: pd.DataFrame) -> pd.DataFrame | None:
-    """The steps on the GPU's clock; those without GPU work are left out. None where no step has any."""
+    """The steps on the GPU's clock, without the steps that have no GPU work. None if no step has any."""
     of_step = steps_of_operations(rows, attribution)
-    mine = of_step >= 0
-    spans = trace.operations[mine].groupby(of_step[mine]).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+    in_step = of_step >= 0
+    spans = (
+        trace.operations[in_step].groupby(of_step[in_step]).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+    )
     if spans.empty:
         return None
-    kept = rows.iloc[spans.index].assign(start_ns=spans["start_ns"].to_numpy(), clock=GPU)
-    next_start = kept["start_ns"].shift(-1, fill_value=0)
+    timed = rows.iloc[spans.index].assign(start_ns=spans["start_ns"].to_numpy(), clock=GPU)
+    next_start = timed["start_ns"].shift(-1, fill_value=0)
     next_has_work = np.append(np.diff(spans.index), 0) == 1
-    kept["whole"] &= next_has_work & (next_start > kept["start_ns"])
-    open_end = np.maximum(spans["end_ns"].to_numpy(), kept["range_end_ns"])
-    kept["end_ns"] = next_start.where(kept["whole"], open_end)
-    return kept
+    timed["whole"] &= next_has_work & (next_start > timed["start_ns"])
+    open_end = np.maximum(spans["end_ns"].to_numpy(), timed["range_end_ns"])
+    timed["end_ns"] = next_start.where(timed["whole"], open_end)
+    return timed

@@ -1,4 +1,4 @@
-"""What steps are made of: pieces of work with their stage, and the time in which nothing ran."""
+"""The parts of steps: pieces of work with their stage, and the time in which nothing ran."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ from labkit.stages import Stage
 
 NO_STAGE = "no stage"
 OPERATIONS, OPERATORS, RANGES = "GPU operations", "operators", "ranges of stages"
-UNSEEN = 0.5  # of a stage's time, in one stretch
+UNSEEN = 0.5  # share of a stage's time, in one stretch
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """`pieces`: one row per GPU operation, operator or range of a stage that belongs to a step:
+    """The steps of a trace and their pieces of work.
 
-    step (position in `steps`), instance (a number for the range of its stage within this step), layer (-1: none),
-    stage (NO_STAGE: none), start_ns, end_ns, own_ns (its duration without what is nested in it), new_ns (how much of
-    the step's time it covers that no earlier piece does), communication (bool), exposed_ns (of communication: the time
-    in which nothing is computed on its device).
+    `pieces` has one row per GPU operation, operator or range of a stage that belongs to a step. Its columns:
 
-    `steps`: those of labkit.nsys.analysis.steps, with idle_ns: the time in which nothing of the process runs. A step's
-    idle_ns, the new_ns of its pieces and the time of work that belongs to no step add up to its duration_ns.
+    - step: the position in `steps`;
+    - instance: a number for the range of its stage within this step;
+    - layer (-1: none), stage (NO_STAGE: none), start_ns, end_ns;
+    - own_ns: its duration without the pieces nested in it;
+    - new_ns: the part of the step's time that it covers and no earlier piece does;
+    - communication: bool;
+    - exposed_ns: for communication, the time in which its device computes nothing.
+
+    `steps` is the frame of labkit.nsys.analysis.steps with idle_ns, the time in which nothing of the process runs. A
+    step's idle_ns, the new_ns of its pieces and the time of work that belongs to no step add up to its duration_ns.
     """
 
     pieces: pd.DataFrame
@@ -41,35 +46,35 @@ class StepWork:
 
 
 def work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> StepWork:
-    """GPU operations where the steps are timed on the GPU, else the ranges of stages."""
+    """The GPU operations of steps that are timed on the GPU, else the ranges of stages."""
     return gpu_work(trace, steps, attribution) if (steps["clock"] == GPU).all() else stage_work(trace, steps)
 
 
 def gpu_work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> StepWork:
     """The GPU operations of each step. Copies and memsets count as kernels do."""
     of_step = steps_of_operations(steps, attribution)
-    mine = np.nonzero(of_step >= 0)[0]
-    step, held_by = of_step[mine], attribution.range_of_operation[mine]
-    told = labelled(trace).set_index("range")[["layer", "stage"]].reindex(held_by)
+    worked = np.nonzero(of_step >= 0)[0]
+    step, range_row = of_step[worked], attribution.range_of_operation[worked]
+    labels = labelled(trace).set_index("range")[["layer", "stage"]].reindex(range_row)
     communicates = _communicates(trace.operations)
-    stage = told["stage"].fillna("").replace("", NO_STAGE).to_numpy(object)
-    communicates[mine[stage == Stage.ALL_REDUCE]] = True
-    start, end = (trace.operations[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
+    stage = labels["stage"].fillna("").replace("", NO_STAGE).to_numpy(object)
+    communicates[worked[stage == Stage.ALL_REDUCE]] = True
+    start, end = (trace.operations[name].to_numpy()[worked] for name in ("start_ns", "end_ns"))
     end = np.maximum(start, end)
     opens, closes = (steps[name].to_numpy()[step] for name in ("start_ns", "end_ns"))
     clipped = np.clip(start, opens, closes), np.clip(end, opens, closes)
     pieces = pd.DataFrame(
         {
             "step": step,
-            "instance": step * (len(trace.ranges) + 1) + held_by + 1,
-            "layer": told["layer"].fillna(-1).to_numpy(np.int64),
+            "instance": step * (len(trace.ranges) + 1) + range_row + 1,
+            "layer": labels["layer"].fillna(-1).to_numpy(np.int64),
             "stage": stage,
             "start_ns": start,
             "end_ns": end,
             "own_ns": end - start,
             "new_ns": clipped[1] - fresh_start_ns(*clipped, step),
-            "communication": communicates[mine],
-            "exposed_ns": _exposed_ns(trace.operations, communicates, mine, step),
+            "communication": communicates[worked],
+            "exposed_ns": _exposed_ns(trace.operations, communicates, worked, step),
         }
     )
     busy = busy_times(trace)
@@ -81,7 +86,7 @@ def gpu_work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> Ste
 
 
 def busy_times(trace: Trace) -> dict[int, Union]:
-    """By process, the times in which any operation of it runs on a GPU."""
+    """By process, the times in which one of its operations runs on a GPU."""
     return {
         int(process): Union.of(of_process["start_ns"].to_numpy(), of_process["end_ns"].to_numpy())
         for process, of_process in trace.operations.groupby("process")
@@ -93,33 +98,36 @@ def _communicates(operations: pd.DataFrame) -> NDArray[np.bool_]:
     return np.array(["nccl" in str(name).lower() for name in names.categories], bool)[names.codes]
 
 
-def _exposed_ns(operations: pd.DataFrame, communicates: NDArray[np.bool_], mine: Ints, step: Ints) -> Ints:
-    """Of each operation of `mine` that communicates, the time in which its device computes nothing."""
-    exposed = np.zeros(len(mine), np.int64)
-    ours = np.nonzero(communicates[mine])[0]
-    if not len(ours):
+def _exposed_ns(operations: pd.DataFrame, communicates: NDArray[np.bool_], rows: Ints, step: Ints) -> Ints:
+    """For each operation in `rows`, 0, or if it communicates, the time in which its device computes nothing."""
+    exposed = np.zeros(len(rows), np.int64)
+    communicating = np.nonzero(communicates[rows])[0]
+    if not len(communicating):
         return exposed
     start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
     device = operations.groupby(["process", "device"]).ngroup().to_numpy()
-    for each in np.unique(device[mine[ours]]):
-        here = ours[device[mine[ours]] == each]
-        computes = (device == each) & ~communicates
+    for number in np.unique(device[rows[communicating]]):
+        of_device = communicating[device[rows[communicating]] == number]
+        computes = (device == number) & ~communicates
         computing = Union.of(start[computes], end[computes])
-        begin, until = fresh_start_ns(start[mine[here]], end[mine[here]], step[here]), end[mine[here]]
-        exposed[here] = until - begin - computing.covered_ns(begin, until)
+        begin, until = (
+            fresh_start_ns(start[rows[of_device]], end[rows[of_device]], step[of_device]),
+            end[rows[of_device]],
+        )
+        exposed[of_device] = until - begin - computing.covered_ns(begin, until)
     return exposed
 
 
 def stage_work(trace: Trace, steps: pd.DataFrame) -> StepWork:
-    """The ranges of stages of each step, on the CPU. Idle is the time outside them."""
+    """The ranges of stages of each step, on the CPU. Idle is the time outside these ranges."""
     return _on_threads(_stage_ranges(trace, steps), steps, RANGES)
 
 
 def operator_work(trace: Trace, steps: pd.DataFrame) -> StepWork:
-    """PyTorch's operators of each step that no other operator called. Idle is the time outside them.
+    """PyTorch's operators of each step that no other operator called. Idle is the time outside these operators.
 
-    A stage with a stretch of more than half of its time (UNSEEN) in which no operator runs calls a kernel that is not
-    PyTorch's: there each range of the stage counts as one piece. Overhead comes in many short stretches instead.
+    A stage calls a kernel that is not PyTorch's if a stretch of more than half of its time (UNSEEN) has no operator.
+    Each range of such a stage counts as one piece. Overhead, in contrast, comes in many short stretches.
     """
     stages, operators = _stage_ranges(trace, steps), outer_operators(trace, steps)
     stretch = _longest_without(stages, operators).groupby(stages["stage"]).sum()
@@ -130,7 +138,7 @@ def operator_work(trace: Trace, steps: pd.DataFrame) -> StepWork:
 
 
 def _longest_without(stages: pd.DataFrame, operators: pd.DataFrame) -> pd.Series:
-    """For each range of a stage, how long the longest stretch is in which none of its operators runs, in ns."""
+    """For each range of a stage, the longest stretch without any of its operators, in ns."""
     edges = stages[["instance", "start_ns", "end_ns"]]
     opened = edges.assign(start_ns=edges["start_ns"], end_ns=edges["start_ns"])
     closed = edges.assign(start_ns=edges["end_ns"])
@@ -143,7 +151,7 @@ def _longest_without(stages: pd.DataFrame, operators: pd.DataFrame) -> pd.Series
 def outer_operators(trace: Trace, steps: pd.DataFrame) -> pd.DataFrame:
     """The operators of PyTorch within steps that no other operator called, with the stage of each.
 
-    Columns: process, tid, start_ns, end_ns, step, thread, and of the range: instance (-1: none), layer, stage.
+    Columns: process, tid, start_ns, end_ns, step, thread, and from its stage: instance (-1: none), layer, stage.
     """
     stages = _stage_ranges(trace, steps)
     calls = trace.calls[(trace.calls["kind"] == "op").to_numpy()]
@@ -152,18 +160,18 @@ def outer_operators(trace: Trace, steps: pd.DataFrame) -> pd.DataFrame:
     times = (operators["start_ns"].to_numpy(), operators["end_ns"].to_numpy(), operators["thread"].to_numpy())
     operators = operators[(fresh_start_ns(*times) == times[0]) & (times[1] > times[0])]
     nested = ("start_ns", "end_ns", "thread")
-    mine, theirs = ([frame[name].to_numpy(np.int64) for name in nested] for frame in (operators, stages))
-    held = innermost(mine[0], mine[1], mine[2], (theirs[0], theirs[1], theirs[2]))
-    told = stages[["instance", "layer", "stage"]].take(np.maximum(held, 0) if len(stages) else held[:0])
-    told = told.set_axis(operators.index)
-    told.loc[held < 0] = [-1, -1, NO_STAGE]
-    return operators.join(told)
+    inner, outer = ([frame[name].to_numpy(np.int64) for name in nested] for frame in (operators, stages))
+    range_row = innermost(inner[0], inner[1], inner[2], (outer[0], outer[1], outer[2]))
+    labels = stages[["instance", "layer", "stage"]].take(np.maximum(range_row, 0) if len(stages) else range_row[:0])
+    labels = labels.set_axis(operators.index)
+    labels.loc[range_row < 0] = [-1, -1, NO_STAGE]
+    return operators.join(labels)
 
 
 def _stage_ranges(trace: Trace, steps: pd.DataFrame) -> pd.DataFrame:
-    found = labelled(trace)
-    found = within_steps(found[found["stage"] != ""], steps)
-    return found.rename(columns={"range": "instance"}).reset_index(drop=True)
+    ranges = labelled(trace)
+    ranges = within_steps(ranges[ranges["stage"] != ""], steps)
+    return ranges.rename(columns={"range": "instance"}).reset_index(drop=True)
 
 
 def _own_ns(pieces: pd.DataFrame) -> Ints:

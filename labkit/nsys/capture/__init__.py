@@ -1,1 +1,1 @@
-"""Taking captures: commands under a profiler, verified, scrubbed and recorded."""
+"""Captures: commands run under a profiler, and their reports verified, scrubbed and recorded."""

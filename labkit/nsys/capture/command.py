@@ -1,4 +1,4 @@
-"""The command lines of a capture: what runs under nsys, or under torch.profiler where there is no nsys."""
+"""The command lines of a capture under nsys, or under torch.profiler where nsys is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.system.errors import UserError
 RankReports = Literal["one", "per-rank"]
 CaptureSource = Literal["auto", "nsys", "torch"]
 PROFILER_API = "cudaProfilerApi"
-# Options of torchrun without a value; all others take the next argument as their value.
+# Options of torchrun without a value. All others take the next argument as their value.
 TORCHRUN_FLAGS = {
     "--standalone",
     "--no-python",
@@ -28,20 +28,17 @@ TORCHRUN_FLAGS = {
     "--pin",
     "--no-pin",
 }
-# Options of python with a value; all others have none.
+# Options of python with a value. All others have none.
 PYTHON_VALUES = {"-W", "-X", "--check-hash-based-pycs"}
 
 
 @dataclass(frozen=True)
 class Window:
-    """What part of a run is captured: all of it, or one range.
+    """The part of a run that is captured: all of it, or one range."""
 
-    `name`: `MESSAGE@DOMAIN` of an NVTX range, or `cudaProfilerApi` for what is between cudaProfilerStart and Stop.
-    `occurrence`: which range of that name, from 1 on.
-    """
-
+    # `MESSAGE@DOMAIN` of an NVTX range, `cudaProfilerApi` for the part between cudaProfilerStart and Stop; None: all
     name: str | None = None
-    occurrence: int = 1
+    occurrence: int = 1  # which range of that name, from 1
 
     @classmethod
     def of_phase(cls, phase: Phase, occurrence: int = 1) -> Window:
@@ -50,7 +47,7 @@ class Window:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase that the range is, if it is one of labkit's."""
+        """The phase of the range, if it is labkit's range of a phase."""
         message, _, domain = (self.name or "").partition("@")
         return Phase(message) if domain == DOMAIN and message in tuple(Phase) else None
 
@@ -66,11 +63,12 @@ def nsys_command(
     sampling: bool = False,
     temporary: Path | None = None,
 ) -> list[str]:
-    """`command` under nsys, which writes OUTPUT.nsys-rep and OUTPUT.sqlite, numbered where there are several.
+    """`command` under nsys, which writes OUTPUT.nsys-rep and OUTPUT.sqlite, with numbers if there are several.
 
-    ranks: "one" report of all processes, or one of each rank, for a command that starts with torchrun. gpu: trace CUDA,
-    with the nodes of CUDA graphs. sampling: sample what the CPUs do. temporary: the command's folder for temporary
-    files, where nsys itself has another one.
+    ranks: "one" report of all processes, or one per rank, for a command that starts with torchrun.
+    gpu: trace CUDA, with the nodes of CUDA graphs.
+    sampling: sample the CPUs.
+    temporary: the command's folder for temporary files, if nsys itself uses another.
     """
     per_rank = ranks == "per-rank"
     profile = [
@@ -79,7 +77,7 @@ def nsys_command(
         f"--trace={'cuda,nvtx,cublas' if gpu else 'nvtx'}",
         f"--sample={'process-tree' if sampling else 'none'}",
         "--cpuctxsw=none",
-        "--kill=none",  # the program goes on when its capture range ends
+        "--kill=none",  # the program continues when its capture range ends
         "--export=sqlite",
         "--force-overwrite=true",
         f"--output={str(output).replace('%', '%%')}{'-r%q{RANK}' if per_rank else ''}",  # %h is a host to nsys
@@ -106,7 +104,7 @@ def nsys_command(
 def torch_profiler_command(command: Sequence[str], output: Path, window: Window) -> list[str]:
     """A Python program inside torch.profiler, which writes OUTPUT.json, or OUTPUT-rN.json for each rank.
 
-    Raises ValueError for other programs, and for a range that is not a phase: those need nsys.
+    Raises ValueError for other programs, and for a range that is not a phase, which only nsys can capture.
     """
     if window.name is not None and window.phase is None:
         raise UserError(
@@ -129,7 +127,7 @@ def is_torchrun(command: Sequence[str]) -> bool:
 
 
 def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher with its options, and what it starts on every rank, as a command of its own.
+    """The launcher with its options, and the command that it starts on every rank.
 
     Raises ValueError for a command that is not torchrun's, or that starts nothing.
     """
@@ -150,10 +148,10 @@ def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
         raise UserError(f"got {_shown(command)!r}, expected a script after the options of torchrun")
     head = list(command[:words])
     no_python, module = {"--no-python", "--no_python"}, {"-m", "--module"}
-    kept = [flag for flag in flags if flag not in no_python | module]
+    options = [flag for flag in flags if flag not in no_python | module]
     if no_python & set(flags):
-        return [*head, *kept], program
-    return [*head, *kept], [sys.executable, "-u", *(["-m"] if module & set(flags) else []), *program]
+        return [*head, *options], program
+    return [*head, *options], [sys.executable, "-u", *(["-m"] if module & set(flags) else []), *program]
 
 
 def split_python(command: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -173,7 +171,7 @@ def split_python(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _words_of_launcher(command: Sequence[str]) -> int:
-    """How many words start torch's launcher, before its options; 0 for other commands."""
+    """The number of words that start torch's launcher, before its options; 0 for other commands."""
     name = PurePath(command[0]).name if command else ""
     if name == "torchrun":
         return 1

@@ -1,4 +1,4 @@
-"""One capture on its way: the command under its profiler, the reports that it leaves, and what is kept of them."""
+"""One capture in progress: the command under its profiler, the reports that it leaves, and the files kept of them."""
 
 from __future__ import annotations
 
@@ -37,50 +37,50 @@ from labkit.system.marked_run import end_marked, ended_with_owner
 from labkit.system.owned_folder import owned_folder
 from labkit.system.whole_file import write_whole
 
-PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the times of the steps of either run, as labkit takes them itself
-WORKPLACE, SCRATCH = ".capture-", "labkit-nsys-"  # how the folders of a capture begin that are gone at its end
+PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the step times of the two runs, as labkit itself takes them
+WORKPLACE, SCRATCH = ".capture-", "labkit-nsys-"  # prefixes of the folders that a capture removes at its end
 Echo = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a capture is made. `folder`: beside the output. `scratch`: nsys's own folder for temporary files."""
+    """The folders of a capture in progress."""
 
-    folder: Path
-    scratch: Path
+    folder: Path  # in the output folder
+    scratch: Path  # nsys's own folder for temporary files
 
     @property
     def mark(self) -> str:
-        """Of the processes of this capture; found again in the name of a folder whose owner was killed."""
+        """The mark of this capture's processes. The folder's name keeps it for when the owner is killed."""
         return self.folder.name
 
 
 @contextmanager
 def workplace(output: Path, temporary: Path) -> Iterator[Workplace]:
-    """Both folders, gone at the end with all processes of the capture, however this process ends.
+    """Both folders, removed at the end with all processes of the capture, however this process ends.
 
-    What captures whose process is gone have left in the same places is ended and removed first.
+    Processes and folders that killed captures left in the same places are ended and removed first.
     """
     with (
         owned_folder(WORKPLACE, output, before_removal=lambda folder: end_marked(folder.name)) as folder,
         owned_folder(SCRATCH, temporary) as scratch,
     ):
-        made = Workplace(folder, scratch)
-        with ended_with_owner(made.mark, (folder, scratch)):
-            yield made
+        place = Workplace(folder, scratch)
+        with ended_with_owner(place.mark, (folder, scratch)):
+            yield place
 
 
 @dataclass(frozen=True)
 class Reports:
-    """What the profiler left. `damaged`: half-written ones of a run that did not end well."""
+    """The reports that the profiler left."""
 
     used: list[Path]
-    damaged: list[Path]
+    damaged: list[Path]  # half written by a run that did not end well
 
 
 @dataclass(frozen=True)
 class CaptureJob:
-    """What is captured, how, and where to."""
+    """The command of a capture, its options and its output."""
 
     command: tuple[str, ...]
     name: str
@@ -103,17 +103,17 @@ class CaptureJob:
 
     @cached_property
     def clean(self) -> Redaction:
-        """For what is kept and may be shared."""
+        """Redaction of files, which may be shared."""
         hosts = [os.uname().nodename] if hasattr(os, "uname") else []
         return Redaction.of_run(self.environment.items(), command=self.command, hosts=hosts)
 
     @cached_property
     def for_user(self) -> Redaction:
-        """For what the user is shown."""
+        """Redaction of the output that the user sees."""
         return Redaction.of_secrets(self.environment.items(), self.command)
 
     def run_profiled(self, ranks: RankReports, sampling: bool, timeout_s: float | None, echo: Echo | None) -> Ended:
-        """The command under the profiler."""
+        """Runs the command under the profiler."""
         environment = self.environment | {STEP_TIMES: str(self.place.folder / PROFILED)}
         command = self._profile_command(ranks, sampling)
         if self.nsys is None:
@@ -122,38 +122,40 @@ class CaptureJob:
         return run_with_agent(lambda: self._run(command, environment, timeout_s, echo))
 
     def run_plain(self, timeout_s: float | None) -> Ended:
-        """The command alone, for what profiling costs."""
+        """Runs the command alone, to measure the cost of profiling."""
         environment = self.environment | {STEP_TIMES: str(self.place.folder / PLAIN)}
         return self._run(self.command, environment, timeout_s, None)
 
     def collect(self, ended: Ended) -> Reports:
-        """The reports that hold something. Raises CaptureError if a run that ended well left none, or not all, and
-        TraceError if it left a damaged one.
+        """The reports that are not empty.
+
+        For a run that ended well, raises CaptureError if reports or steps are missing, and TraceError for a damaged
+        report.
         """
         folder = self.place.folder
         reports = sorted(folder.glob("report*.sqlite" if self.nsys else "report*.json"))
-        if self.nsys and self.window.occurrence > 1:  # nsys writes one for each range until then
+        if self.nsys and self.window.occurrence > 1:  # nsys writes one for each range up to this one
             reports = [report for report in reports if report.stem.endswith(f".{self.window.occurrence}")]
-        found: dict[Path, Contents] = {}
+        contents_of: dict[Path, Contents] = {}
         damaged: list[Path] = []
         for report in reports:
             try:
-                found[report] = contents(report) if self.nsys else Contents(ranges=1)
+                contents_of[report] = contents(report) if self.nsys else Contents(ranges=1)
             except TraceError:
                 if ended.well:
                     raise
                 damaged.append(report)
-        used = [report for report, inside in found.items() if inside.ranges or inside.operations]
+        used = [report for report, counts in contents_of.items() if counts.ranges or counts.operations]
         if ended.well:
             announced = count_steps(folder / PROFILED)
-            if self.nsys and reports and (problem := lost(list(found.values()), announced, self.window)):
+            if self.nsys and reports and (problem := lost(list(contents_of.values()), announced, self.window)):
                 raise CaptureError(problem)
             if not used:
                 raise CaptureError(f"nothing was captured: {cause(folder, reports, self.window, self.profiler)}")
         return Reports(used, damaged)
 
     def keep(self, reports: Reports, ended: Ended, plain: Ended | None) -> Capture | None:
-        """Move what was captured to its place, scrubbed, with the record beside it; None where nothing was.
+        """Writes the scrubbed captures and their record to the output folder; None if nothing was captured.
 
         plain: the unprofiled run.
         """
@@ -177,7 +179,7 @@ class CaptureJob:
         if forked := count_forked(self.place.folder / PROFILED):
             remarks.append(f"{forked} processes were forked, which no profiler sees: start workers with spawn")
         if plain is not None and not plain.well:
-            remarks.append("the unprofiled run did not end well, so what profiling costs is not known")
+            remarks.append("the unprofiled run did not end well, so the cost of profiling is not known")
         environment = None
         try:
             environment = environment_of(self.environment)
@@ -207,17 +209,16 @@ class CaptureJob:
         return Capture(tuple(files), record_file, record)
 
     def failure(self, ended: Ended, capture: Capture | None) -> str:
-        """What to say of a command that did not end well."""
-        said = "\n".join(f"    {self.for_user(line)}" for line in ended.said) or "    (it said nothing)"
+        """The message about a command that did not end well."""
+        output = "\n".join(f"    {self.for_user(line)}" for line in ended.said) or "    (it printed nothing)"
         kept = f"what was captured is in {capture.files[0]}" if capture else "nothing was captured"
-        how = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
+        end = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
         if self.nsys is not None and lost_agent(ended):
-            said = ended.said[-1]
             return (
-                f"nsys lost its agent {ATTEMPTS} times before the command began ({said!r}){full(self.places)}; end "
-                "other captures, and run it again"
+                f"nsys lost its agent {ATTEMPTS} times before the command began ({ended.said[-1]!r})"
+                f"{full(self.places)}; end other captures, and run it again"
             )
-        return f"the command {how}; {kept}{full(self.places)}. Its last lines:\n{said}"
+        return f"the command {end}; {kept}{full(self.places)}. Its last lines:\n{output}"
 
     def _run(
         self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float | None, echo: Echo | None
@@ -241,7 +242,7 @@ class CaptureJob:
         )
 
     def _target(self, report: Path) -> Path:
-        """The file that is kept of a report."""
+        """The file that keeps a report."""
         rank = report.stem.partition("-r")[2].partition(".")[0] if "-r" in report.stem else ""
         return self.output / f"{self.name}{f'-r{rank}' if rank else ''}{'.sqlite' if self.nsys else '.json.gz'}"
 
@@ -259,38 +260,38 @@ class CaptureJob:
         return of_steps or tax_of_runs(profiled.seconds, plain.seconds)
 
     def _shared(self, value: Any) -> Any:
-        """Plain data, such as a word of the command, its texts without secrets and the folders of this machine."""
+        """Plain data with its texts redacted; of an absolute path only the name is left."""
         if isinstance(value, str):
             return self.clean(PurePath(value).name if os.path.isabs(value) else value)
         if isinstance(value, dict):
-            return {name: self._shared(each) for name, each in value.items()}
-        return [self._shared(each) for each in value] if isinstance(value, list) else value
+            return {name: self._shared(item) for name, item in value.items()}
+        return [self._shared(item) for item in value] if isinstance(value, list) else value
 
 
 def has_gpu() -> bool:
-    """Whether this machine passes an NVIDIA GPU on to programs."""
+    """Whether programs on this machine can use an NVIDIA GPU."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def temporary_folder(environment: Mapping[str, str]) -> Path:
-    """Where programs with this environment put their temporary files."""
+    """The folder in which programs with this environment put their temporary files."""
     return Path(environment.get("TMPDIR") or tempfile.gettempdir())
 
 
 def environment_of(variables: Mapping[str, str]) -> dict[str, Any]:
     """labkit's record of the machine, as a command with these environment variables finds it.
 
-    It needs torch, hence a process of its own. Raises RunError where that fails.
+    It needs torch, so it is made in a process of its own. Raises RunError where that fails.
     """
-    first = variables.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # "4,2": 4, and 2 in each of those
+    first = variables.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # "4,2": 4, and 2 nested in each
     threads = (int(first) if first.isdecimal() else 0) or len(os.sched_getaffinity(0))
     program = (
         "import sys; from labkit.harness.environment import read_environment as read; "
         "print(read(int(sys.argv[1])).model_dump_json())"
     )
     command = [sys.executable, "-P", "-c", program, str(threads)]
-    done = finished(command, environment=variables)
-    if done.returncode or not done.stdout:
-        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RunError(f"what machine this was is not known: {why}")
-    return json.loads(done.stdout.splitlines()[-1])
+    child = finished(command, environment=variables)
+    if child.returncode or not child.stdout:
+        reason = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        raise RunError(f"the machine of this run is not known: {reason}")
+    return json.loads(child.stdout.splitlines()[-1])

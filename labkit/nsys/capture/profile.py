@@ -1,8 +1,8 @@
-"""Profile a command, or a function, in a process of its own: one call from a shell or a notebook cell.
+"""Profiles a command, or a function, in a process of its own: one call from a shell or a notebook cell.
 
-With nsys the capture is its report, without it torch.profiler's, with the same stages. What is kept under the output
-folder is scrubbed (`labkit.nsys.scrub`) and has a record beside it; everything else is gone when the call returns, and
-also when its process is killed.
+The capture is the report of nsys, or of torch.profiler where nsys is missing, with the same stages. The kept files are
+scrubbed (`labkit.nsys.scrub`) and have a record next to them. Everything else is gone when the call returns, and also
+when its process is killed.
 """
 
 from __future__ import annotations
@@ -47,26 +47,29 @@ def profile(
     echo: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Capture:
-    """Profile `what`, a command as a list of words or a function without arguments, in a fresh process.
+    """Profiles `what`, a command as a list of words or a function without arguments, in a fresh process.
 
     name: of the files, OUTPUT/NAME.sqlite (nsys) or .json.gz (torch.profiler) and OUTPUT/NAME.json; by default made of
-    the command and the time. case: what this is a capture of, for the record. window: capture only this range, or the
-    first prefill or decode. ranks: of a command that starts with torchrun, "one" report of all or one "per-rank".
-    source: "nsys", "torch" (torch.profiler) or "auto", nsys where it is installed. tax: run the command once more,
-    unprofiled, to tell what profiling costs. keep_raw: keep nsys's own report too, secrets and all. environment: set
-    for the command, beside what this process has.
+    the command and the time.
+    case: a description of the run, for the record.
+    window: capture only this range, or the first prefill or decode.
+    ranks: for a command that starts with torchrun, "one" report of all ranks or one "per-rank".
+    source: "nsys", "torch" (torch.profiler) or "auto", which is nsys if it is installed.
+    tax: run the command once more, unprofiled, to measure the cost of profiling.
+    keep_raw: keep nsys's own report too, which holds all secrets.
+    environment: variables for the command, in addition to this process's.
 
     Raises ValueError for a request that cannot be served; CommandFailedError where the command fails, CaptureError
-    where nothing was captured, CaptureInterrupted on Ctrl-C: each keeps and names what there is.
+    where nothing was captured, and CaptureInterrupted on Ctrl-C. These errors keep and name the captured files.
     """
     window = Window.of_phase(window) if isinstance(window, Phase) else window or Window()
     _check(what, window, ranks, source, name)
     _check_program(what, dict(environment or {}).get("PATH"))
-    described = _plain(case or {})
+    plain_case = _plain(case or {})
     nsys = _profiler(source)
     words = None if callable(what) else tuple(what)
     if nsys is None and words is not None:
-        torch_profiler_command(words, Path(), window)  # raises for what torch.profiler cannot capture
+        torch_profiler_command(words, Path(), window)  # raises for a command that torch.profiler cannot capture
     pickled = pickle_call(what) if callable(what) else b""
     run_environment = dict(os.environ) | dict(environment or {})
     folder = Path(output)
@@ -80,7 +83,7 @@ def profile(
             window=window,
             nsys=nsys,
             environment=run_environment,
-            case=described,
+            case=plain_case,
             keep_raw=keep_raw,
         )
         return _take(job, ranks, sampling, tax, timeout_s, echo, progress or unheard)
@@ -95,7 +98,7 @@ def _take(
     echo: Callable[[str], None] | None,
     say: Progress,
 ) -> Capture:
-    """Run the command, under the profiler and without it, and keep what was captured."""
+    """Runs the command, under the profiler and without it, and keeps the capture."""
     total, plain = 3 if tax else 2, None
     say(0, total, f"profiling with {job.profiler}")
     ended = job.run_profiled(ranks, sampling, timeout_s, echo)
@@ -131,11 +134,11 @@ def _check(
     if window.occurrence < 1:
         raise UserError(f"got occurrence = {window.occurrence}, expected 1 (the first range of the name) or more")
     if ranks == "per-rank":
-        split_torchrun([] if callable(what) else what)  # raises for what starts no ranks
+        split_torchrun([] if callable(what) else what)  # raises for a command that starts no ranks
 
 
 def _plain(case: Mapping[str, Any]) -> dict[str, Any]:
-    """The case as JSON has it, for the record. Raises UserError for a value that it lacks."""
+    """The case as JSON has it, for the record. Raises UserError for a value that JSON cannot hold."""
     for name, value in case.items():
         try:
             json.dumps({name: value})
@@ -145,7 +148,7 @@ def _plain(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_program(what: Sequence[str] | Callable[[], object], path: str | None) -> None:
-    """Raises UserError for a command whose program is not on `path`, or on PATH: nsys would run and capture nothing."""
+    """Raises UserError if the command's program is not on `path` (default: PATH): nsys would capture nothing."""
     if not callable(what) and shutil.which(what[0], path=path) is None:
         raise UserError(
             f"got the command {what[0]!r}, and there is no such program on PATH; expected a program and its arguments, "
@@ -158,7 +161,7 @@ def _profiler(source: str) -> Nsys | None:
     nsys = find_nsys() if source != "torch" else None
     if source == "nsys" and nsys is None:
         raise UserError(
-            f"nsys was asked for and is not installed; labkit doctor says how to, or use {given('source', 'torch')}"
+            f"nsys is not installed; labkit doctor says how to install it, or use {given('source', 'torch')}"
         )
     if nsys is not None and (problem := nsys.importer_problem()):
         raise CaptureError(problem)

@@ -1,4 +1,4 @@
-"""The record of a capture: a JSON file beside it that says how it was made."""
+"""The record of a capture: a JSON file next to it that says how it was made."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SUFFIX, OF_RANK = re.compile(r"\.(sqlite|json\.gz)$"), re.compile(r"-r\d+$")
 
 
 class CaptureRecord(Listed):
-    """One capture: the command, what it is of, what took it, on which machine, and what profiling cost."""
+    """One capture: the command, the case, the profiler, the machine, and the cost of profiling."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
     created: datetime
-    files: tuple[str, ...]  # beside the record
+    files: tuple[str, ...]  # in the record's folder
     command: tuple[str, ...]
-    case: dict[str, Any]  # what the caller said that it is: impl, model, dtype, ...
+    case: dict[str, Any]  # the caller's description of the run: impl, model, dtype, ...
     window: str | None  # the range that was captured; None: the whole run
     profiler: str  # "nsys 2022.4.2.1" or "torch.profiler 2.13.0"
     exit_code: int
@@ -37,17 +37,17 @@ class CaptureRecord(Listed):
     environment: dict[str, Any] | None
     taken_cores: float | None = None  # processors that other programs took from the run; None: not known
     remarks: tuple[str, ...] = ()
-    # How many texts held the value of a variable, or another secret of the run, by its name.
+    # By the name of a variable, or of another secret of the run: the number of texts that held its value.
     redacted: dict[str, int] = Field(default_factory=dict)
 
     @property
     def trust(self) -> Trust:
-        """The grade of the capture's times, by the load of the machine when they were taken."""
+        """The trust in the capture's times, by the load of the machine during the run."""
         return Trust(tuple(load_doubts([] if self.taken_cores is None else [self.taken_cores], AGAIN)))
 
 
 def read_record(path: Path) -> CaptureRecord:
-    """The record of a capture. Raises TraceError for a file that is not one."""
+    """The record of a capture. Raises TraceError for a file that is not a record."""
     try:
         return CaptureRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -1,7 +1,8 @@
-"""What must not be shared of a run: found in its environment and in its command, and taken out of texts.
+"""Redaction: finds the private values of a run in its environment and its command, and takes them out of texts.
 
-A value of a variable whose name names no secret is private where it is no word: a folder, an address, a number, a
-token. `EXPERIMENT=attention` and `DTYPE=bfloat16` are words, which ranges, operators and kernels are made of.
+If the name of a variable does not name a secret, its value is private unless it is words: folders, addresses, numbers
+and tokens are private. `EXPERIMENT=attention` and `DTYPE=bfloat16` are words, which also occur in the names of ranges,
+operators and kernels.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from labkit.stages import DOMAIN, STAGES, parse
 
 REDACTED = "<redacted>"
 LONG_ENOUGH = 8  # shorter values, such as "1" or "python", are part of every file
-SECRET_LENGTH = 4  # shorter secrets are taken out of the command alone: in a report they would be parts of other words
-PUBLIC = ("LABKIT_IMPL",)  # a name of labkit's own, which its records need
-FOLDERS = ("PWD", "OLDPWD")  # no passwords
+SECRET_LENGTH = 4  # shorter secrets are replaced only in the command: in a report they would be parts of other words
+PUBLIC = ("LABKIT_IMPL",)  # labkit's own variable, whose value its records need
+FOLDERS = ("PWD", "OLDPWD")  # not passwords, in spite of PWD
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # in names of variables
-NAMES = re.compile(  # in names of variables, of whose values no part is a name
+NAMES = re.compile(  # names of variables whose whole value is a name
     r"\w*(USER|USERNAME|LOGNAME|HOST|HOSTNAME|NODENAME|NODELIST|_ADDR)|GIT_\w+_NAME", re.IGNORECASE
 )
-# Words, abbreviations with a number, such as gpt2 and e4m3, and what is made of them. A folder begins with a slash.
+# Words, and abbreviations with a number such as gpt2 and e4m3. A value of such parts is words; a folder is not, since
+# it begins with a slash.
 PART = re.compile(
     r"(?:[A-Z]?[a-z]{2,20}+(?![a-z])|[A-Z]{2,12}+)++\d{0,4}"
     r"|[A-Za-z]{1,2}(?:\d{1,3}[A-Za-z]?){0,2}|\d{1,4}[A-Za-z]{0,2}"
 )
 BETWEEN = re.compile(r"[-_ .,+:/]")
 OPERATOR = re.compile(r"(?:aten|prims?|torch|c10d?|quantized|inductor|profiler|ProfilerStep)(?:::[\w.]+|#\d+)(?:, .*)?")
-# Options are told by whole words: --tokenizer and --max-new-tokens name no secret, --hub-token and --api-key do.
+# Options are matched by whole words: --tokenizer and --max-new-tokens name no secret, --hub-token and --api-key do.
 SECRET_WORDS = frozenset(
     {
         *("token", "key", "apikey", "secret", "password", "passwd", "passphrase", "pass", "pwd"),
@@ -46,7 +48,7 @@ NAMED = re.compile(
     re.IGNORECASE,
 )
 USER_OF_URL = re.compile(r"://([^/\s@]+)@")  # user:password, or a token alone
-# Tokens whose issuers give them a form of their own: Hugging Face, GitHub, GitLab, OpenAI, Slack, Amazon.
+# Tokens with the form of their issuer: Hugging Face, GitHub, GitLab, OpenAI, Slack, Amazon.
 ISSUED = re.compile(r"\b(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA)[A-Za-z0-9_-]{10,}")
 SIZE = re.compile(r"[-+]?\d{1,4}(?:\.\d+)?")  # --num-key-value-heads 8
 
@@ -54,9 +56,9 @@ SIZE = re.compile(r"[-+]?\d{1,4}(?:\.\d+)?")  # --num-key-value-heads 8
 class Redaction:
     """Replaces private values in texts.
 
-    `anywhere` and `words` map each value to its source, such as the name of a variable. The values of `anywhere` are
-    replaced in any place, those of `words` as whole words. `replaced` counts the changed texts of each source. Names of
-    labkit's stages and ranges and of PyTorch's operators are public: they always stay.
+    `anywhere` and `words` map each value to its source, such as the name of a variable. Values of `anywhere` are
+    replaced in any place, values of `words` as whole words. `replaced` counts the changed texts of each source. Names
+    of labkit's stages and ranges and of PyTorch's operators are public: they always stay.
     """
 
     def __init__(self, anywhere: Mapping[str, str], words: Mapping[str, str] | None = None) -> None:
@@ -73,17 +75,18 @@ class Redaction:
     def of_run(
         cls, variables: Collection[tuple[str, str]], *, command: Sequence[str] = (), hosts: Iterable[str] = ()
     ) -> Redaction:
-        """All that must not be shared of a run: its environment, the secrets of its command, its user and its hosts.
+        """All private values of a run: its environment, the secrets of its command, its user and its hosts.
 
-        Values of at least LONG_ENOUGH characters that are no words go wherever they stand, the parts of lists such as
-        PATH too; secrets, which the name of a variable or the value itself tells, from SECRET_LENGTH on.
+        Values that are not words are replaced anywhere from LONG_ENOUGH characters on, and so are the parts of lists
+        such as PATH. Secrets, known by the name of a variable or by their form, are replaced from SECRET_LENGTH
+        characters on.
         """
         home = os.path.expanduser("~")
         anywhere, words = ({home: "the home folder"} if len(home) > 1 else {}), dict.fromkeys(hosts, "the host's name")
         for name, value in variables:
             if name in PUBLIC:
                 continue
-            parts = [each for each in (value, *value.split(os.pathsep)) if not _is_words(each)]
+            parts = [part for part in (value, *value.split(os.pathsep)) if not _is_words(part)]
             anywhere |= {part: name for part in parts if len(part) >= LONG_ENOUGH}
             if NAMES.fullmatch(name):
                 words[value] = name
@@ -92,7 +95,7 @@ class Redaction:
 
     @classmethod
     def of_secrets(cls, variables: Collection[tuple[str, str]], command: Sequence[str]) -> Redaction:
-        """The secrets alone, for the user of this machine, who may see the own folders."""
+        """The secrets alone, for the user of this machine, who may see folders and names."""
         return cls(*_secrets_of(variables, command))
 
     def __call__(self, text: str) -> str:
@@ -110,8 +113,8 @@ class Redaction:
 
 
 def command_secrets(command: Sequence[str]) -> set[str]:
-    """The secrets that the words of a command say: values of options and variables, passwords in addresses, tokens."""
-    return {secret for found in _secrets_by_word(command) for secret in found}
+    """The secrets in the words of a command: values of options and variables, passwords in addresses, tokens."""
+    return {secret for secrets in _secrets_by_word(command) for secret in secrets}
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
@@ -125,12 +128,12 @@ def without_secrets(command: Sequence[str]) -> list[str]:
 
 
 def _secrets_by_word(command: Sequence[str]) -> Iterator[set[str]]:
-    expected = False  # by the option before
+    expected = False  # whether the option before takes a secret
     for word in command:
-        found = set(_secrets_in(word))
+        secrets = set(_secrets_in(word))
         if expected and not word.startswith("-") and not SIZE.fullmatch(word):
-            found.add(word)
-        yield found - {""}
+            secrets.add(word)
+        yield secrets - {""}
         expected = OPTION.fullmatch(word) is not None and _names_secret(word)
 
 
@@ -155,9 +158,10 @@ def _is_words(value: str) -> bool:
 def _secrets_of(
     variables: Collection[tuple[str, str]], command: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Secrets that are replaced anywhere, and secrets that are replaced as words; each with its source.
+    """Secrets to replace anywhere, and secrets to replace as words, each with its source.
 
-    A variable that is named like a secret holds one. If the value is a word, the name must say so in whole words.
+    A variable that is named like a secret holds one. If its value is words, the name must contain the secret's kind as
+    a whole word.
     """
     secrets: dict[str, str] = {}
     for name, value in variables:
@@ -169,6 +173,6 @@ def _secrets_of(
         if _names_secret(name) or (SECRET.search(name) and not _is_words(value)):
             secrets[value] = name
     secrets |= dict.fromkeys(command_secrets(command), "the command")
-    anywhere = {each: source for each, source in secrets.items() if len(each) >= LONG_ENOUGH and not _is_words(each)}
-    words = {each: source for each, source in secrets.items() if len(each) >= SECRET_LENGTH and each not in anywhere}
+    anywhere = {text: source for text, source in secrets.items() if len(text) >= LONG_ENOUGH and not _is_words(text)}
+    words = {text: source for text, source in secrets.items() if len(text) >= SECRET_LENGTH and text not in anywhere}
     return anywhere, words

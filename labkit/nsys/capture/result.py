@@ -1,4 +1,4 @@
-"""What a profiled run leaves, and the errors of one that leaves less than was asked for."""
+"""The result of a profiled run, and the errors of a run without a full result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from labkit.system.errors import RunError
 
 @dataclass(frozen=True)
 class Capture:
-    """What a profiled run left: `files`, one or one for each rank, and the record beside the first."""
+    """The files of a profiled run."""
 
-    files: tuple[Path, ...]
-    record_file: Path
+    files: tuple[Path, ...]  # one, or one for each rank
+    record_file: Path  # next to the first
     record: CaptureRecord
 
     def trace(self) -> Trace:
@@ -25,11 +25,11 @@ class Capture:
 
 
 class CaptureError(RunError):
-    """Nothing usable was captured. The message says which of the known causes it was."""
+    """Nothing usable was captured. The message names the cause."""
 
 
 class CommandFailedError(CaptureError):
-    """The command failed. `capture` is what was captured before, None if nothing was."""
+    """The command failed. `capture` holds the files captured before; None without any."""
 
     def __init__(self, message: str, exit_code: int, capture: Capture | None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class CommandFailedError(CaptureError):
 
 
 class CaptureInterrupted(KeyboardInterrupt):
-    """Ctrl-C. `capture` is what was captured before, None if nothing was."""
+    """Ctrl-C. `capture` holds the files captured before; None without any."""
 
     def __init__(self, capture: Capture | None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Take out of a report what must not be shared: the environment of the run, its user, its host, its other processes.
+"""Scrubbing: removes the run's environment, its user, its host and its other processes from a report.
 
-nsys writes the whole environment of a run into its reports, secrets included. The scrubbed report is a new file that
-holds only what is known to be harmless and useful, instead of an old one from which known leaks were cut.
+nsys writes the whole environment of a run into its reports, secrets included. The scrubbed report is a new file with
+only the data that are known to be harmless and useful, and not a copy from which known leaks were cut.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from labkit.nsys.trace import TraceError
 from labkit.system.errors import RunError
 from labkit.system.whole_file import whole_file
 
-# Of these tables all numbers are kept; other values only from the columns named here. `nsys stats` finds what it needs.
+# All numbers of these tables are kept, and the text of the columns named here. That is enough for `nsys stats`.
 TEXT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "NVTX_EVENTS": ("text",),
     "CUPTI_ACTIVITY_KIND_KERNEL": (),
@@ -44,15 +44,16 @@ EXPORT_ROWS = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_PRODUCT_
 def scrub(
     report: Path, target: Path, environment: Mapping[str, str] | None = None, *, command: Sequence[str] = ()
 ) -> dict[str, int]:
-    """Write the nsys export `report` (SQLite) to `target` without what names its user, its host or its environment.
+    """Writes the nsys export `report` (SQLite) to `target` without its user, its host and its environment.
 
-    Kept are the tables of TEXT_COLUMNS, the strings that they use, the version rows, and of the processes and threads
-    those that did something. In every string that is kept, the values of the environment variables of the run (found
-    in the report) and of `environment` (default: this process's) are replaced; so are its user, its host and the
-    secrets in the words of `command`. Short values and words stay, and so do names of labkit's stages and of PyTorch's
-    operators. Returns how many strings were changed for each variable.
+    The target keeps the tables of TEXT_COLUMNS, the strings that they use, the version rows, and the processes and
+    threads that did something. In every kept string, the values of the run's environment variables (found in the
+    report) and of `environment` (default: this process's) are replaced, and so are its user, its host and the secrets
+    in the words of `command`. Short values and words stay, and so do names of labkit's stages and of PyTorch's
+    operators. Returns the number of changed strings for each variable.
 
-    Raises TraceError for what is no SQLite file, RunError where the disk is full, OSError for a target that cannot be.
+    Raises TraceError if `report` is not a SQLite file, RunError if the disk is full, OSError if `target` cannot be
+    written.
     """
     environment = os.environ if environment is None else environment
     uri = f"{report.resolve().as_uri()}?mode=ro&immutable=1"
@@ -98,12 +99,12 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection, clean: Redaction) ->
             rows = old.execute(f"SELECT name, value FROM {name} WHERE {where}", EXPORT_ROWS)
             _insert(new, name, ["name", "value"], rows)
     if "StringIds" in schema:
-        kept = (
+        used_strings = (
             (number, clean(value))
             for number, value in old.execute("SELECT id, value FROM StringIds")
             if number in strings
         )
-        _insert(new, "StringIds", ["id", "value"], kept)
+        _insert(new, "StringIds", ["id", "value"], used_strings)
 
 
 def _copy_table(
@@ -114,19 +115,19 @@ def _copy_table(
     clean: Redaction,
     active: tuple[set[int], set[int]],
 ) -> set[int]:
-    """Copy what may be kept of a table; returns the ids of the strings that its rows use."""
+    """Copies the rows and values of a table that may be kept; returns the ids of the strings that the rows use."""
     used: set[int] = set()
     text = [column in TEXT_COLUMNS[name] for column in columns]
     refers = [at for at, column in enumerate(columns) if column in STRING_COLUMNS]
     processes, threads = active
     required = [row[3] and "TEXT" in row[2].upper() for row in old.execute(f"PRAGMA table_info({_quoted(name)})")]
 
-    def kept() -> Iterator[tuple[object, ...]]:
+    def kept_rows() -> Iterator[tuple[object, ...]]:
         for row in old.execute(f"SELECT {', '.join(map(_quoted, columns))} FROM {_quoted(name)}"):
-            named = dict(zip(columns, row, strict=True))
-            if name == "PROCESSES" and named.get("globalPid") not in processes:
+            by_column = dict(zip(columns, row, strict=True))
+            if name == "PROCESSES" and by_column.get("globalPid") not in processes:
                 continue
-            if name == "ThreadNames" and named.get("globalTid") not in threads:
+            if name == "ThreadNames" and by_column.get("globalTid") not in threads:
                 continue
             values: list[object] = []
             for value, is_text, must in zip(row, text, required, strict=True):
@@ -138,12 +139,12 @@ def _copy_table(
             used.update(row[at] for at in refers if isinstance(row[at], int))
             yield tuple(values)
 
-    _insert(new, name, columns, kept())
+    _insert(new, name, columns, kept_rows())
     return used
 
 
 def _active(old: sqlite3.Connection, columns: Mapping[str, list[str]]) -> tuple[set[int], set[int]]:
-    """globalPids and globalTids that appear in what is kept of ranges, API calls and GPU work."""
+    """The globalPids and globalTids of the kept ranges, API calls and GPU work."""
     processes: set[int] = set()
     threads: set[int] = set()
     for name in TEXT_COLUMNS:
@@ -172,7 +173,7 @@ def _quoted(name: str) -> str:
 
 
 def _recorded_environment(report: sqlite3.Connection) -> Iterator[tuple[str, str]]:
-    """The variables that nsys wrote into the report: NAME=value, or NAME="value", one or many to a text."""
+    """The variables that nsys wrote into the report: NAME=value, or NAME="value", one or several in a text."""
     for table in ("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV", "StringIds"):
         for text in _texts(report, table):
             for entry in text.split("\0"):

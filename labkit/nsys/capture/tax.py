@@ -1,4 +1,4 @@
-"""What being profiled costs: the same command, once under the profiler and once without."""
+"""The cost of profiling: the times of a command under the profiler and without it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from labkit.system.validation import Listed
 
 
 class Tax(Listed):
-    """Medians over the steps of `phase` as labkit times them itself, in milliseconds, or, of a program that announces
-    no steps, wall times from start to end (phase None): under nsys with nsys's own start and its export.
+    """The times of a run under the profiler and without it, in milliseconds.
+
+    They are medians over the steps of `phase`, as labkit itself times them. For a program that announces no steps
+    (phase None) they are wall times from start to end, which under nsys include nsys's own start and its export.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,36 +33,36 @@ class Tax(Listed):
         return self.profiled_ms / self.plain_ms
 
     def __str__(self) -> str:
-        what = f"{self.phase} step" if self.phase else "whole run, the profiler's own start and end included"
-        return f"{self.ratio - 1:+.0%} ({what}: {self.profiled_ms:.4g} ms profiled, {self.plain_ms:.4g} ms without)"
+        unit = f"{self.phase} step" if self.phase else "whole run, the profiler's own start and end included"
+        return f"{self.ratio - 1:+.0%} ({unit}: {self.profiled_ms:.4g} ms profiled, {self.plain_ms:.4g} ms without)"
 
 
 def tax_of_steps(profiled: Path, plain: Path, phase: Phase | None) -> Tax | None:
-    """From the files that LABKIT_STEP_TIMES named; of `phase`, or else of decode, or of prefill. None without steps."""
+    """The tax by the files of LABKIT_STEP_TIMES: of `phase`, by default of decode, else of prefill. None: no steps."""
     of_profiled, of_plain = _step_times(profiled), _step_times(plain)
-    for each in (phase,) if phase else (Phase.DECODE, Phase.PREFILL):
-        if each in of_profiled and each in of_plain:
+    for timed in (phase,) if phase else (Phase.DECODE, Phase.PREFILL):
+        if timed in of_profiled and timed in of_plain:
             return Tax(
-                phase=each,
-                profiled_ms=median(of_profiled[each]),
-                plain_ms=median(of_plain[each]),
-                samples=(len(of_profiled[each]), len(of_plain[each])),
+                phase=timed,
+                profiled_ms=median(of_profiled[timed]),
+                plain_ms=median(of_plain[timed]),
+                samples=(len(of_profiled[timed]), len(of_plain[timed])),
             )
     return None
 
 
 def tax_of_runs(profiled_s: float, plain_s: float) -> Tax:
-    """From the wall times of two whole runs."""
+    """The tax by the wall times of two whole runs."""
     return Tax(phase=None, profiled_ms=profiled_s * 1e3, plain_ms=plain_s * 1e3, samples=(1, 1))
 
 
 def count_steps(times: Path) -> int:
-    """How many steps a run has timed."""
+    """The number of steps that a run has timed."""
     return sum(map(len, _step_times(times).values()))
 
 
 def count_forked(times: Path) -> int:
-    """How many processes of a run were forked, so that the profiler did not see them."""
+    """The number of processes of a run that were forked, which the profiler did not see."""
     return len({entry["forked"] for entry in _entries(times) if "forked" in entry})
 
 

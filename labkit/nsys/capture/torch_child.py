@@ -1,12 +1,12 @@
 """Runs a Python program inside torch.profiler: `-m labkit.nsys.capture.torch_child OUTPUT PHASE OCCURRENCE PROGRAM...`.
 
-It stands in for nsys where that is not installed. PHASE is "all", or the phase ("prefill" or "decode") whose run number
+It replaces nsys where nsys is not installed. PHASE is "all", or the phase ("prefill" or "decode") whose run number
 OCCURRENCE is captured. PROGRAM is a script, `-m module` or `-c code`, with its arguments. Writes OUTPUT.json, and under
 torchrun OUTPUT-rN.json.
 
-PyTorch has one profiler in a process at a time, and crashes where a second one ends before the first: a program that
-starts its own while this one runs is ended with a word. What forked processes do is not recorded; each says so in the
-file that LABKIT_STEP_TIMES names.
+PyTorch has one profiler in a process at a time, and crashes if a second one ends before the first. A program that
+starts its own while this one runs is therefore ended with a message. Forked processes are not recorded; each notes
+itself in the file that LABKIT_STEP_TIMES names.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 from labkit.stages import PHASE_WATCHERS, Phase, note_fork
 
-STARTERS = {  # of profilers, in the modules from which they are called
+STARTERS = {  # functions that start profilers, by the module from which they are called
     "torch.autograd.profiler": ("_prepare_profiler", "_enable_profiler"),
     "torch.autograd.profiler_legacy": ("_enable_profiler_legacy",),
 }
 ANOTHER = (
     "got a program with a torch.profiler of its own, and PyTorch has one at a time: labkit's, which records this run; "
-    "take the program's out, or profile it under nsys (labkit profile --source nsys)"
+    "remove the program's, or profile it under nsys (labkit profile --source nsys)"
 )
 
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _end_fork(error: BaseException | None) -> None:
-    """Ends a forked process as Python does, but does not wait for the profiler's threads, which only its parent has."""
+    """Ends a forked process as Python does, without waiting for the profiler's threads, which only its parent has."""
     code = error.code if isinstance(error, SystemExit) else error and 1
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
@@ -62,7 +62,7 @@ def _end_fork(error: BaseException | None) -> None:
 
 
 class WindowedProfiler:
-    """torch.profiler, which runs from now to the end of the process, or for one run of a phase."""
+    """torch.profiler, running from now to the end of the process, or for one run of a phase."""
 
     def __init__(self, phase: Phase | None, occurrence: int) -> None:
         from torch.profiler import ProfilerActivity, profile
@@ -112,7 +112,7 @@ class WindowedProfiler:
         self._state = "done"
 
     def write(self, path: Path) -> None:
-        """Nothing is written where the phase never came."""
+        """Writes the trace, unless the phase never began."""
         if self._state == "running":
             self._stop()
         if self._state == "done":

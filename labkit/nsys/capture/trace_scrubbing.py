@@ -1,4 +1,4 @@
-"""The capture of torch.profiler without what must not be shared."""
+"""Scrubbing of torch.profiler's captures."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pandas as pd
 from labkit.nsys.capture.redaction import Redaction
 from labkit.nsys.trace import SCHEMA, Trace
 
-NUMBERS = ("grid", "block")  # texts that hold sizes alone
-CALLED_WITH = ("inputs", "collective")  # as JSON, in which a secret may be written otherwise
+NUMBERS = ("grid", "block")  # texts that hold only sizes
+CALLED_WITH = ("inputs", "collective")  # JSON, in which a secret may be escaped
 
 
 def scrub_trace(trace: Trace, clean: Redaction) -> Trace:
-    """`trace` with every name in it replaced by what `clean` leaves of it.
+    """`trace` with all its names redacted by `clean`, and without the arguments of operators and collectives.
 
     torch.profiler writes no environment, but a program can put anything into the names of its ranges, and the system
-    puts commands into the names of processes and threads. What operators and collectives were called with is left out.
+    puts commands into the names of processes and threads.
     """
     frames = {name: _scrubbed(name, frame, clean) for name, frame in trace.frames.items()}
     return replace(trace, **frames)
@@ -31,7 +31,7 @@ def _scrubbed(name: str, frame: pd.DataFrame, clean: Redaction) -> pd.DataFrame:
 
 
 def _replaced(column: pd.Series, clean: Redaction) -> pd.Categorical:
-    """Two names may become one, so the categories get new numbers."""
-    numbers, names = pd.factorize(np.array([clean(str(each)) for each in column.cat.categories], object))
+    """The redacted column. Two names may become equal, so the categories get new numbers."""
+    numbers, names = pd.factorize(np.array([clean(str(name)) for name in column.cat.categories], object))
     codes = column.cat.codes.to_numpy()
     return pd.Categorical.from_codes(np.where(codes < 0, -1, numbers[codes] if len(numbers) else -1), names)

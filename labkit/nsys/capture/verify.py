@@ -1,4 +1,4 @@
-"""Checks whether a run left a usable report, and names the cause where it did not."""
+"""Checks whether a run left a usable report, and names the cause if it did not."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ STEP_NAMES = ", ".join(f"'{step_message(phase)}'" for phase in Phase)
 
 @dataclass(frozen=True)
 class Contents:
-    """How many rows an export has of each kind; `steps`: labkit's ranges around whole steps."""
+    """The number of rows of each kind in an export."""
 
     ranges: int = 0
-    steps: int = 0
+    steps: int = 0  # labkit's ranges around whole steps
     domains: int = 0
     operations: int = 0
 
 
 def contents(export: Path) -> Contents:
-    """What is in an nsys export. Raises TraceError for a damaged one."""
+    """The contents of an nsys export. Raises TraceError for a damaged export."""
     try:
         with closing(sqlite3.connect(f"{export.resolve().as_uri()}?mode=ro", uri=True)) as rows:
             tables = {row[0] for row in rows.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -52,28 +52,28 @@ def contents(export: Path) -> Contents:
     return Contents(ranges, steps, domains, operations)
 
 
-def lost(found: list[Contents], announced: int, window: Window) -> str | None:
-    """What to say where fewer steps arrived than the program counted itself (`announced`); None if all arrived.
+def lost(reports: list[Contents], announced: int, window: Window) -> str | None:
+    """The message if fewer steps arrived than the program itself counted (`announced`); None if all arrived.
 
-    Of a run that is captured in part the expected number is not known, so nothing is said.
+    None also for a run that is captured in part, since the expected number is then not known.
     """
-    arrived = sum(each.steps for each in found)
+    arrived = sum(report.steps for report in reports)
     if window.name is not None or arrived >= announced:
         return None
     return (
-        f"the program announced {announced} steps, but {arrived} arrived in the report: the profiler lost ranges; take "
-        "the capture again, alone on the machine (labkit doctor tries one out)"
+        f"the program announced {announced} steps, but {arrived} arrived in the report: the profiler lost ranges; "
+        "repeat the capture with nothing else on the machine (labkit doctor makes a test capture)"
     )
 
 
 def full(places: Iterable[Path]) -> str:
-    """What to say of those `places`, to which the profiler writes, that are nearly full; an empty text if none is."""
+    """The message about nearly full folders among `places`, to which the profiler writes; empty if none is full."""
     free = {place: shutil.disk_usage(place).free for place in places}
     return "".join(f"; {place} is full ({free[place] / 1e6:.0f} MB free)" for place in free if free[place] < FULL)
 
 
 def cause(workplace: Path, reports: list[Path], window: Window, profiler: str) -> str:
-    """Why a run that ended well left nothing in `workplace`, and what to do about it."""
+    """The reason why a run that ended well left nothing in `workplace`, and its repair."""
     if not reports and list(workplace.glob("*.qdstrm")):
         return "nsys could not import its own stream (.qdstrm); labkit doctor names the repair"
     if not reports and window.name == PROFILER_API:

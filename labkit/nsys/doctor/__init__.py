@@ -1,1 +1,1 @@
-"""What keeps a machine from being profiled, and what repairs it."""
+"""The doctor: problems that keep a machine from being profiled, and their repairs."""

@@ -14,7 +14,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """What was looked at, what was found and, unless all is well, the one line that repairs it."""
+    """One check: its name, its finding and, for a problem, the one line that repairs it."""
 
     name: str
     status: Status

@@ -1,4 +1,4 @@
-"""`labkit doctor`: what on this machine would spoil a measurement or a capture, each with the line that repairs it."""
+"""`labkit doctor`: problems on this machine that would spoil a measurement or a capture, and their repairs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ FAILURES = (OSError, ValueError, ImportError, sqlite3.Error)
 def examine(*, sampling: bool = False, probe: bool = True) -> list[DoctorCheck]:
     """All checks, in the order of the table; about five seconds. A check that itself fails gives WARN with the reason.
 
-    `sampling`: also whether nsys may sample the CPU. `probe`: capture a program of two ranges to see that they arrive.
+    `sampling`: also check whether nsys may sample the CPU. `probe`: capture a program with two ranges, and check that
+    the ranges arrive.
     """
     try:
         nsys = find_nsys()
     except ValueError as error:
-        named_wrong = DoctorCheck("nsys", Status.FAIL, str(error), f"unset {LOCATION}")
-        return [named_wrong, *_profiler_checks(None, sampling, probe)[1:], *_machine_checks(None)]
+        wrong_name = DoctorCheck("nsys", Status.FAIL, str(error), f"unset {LOCATION}")
+        return [wrong_name, *_profiler_checks(None, sampling, probe)[1:], *_machine_checks(None)]
     return [*_profiler_checks(nsys, sampling, probe), *_machine_checks(nsys)]
 
 
@@ -85,18 +86,18 @@ def _failed(name: str, error: BaseException) -> DoctorCheck:
 
 
 def worst(checks: Iterable[DoctorCheck]) -> Status:
-    """FAIL if any failed, else WARN if any warned, else OK."""
+    """FAIL if any check failed, else WARN if any warned, else OK."""
     return max((check.status for check in checks), key=list(Status).index, default=Status.OK)
 
 
 def as_dict(checks: Iterable[DoctorCheck]) -> dict[str, Any]:
     """The worst status and all checks, for JSON."""
-    found = list(checks)
-    return {"status": worst(found), "checks": [asdict(check) for check in found]}
+    listed = list(checks)
+    return {"status": worst(listed), "checks": [asdict(check) for check in listed]}
 
 
 def doctor_table(checks: Iterable[DoctorCheck], *, repairs: bool = True) -> Table:
-    """One row per check; under its finding the repair, unless the caller shows the repairs itself."""
+    """One row per check, with the repair under its finding unless the caller shows the repairs itself."""
     table = Table(Column("status", no_wrap=True), Column("check", no_wrap=True), Column("finding", overflow="fold"))
     for check in checks:
         finding = Text(check.finding)

@@ -1,9 +1,8 @@
-"""Facts that can only be found by loading things: the GPU's driver, PyTorch, Triton, the kernels, memory's rate,
-OpenMP's runtimes.
+"""Facts that need libraries to be loaded: the GPU's driver, PyTorch, Triton, the kernels, the memory's rate, OpenMP.
 
-`labkit doctor` runs this in a process of its own (`python -P -m labkit.nsys.doctor.inventory`), because it must not
-load torch, nor die if torch does. One JSON line is written for each fact as soon as it is known. A fact that can't be
-found is {"error": why}.
+`labkit doctor` runs this in a process of its own (`python -P -m labkit.nsys.doctor.inventory`), because the doctor must
+not load torch, and must not die if torch does. Each fact is written as a JSON line as soon as it is known. A fact that
+can't be found is {"error": reason}.
 """
 
 import ctypes
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LOOKS, LOOK_S = 10, 0.1  # at memory: its mode may change within a second
+LOOKS, LOOK_S = 10, 0.1  # measurements of memory, whose mode may change within a second
 
 
 def driver() -> dict[str, Any]:
@@ -56,7 +55,7 @@ def kernels() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """GB/s at which memory is read, from look to look, by as many threads as an engine takes."""
+    """GB/s at which memory is read, in each of LOOKS measurements, by the number of threads that an engine uses."""
     from torch import get_num_threads
 
     from labkit.kernels.probe import read_bandwidth_gb_s
@@ -79,10 +78,10 @@ FACTS: tuple[Callable[[], dict[str, Any]], ...] = (driver, torch, triton, kernel
 def main() -> None:
     for fact in FACTS:
         try:
-            found = fact()
+            values = fact()
         except (ImportError, OSError, RuntimeError, AttributeError) as error:
-            found = {"error": f"{error}".partition("\n")[0] or type(error).__name__}
-        sys.stdout.write(json.dumps({"fact": fact.__name__} | found) + "\n")
+            values = {"error": f"{error}".partition("\n")[0] or type(error).__name__}
+        sys.stdout.write(json.dumps({"fact": fact.__name__} | values) + "\n")
         sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""The doctor's checks of the machine and of the software that runs on it, whether profiled or not."""
+"""The doctor's checks of the machine and its software, which also matter without a profiler."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Fact = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Inventory:
-    """What `labkit.nsys.doctor.inventory` found. It runs in a process of its own, because loading things may end it."""
+    """The facts of `labkit.nsys.doctor.inventory`, which runs in a process of its own, since loading may crash it."""
 
     facts: Mapping[str, Fact]
 
@@ -52,7 +52,7 @@ class Inventory:
         return self.facts[name]
 
     def need(self, name: str) -> Fact:
-        """The same for a fact that another one depends on."""
+        """The fact `name`, for a check that depends on it. Raises OSError if it was not found."""
         if error := self[name].get("error"):
             raise OSError(f"{name}: {error}")
         return self[name]
@@ -60,15 +60,15 @@ class Inventory:
 
 def take_inventory() -> Inventory:
     command = [sys.executable, "-P", "-m", "labkit.nsys.doctor.inventory"]
-    said: list[str] = []
-    ended = run(command, os.environ, timeout_s=INVENTORY_S, echo=said.append)
+    output: list[str] = []
+    ended = run(command, os.environ, timeout_s=INVENTORY_S, echo=output.append)
     if ended.interrupted:
         raise KeyboardInterrupt
-    facts = {line["fact"]: line for line in map(json.loads, (line for line in said if line.startswith('{"fact"')))}
+    facts = {line["fact"]: line for line in map(json.loads, (line for line in output if line.startswith('{"fact"')))}
     undone = [fact.__name__ for fact in FACTS if fact.__name__ not in facts]
     if undone:
-        how = f"no answer after {INVENTORY_S} s" if ended.late else f"Python ends with exit code {ended.exit_code}"
-        facts[undone[0]] = {"error": how}
+        reason = f"no answer after {INVENTORY_S} s" if ended.late else f"Python ends with exit code {ended.exit_code}"
+        facts[undone[0]] = {"error": reason}
     return Inventory(facts)
 
 
@@ -79,28 +79,28 @@ def python() -> DoctorCheck:
 
 
 def gpu(inventory: Inventory) -> DoctorCheck:
-    found = inventory["driver"]
-    if names := found.get("gpus"):
+    fact = inventory["driver"]
+    if names := fact.get("gpus"):
         return DoctorCheck("GPU", Status.OK, ", ".join(names))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and any(Path("/dev").glob("nvidia[0-9]*")):
         finding, repair = f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES"
-    elif "error" in found:
-        finding, repair = f"none: {found['error']}", f"for a GPU, install NVIDIA's driver: {DRIVERS}"
+    elif "error" in fact:
+        finding, repair = f"none: {fact['error']}", f"for a GPU, install NVIDIA's driver: {DRIVERS}"
     else:
         finding = "none, though the driver's library is there"
-        repair = "take a machine that has one, with its devices passed on to a container (docker run --gpus all)"
+        repair = "use a machine with a GPU, and pass its devices on to a container (docker run --gpus all)"
     return DoctorCheck("GPU", Status.WARN, f"{finding}; everything runs on the CPU", repair)
 
 
 def driver(inventory: Inventory, nsys: Nsys | None) -> DoctorCheck:
-    """The driver, PyTorch's CUDA, and the CUPTI by which nsys traces CUDA have to fit each other."""
-    name, found = "driver and CUDA", inventory["driver"]
-    if reason := CU_INIT.get(found.get("cu_init", NO_DEVICE)):
+    """Checks that the driver, PyTorch's CUDA, and the CUPTI with which nsys traces CUDA fit each other."""
+    name, fact = "driver and CUDA", inventory["driver"]
+    if reason := CU_INIT.get(fact.get("cu_init", NO_DEVICE)):
         return DoctorCheck(name, Status.FAIL, f"the driver does not start: {reason[0]}", reason[1])
-    if not found.get("gpus"):
+    if not fact.get("gpus"):
         return DoctorCheck(name, Status.OK, "nothing to match without a GPU")
-    torch, served = inventory.need("torch"), tuple(found["cuda"])
+    torch, served = inventory.need("torch"), tuple(fact["cuda"])
     built = _numbers(torch["cuda"] or "")
     text = (
         f"the driver serves CUDA {_dotted(served)}, PyTorch {torch['version']} is built for {_dotted(built) or 'none'}"
@@ -123,31 +123,31 @@ def driver(inventory: Inventory, nsys: Nsys | None) -> DoctorCheck:
 
 
 def torch(inventory: Inventory) -> DoctorCheck:
-    found = inventory["torch"]
-    if error := found.get("error"):
+    fact = inventory["torch"]
+    if error := fact.get("error"):
         return DoctorCheck(
             "PyTorch", Status.FAIL, f"can't be imported: {error}", f"{sys.executable} -m pip install torch"
         )
-    return DoctorCheck("PyTorch", Status.OK, f"{found['version']}, CUDA {found['cuda'] or 'none'}")
+    return DoctorCheck("PyTorch", Status.OK, f"{fact['version']}, CUDA {fact['cuda'] or 'none'}")
 
 
 def triton(inventory: Inventory) -> DoctorCheck:
-    found, has_gpu = inventory["triton"], bool(inventory["driver"].get("gpus"))
-    if error := found.get("error"):
+    fact, has_gpu = inventory["triton"], bool(inventory["driver"].get("gpus"))
+    if error := fact.get("error"):
         status = Status.FAIL if has_gpu else Status.WARN
         finding = f"can't be imported: {error}; the GPU kernels need it"
         return DoctorCheck("Triton", status, finding, f"{sys.executable} -m pip install triton")
-    return DoctorCheck("Triton", Status.OK, found["version"] + ("" if has_gpu else ", in its interpreter only: no GPU"))
+    return DoctorCheck("Triton", Status.OK, fact["version"] + ("" if has_gpu else ", in its interpreter only: no GPU"))
 
 
 def compiler(inventory: Inventory) -> DoctorCheck:
     inventory.need("torch")
-    found = inventory["kernels"]
-    if error := found.get("error"):
+    fact = inventory["kernels"]
+    if error := fact.get("error"):
         named = [name for name in ("LABKIT_ISA", "LABKIT_CACHE", "CXX") if name in error and name in os.environ]
         repair = f"unset {named[0]}" if named else "sudo apt-get install g++ (or name a C++17 compiler in CXX)"
         return DoctorCheck("CPU kernels", Status.FAIL, error, repair)
-    return DoctorCheck("CPU kernels", Status.OK, f"compiled by {found['compiler']} for {found['instruction_set']}")
+    return DoctorCheck("CPU kernels", Status.OK, f"compiled by {fact['compiler']} for {fact['instruction_set']}")
 
 
 def memory(inventory: Inventory) -> DoctorCheck:
@@ -156,20 +156,20 @@ def memory(inventory: Inventory) -> DoctorCheck:
 
 
 def openmp(inventory: Inventory) -> DoctorCheck:
-    """One runtime for PyTorch and the kernels: two would each start a team of threads."""
+    """Checks that PyTorch and the kernels share one runtime: two runtimes would each start a team of threads."""
     libraries = inventory.need("openmp")["libraries"]
     kinds = {"libgomp": "GNU", "libomp": "LLVM", "libiomp5": "Intel"}
-    named = [f"{kinds.get(re.split('[-.]', Path(each).name)[0], 'unknown')} ({each})" for each in libraries]
+    named = [f"{kinds.get(re.split('[-.]', Path(path).name)[0], 'unknown')} ({path})" for path in libraries]
     if len(libraries) > 1:
         finding = f"{len(libraries)} runtimes in one process, each with threads of its own: {', '.join(named)}"
         return DoctorCheck(
-            "OpenMP", Status.WARN, finding, "export CXX=g++ (and take OpenMP runtimes out of LD_PRELOAD)"
+            "OpenMP", Status.WARN, finding, "export CXX=g++ (and remove OpenMP runtimes from LD_PRELOAD)"
         )
     return DoctorCheck("OpenMP", Status.OK, named[0] if named else "none loaded")
 
 
 def threads(inventory: Inventory) -> DoctorCheck:
-    """PyTorch's threads against the cores that this process may use."""
+    """Compares PyTorch's threads with the cores that this process may use."""
     used = inventory.need("torch")["threads"]
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(own_groups("cpu"))
@@ -187,11 +187,11 @@ def threads(inventory: Inventory) -> DoctorCheck:
 
 
 def governor() -> DoctorCheck:
-    found = {path.read_text().strip() for path in CPUS.glob("cpu*/cpufreq/scaling_governor")}
-    if not found:
-        return DoctorCheck("CPU frequency", Status.OK, "no governor to be seen: the host or the firmware decides")
-    finding = f"governor {', '.join(sorted(found))}"
-    if "powersave" in found:
+    governors = {path.read_text().strip() for path in CPUS.glob("cpu*/cpufreq/scaling_governor")}
+    if not governors:
+        return DoctorCheck("CPU frequency", Status.OK, "no governor is visible: the host or the firmware decides")
+    finding = f"governor {', '.join(sorted(governors))}"
+    if "powersave" in governors:
         return DoctorCheck("CPU frequency", Status.WARN, finding, "sudo cpupower frequency-set --governor performance")
     return DoctorCheck("CPU frequency", Status.OK, finding)
 
@@ -203,8 +203,8 @@ def huge_pages() -> DoctorCheck:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """(12, 4) of "12.4" or "libcupti.so.12.4"."""
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+    """(12, 4) for "12.4" or "libcupti.so.12.4"."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", version)[:2])
 
 
 def _dotted(version: tuple[int, ...]) -> str:

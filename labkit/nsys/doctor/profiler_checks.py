@@ -1,4 +1,4 @@
-"""The doctor's checks of Nsight Systems: whether a capture here would hold what it should."""
+"""The doctor's checks of Nsight Systems: whether a capture on this machine would be complete."""
 
 from __future__ import annotations
 
@@ -45,25 +45,27 @@ class Probe:
     """A capture of a program that opens two ranges, one by plain nvtx and one by labkit.stages."""
 
     ranges: frozenset[str]  # "domain:message"
-    failure: str | None = None  # why there is no report; what nsys said
+    failure: str | None = None  # why there is no report, with nsys's message
 
 
 def capture_probe(nsys: Nsys) -> Probe:
-    """Raises FileNotFoundError where nsys has gone."""
+    """Captures a program that opens two ranges. Raises FileNotFoundError if nsys has been removed."""
     with owned_folder("labkit-doctor-") as folder:
         report = folder / "probe.sqlite"
         traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite")
         output = f"--output={report.with_suffix('')}"
         command = [str(nsys.path), "profile", *traced, output, sys.executable, "-P", "-c", PROBE]
-        environment = dict(os.environ) | {"TMPDIR": str(folder)}  # nsys's own files hold it, so they go too
+        environment = dict(os.environ) | {
+            "TMPDIR": str(folder)
+        }  # nsys's temporary files hold the environment, so they are removed too
         ended = run_with_agent(lambda: run(command, environment, timeout_s=PROBE_S))
         if ended.interrupted:
             raise KeyboardInterrupt
         if report.is_file():
             return Probe(_ranges(report))
-    how = f"no end after {PROBE_S} s" if ended.late else f"exit code {ended.exit_code}"
-    telling = [line for line in ended.said if re.search("error|fail|unable|denied|exception", line, re.IGNORECASE)]
-    return Probe(frozenset(), ": ".join([how, *(telling or ended.said)[-1:]]))
+    end = f"no end after {PROBE_S} s" if ended.late else f"exit code {ended.exit_code}"
+    errors = [line for line in ended.said if re.search("error|fail|unable|denied|exception", line, re.IGNORECASE)]
+    return Probe(frozenset(), ": ".join([end, *(errors or ended.said)[-1:]]))
 
 
 def _ranges(report: Path) -> frozenset[str]:
@@ -100,47 +102,47 @@ def capture(probe: Probe) -> DoctorCheck:
 
 
 def plain_ranges(probe: Probe) -> DoctorCheck:
-    """Ranges of nvtx.annotate and nvtx.push_range, as users' own code has them."""
+    """Checks ranges of nvtx.annotate and nvtx.push_range, which users' own code opens."""
     return _ranges_check("NVTX ranges", "plain nvtx calls", f"{PROBE_DOMAIN}:{PROBE_RANGE}" in probe.ranges)
 
 
 def stage_ranges(probe: Probe) -> DoctorCheck:
-    """Ranges of labkit.stages, which every figure is made from."""
+    """Checks ranges of labkit.stages, from which every figure is made."""
     arrived = f"{DOMAIN}:{message(Phase.PREFILL, Stage.EMBED)}" in probe.ranges
     return _ranges_check("stage ranges", "labkit's stages", arrived)
 
 
-def _ranges_check(name: str, whose: str, arrived: bool) -> DoctorCheck:
+def _ranges_check(name: str, source: str, arrived: bool) -> DoctorCheck:
     installed = version("nvtx")
     if arrived:
-        return DoctorCheck(name, Status.OK, f"those of {whose} are captured (nvtx {installed})")
+        return DoctorCheck(name, Status.OK, f"ranges of {source} are captured (nvtx {installed})")
     if os.environ.get("NVTX_DISABLE"):
         return DoctorCheck(
-            name, Status.FAIL, f"NVTX_DISABLE is set: no range of {whose} is captured", "unset NVTX_DISABLE"
+            name, Status.FAIL, f"NVTX_DISABLE is set: no range of {source} is captured", "unset NVTX_DISABLE"
         )
-    finding = f"with nvtx {installed} this nsys captures no range of {whose}, and nobody says so"
+    finding = f"with nvtx {installed} this nsys captures no range of {source}, without a warning"
     return DoctorCheck(name, Status.FAIL, finding, f"{sys.executable} -m pip install nvtx==0.2.11")
 
 
 def sampling(nsys: Nsys | None) -> DoctorCheck:
-    """Whether nsys says that it may sample the CPU. The system's setting alone does not tell: root may always."""
+    """Checks whether nsys may sample the CPU, by asking nsys: the system's setting does not apply to root."""
     level = int(PARANOIA.read_text())
     answer = ask(nsys.path, "status", "--environment") if nsys else ""
     verdict = re.search(r"\(process-tree\): (\w+)", str(answer))
     allowed = verdict[1] == "OK" if verdict else level <= 2 or os.geteuid() == 0
-    said = f"perf_event_paranoid is {level}"
+    setting = f"perf_event_paranoid is {level}"
     if allowed:
-        return DoctorCheck("CPU sampling", Status.OK, said)
+        return DoctorCheck("CPU sampling", Status.OK, setting)
     if level > 2:
         repair = "sudo sysctl kernel.perf_event_paranoid=2"
-        return DoctorCheck("CPU sampling", Status.FAIL, f"{said}, above 2: nsys may not sample", repair)
+        return DoctorCheck("CPU sampling", Status.FAIL, f"{setting}, above 2: nsys may not sample", repair)
     reason = "; ".join(re.findall(r"^.*: Fail.*$", str(answer), re.MULTILINE))
     repair = "allow perf_event_open (a container: docker run --cap-add=PERFMON --security-opt seccomp=unconfined)"
-    return DoctorCheck("CPU sampling", Status.FAIL, f"{said}, but nsys may not sample: {reason}", repair)
+    return DoctorCheck("CPU sampling", Status.FAIL, f"{setting}, but nsys may not sample: {reason}", repair)
 
 
 def worker_start() -> DoctorCheck:
-    """How worker processes start by default. It is asked in a way that still lets a script choose."""
+    """Checks how worker processes start by default, in a way that still lets a script choose."""
     chosen = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if chosen == "spawn":
         return DoctorCheck("worker processes", Status.OK, "start by spawn: nsys sees their ranges")
@@ -149,10 +151,10 @@ def worker_start() -> DoctorCheck:
 
 
 def temporary_folder() -> DoctorCheck:
-    """nsys keeps the raw capture in TMPDIR until the program ends."""
+    """Checks TMPDIR, in which nsys keeps the raw capture until the program ends."""
     folder = Path(os.environ.get("TMPDIR") or "/tmp")
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        finding = f"TMPDIR={folder} is no folder that can be written: nsys fails to start anything"
+        finding = f"TMPDIR={folder} is not a writable folder: nsys fails to start anything"
         return DoctorCheck("temporary folder", Status.FAIL, finding, f"export TMPDIR={_roomy(folder)}")
     free = shutil.disk_usage(folder).free
     kind = file_system(folder, Path("/proc/mounts").read_text())
@@ -165,14 +167,14 @@ def temporary_folder() -> DoctorCheck:
 
 
 def file_system(folder: Path, mounts: str) -> str:
-    """The type of the file system that holds the folder, from the text of /proc/mounts."""
+    """The type of the file system that holds the folder, by the text of /proc/mounts."""
     rows = [line.split(" ") for line in mounts.splitlines()]
     holding = [row for row in rows if folder.resolve().is_relative_to(row[1].replace(r"\040", " "))]
     return max(holding, key=lambda row: len(row[1]), default=["", "", ""])[2]
 
 
 def _roomy(instead_of: Path) -> Path:
-    """A folder for temporary files on a disk with room, or what to look for."""
+    """A folder for temporary files on a disk with room, or a placeholder that describes it."""
     mounts = Path("/proc/mounts").read_text()
     for folder in (Path("/tmp"), Path("/var/tmp"), Path.home(), Path.cwd()):
         usable = folder != instead_of and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -1,1 +1,1 @@
-"""Files of profilers: nsys exports and Chrome traces, read into a Trace."""
+"""Readers of profilers' files: nsys exports and Chrome traces become a Trace."""

@@ -1,9 +1,9 @@
-"""Traces that were read before, as Arrow files that are mapped into memory.
+"""Cache of traces that were read before, as Arrow files that are mapped into memory.
 
 The key of a trace is the digest of its file's contents, of the code that reads it and of the columns of a Trace. So a
-file that was written anew, or a reader that was changed, finds nothing old; what another reader kept of the same file
-is removed. So is what was not read for BOUNDS' days, and what was read longest ago beyond its bytes. A cache that is
-damaged, or that can't be written, is treated as if there were none.
+changed file, or a changed reader, never gets an old trace. Removed are the entries of other readers for the same file,
+entries not read for BOUNDS' days, and beyond BOUNDS' bytes the entries read longest ago. A cache that is damaged, or
+that can't be written, is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SMALLEST_BYTES = 1_000_000  # a smaller file is read as quickly as its cache
 BOUNDS = Bounds()
 ABOUT = "source.json"
 LABKIT = Path(__file__).parents[2]
-CODE = (  # what a trace depends on
+CODE = (  # the files that a trace depends on
     LABKIT / "stages.py",
     *sorted(LABKIT.glob("system/*.py")),
     LABKIT / "nsys" / "process.py",
@@ -50,9 +50,9 @@ def cached(path: Path, read: Callable[[Path], Trace]) -> Trace:
     if folder is None:
         return read(path)
     with suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException):
-        kept = _load(folder, path.name)
+        trace = _load(folder, path.name)
         used(folder)
-        return kept
+        return trace
     trace = read(path)
     with suppress(OSError, pa.ArrowException):
         _store(folder, trace)
@@ -60,7 +60,7 @@ def cached(path: Path, read: Callable[[Path], Trace]) -> Trace:
 
 
 def _folder(path: Path) -> Path | None:
-    """The folder in which the trace of this file is kept; None where there is no place for caches."""
+    """The folder of this file's trace in the cache; None without a folder for caches."""
     root = cache_root()
     if root is None:
         return None
@@ -81,7 +81,7 @@ def _load(folder: Path, name: str) -> Trace:
 
 
 def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:
-    """The frame of a file, whose columns stay where they are: in the file's pages."""
+    """The frame of a file. Its columns are not copied, but stay in the file's pages."""
     mapped = pa.memory_map(str(file))
     if zlib.crc32(mapped.read_buffer()) != crc:
         raise UserError(f"{file} is damaged")
@@ -99,7 +99,7 @@ def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:
 
 
 def _store(folder: Path, trace: Trace) -> None:
-    """Keeps a trace. It is written under another name first, so that nobody finds half of it."""
+    """Stores a trace. It is written under another name first, so that no reader finds half of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with owned_folder(".writing-", folder.parent) as place:
         written = place / folder.name

@@ -1,7 +1,7 @@
 """Reads a Chrome trace as torch.profiler (Kineto) and labkit write it, plain or gzip, event by event, into a Trace.
 
-Times there are microseconds with up to three decimals since `baseTimeNanoseconds`, or since the epoch where that is
-missing: too many digits for a float, so they are read as decimals.
+Its times are microseconds with up to three decimals since `baseTimeNanoseconds`, or since the epoch if that is missing.
+These are too many digits for a float, so they are read as decimals.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ABOUT = {
 }
 DEVICES = re.compile(rb'"deviceProperties"\s*:\s*\[([^\]]*)')
 DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,9})\s*,\s*"name"\s*:\s*("[^"\\]*")')
-DIGITS = 30  # more than any of these numbers has; Python turns no text of thousands of digits into a number
+DIGITS = 30  # more than any of these numbers has; int() refuses texts of thousands of digits
 DAY_NS = 86_400_000_000_000
 CHROME = "a Chrome trace"
 CUT_SHORT = "is not complete JSON ({why}); a profiler that is killed leaves half a file: record again"
@@ -46,7 +46,7 @@ EXPECTED = 'expected a Chrome trace, {"traceEvents": [...]} or a list of events,
 
 
 def read_chrome(path: Path) -> Trace:
-    """The trace of one file. TraceError: cut short, not JSON, no trace, or a trace with nothing that can be read."""
+    """The trace of one file. TraceError: cut short, not JSON, not a trace, or a trace without readable events."""
     try:
         events, text = _read(path, repair=False)
         repaired = False
@@ -55,13 +55,13 @@ def read_chrome(path: Path) -> Trace:
         repaired = True
     if not events.known and (events.count or not (text.is_list or b'"traceEvents"' in text.ends)):
         raise TraceError(f"{path.name} is JSON, but no trace; {EXPECTED}")
-    notes = ["the list of events has no end: its recorder may have been killed, and the last ones be lost"]
-    notes = notes * text.unclosed + ["bytes that are no UTF-8 are shown as \ufffd"] * repaired
+    notes = ["the list of events has no end: its recorder may have been killed, and the last events lost"]
+    notes = notes * text.unclosed + ["bytes that are not UTF-8 are shown as \ufffd"] * repaired
     return _trace(events, _about(text.ends, path.name), _devices_of(text.ends), path.name, notes)
 
 
 class _NoUtf8(Exception):
-    """The text has bytes that are no UTF-8."""
+    """The text has bytes that are not UTF-8."""
 
 
 def _read(path: Path, *, repair: bool) -> tuple[Events, JsonText]:
@@ -82,10 +82,10 @@ def _read(path: Path, *, repair: bool) -> tuple[Events, JsonText]:
         except (zlib.error, gzip.BadGzipFile) as error:
             raise TraceError(f"{path.name} is not complete JSON: its gzip data are damaged ({error}); {ANEW}") from None
         except (ijson.JSONError, UnicodeDecodeError, InvalidOperation) as error:
-            why = str(error)
-            if "invalid bytes in UTF8" in why and not repair:
+            message = str(error)
+            if "invalid bytes in UTF8" in message and not repair:
                 raise _NoUtf8 from None
-            if "premature EOF" in why or (text is not None and text.unclosed):
+            if "premature EOF" in message or (text is not None and text.unclosed):
                 raise TraceError(f"{path.name} {CUT_SHORT.format(why='it ends too early')}") from None
             raise TraceError(f"{path.name} is not JSON: {_cause(error)}; {EXPECTED}") from None
         except DeepOrLong as error:
@@ -95,33 +95,34 @@ def _read(path: Path, *, repair: bool) -> tuple[Events, JsonText]:
 def _add(events: Events, event: Any, name: str) -> None:
     try:
         events.add(event)
-    except AttributeError:  # no object
+    except AttributeError:  # not an object
         raise TraceError(f"{name}: element {events.count} is no event, but {str(event)[:40]!r}; {EXPECTED}") from None
     except TraceError as error:
         raise TraceError(f"{name}: element {events.count} is no event: {error}; {EXPECTED}") from None
 
 
 def _cause(error: Exception) -> str:
-    """What the parser stumbled over, with the text around it."""
+    """The cause of a parser's error, with the text around it."""
     if isinstance(error, InvalidOperation):
         return "it has a number with an exponent beyond any"
     if isinstance(error, UnicodeDecodeError):
         return "it has half of a surrogate pair in a text"
-    said = str(error)
-    if said.startswith(("b'", 'b"')):  # ijson, of a text that is no UTF-8
-        said = ast.literal_eval(said).decode(errors="replace")
-    what, _, rest = said.partition("\n")
+    message = str(error)
+    if message.startswith(("b'", 'b"')):  # ijson's message about a text that is not UTF-8
+        message = ast.literal_eval(message).decode(errors="replace")
+    problem, _, rest = message.partition("\n")
     place = rest.partition("\n")[0].strip()
     word = next((word for word in ("NaN", "Infinity", "nan", "inf") if word in place), None)
-    why = f"{word} is no number of JSON" if word else what.removeprefix("lexical error: ").removeprefix("parse error: ")
-    return f"{why.rstrip('.')}, at {place!r}"
+    problem = problem.removeprefix("lexical error: ").removeprefix("parse error: ")
+    problem = f"{word} is no number of JSON" if word else problem
+    return f"{problem.rstrip('.')}, at {place!r}"
 
 
 def _about(ends: bytes, name: str) -> dict[str, int]:
-    """What the file says of itself beside its events."""
-    told = {key: found[1].decode()[:DIGITS] for key, pattern in ABOUT.items() if (found := pattern.search(ends))}
-    about = {key: int(digits) for key, digits in told.items()}
-    rank_number(told.get("rank", "0"), f"distributedInfo of {name}")
+    """The numbers of ABOUT that the file states next to its events."""
+    texts = {key: match[1].decode()[:DIGITS] for key, pattern in ABOUT.items() if (match := pattern.search(ends))}
+    about = {key: int(digits) for key, digits in texts.items()}
+    rank_number(texts.get("rank", "0"), f"distributedInfo of {name}")
     if about.get("base", 0) >= LATEST_NS:
         raise TraceError(f"got baseTimeNanoseconds = {about['base']} in {name}, expected less than {LATEST_NS}")
     return about
@@ -129,14 +130,14 @@ def _about(ends: bytes, name: str) -> dict[str, int]:
 
 def _devices_of(ends: bytes) -> dict[int, str]:
     """The names of the devices by their numbers."""
-    told = DEVICES.search(ends)
-    return {int(number): json.loads(name) for number, name in DEVICE.findall(told[1])} if told else {}
+    match = DEVICES.search(ends)
+    return {int(number): json.loads(name) for number, name in DEVICE.findall(match[1])} if match else {}
 
 
 def _trace(
     events: Events, about: dict[str, int], devices: dict[int, str], name: str, notes: Sequence[str] = ()
 ) -> Trace:
-    """The trace of the events. Its clock starts where the file's does, or at the first event if that is a day later."""
+    """The trace of the events. Its clock starts with the file's, or at the first event if that is a day later."""
     tables = placed(events)
     first = min((int(table["start_ns"].min()) for table in tables.values() if len(table["pid"])), default=0)
     origin = first if first >= DAY_NS else 0
@@ -156,7 +157,7 @@ def _trace(
         (events.untimed, "of a GPU without times: left out"),
     )
     unread = tuple(f"{count:,} {kind}" for kind, count in events.unread.most_common())
-    skipped = (*notes, *(f"{count} events {why}" for count, why in left_out if count))
+    skipped = (*notes, *(f"{count} events {reason}" for count, reason in left_out if count))
     return Trace(
         Source("torch.profiler" if events.of_kineto else CHROME, version, (name,), base or None, skipped, unread),
         _ranges(events, frames["ranges"]),
@@ -169,7 +170,7 @@ def _trace(
 
 
 def _launchers(ranges: dict[str, Ints], calls: dict[str, Ints], operations: dict[str, Ints]) -> Ints:
-    """The process of each operation: that of its API call. Kineto gives an operation its device's number instead."""
+    """The process of each operation, from its API call. Kineto gives an operation its device's number instead."""
     own, on_cpu = operations["pid"], np.union1d(ranges["pid"], calls["pid"])
     if not len(on_cpu):
         return own
@@ -219,7 +220,7 @@ def _processes(events: Events, pids: Ints, rank: int) -> pd.DataFrame:
 
 
 def _threads(events: Events, *used: dict[str, Ints]) -> pd.DataFrame:
-    """The names of the threads that ranges and calls are on."""
+    """The names of the threads of ranges and calls."""
     columns = [np.concatenate([table[name] for table in used]) for name in ("process", "pid", "tid")]
     places = np.unique(np.column_stack(columns), axis=0)
     names = Names()
@@ -228,7 +229,7 @@ def _threads(events: Events, *used: dict[str, Ints]) -> pd.DataFrame:
 
 
 def _devices(named: dict[int, str], operations: dict[str, Ints]) -> pd.DataFrame:
-    """The named devices that operations ran on."""
+    """The devices of operations, if they have names."""
     used = np.unique(np.column_stack([operations["process"], operations["device"]]), axis=0)
     used = used[np.isin(used[:, 1], [number for number, name in named.items() if name])]
     names = Names()

@@ -1,7 +1,8 @@
 """The events of a Chrome trace as rows of numbers, collected one by one while the file is read.
 
-Categories of PyTorch's profiler say what an event is. Events of other recorders have other categories or none: they are
-`loose` until the names of processes and threads are known, which may come last (`labkit.nsys.reader.chrome_places`).
+A category of PyTorch's profiler says what an event is. Events of other recorders have other categories or none. They
+stay `loose` until the names of processes and threads are known, which may come last
+(`labkit.nsys.reader.chrome_places`).
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from labkit.nsys.trace import CALL_KINDS, COLLECTIVE, INPUTS, KINDS, TraceError
 from labkit.stages import DOMAIN, parse
 
 RANGE = "user_annotation"
-# The second line of each is what PyTorch called its categories before 1.11.
+# The second line of each has the names of PyTorch's categories before 1.11.
 CALLS = {"cuda_runtime": "api", "cuda_driver": "api", "cpu_op": "op", "os": "os"} | {
     "Runtime": "api", "Operator": "op", "Operator range": "op"
 }  # fmt: skip
 OPERATIONS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "gpu_graph": "graph"} | {
     "concurrent_kernel": "kernel", "Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset"
 }  # fmt: skip
-# Devices that are no GPUs: one category holds their work, their waits and what a queue on the CPU did.
+# Other devices than GPUs: one category holds their work, their waits and the events of a queue on the CPU.
 RUNTIMES = frozenset({"mtia_runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"})
 DEVICE_WORK = frozenset({"mtia_ccp_events"})
-NO_PLACE = frozenset(  # of PyTorch's profiler: a Trace has no place for them
+NO_PLACE = frozenset(  # categories of PyTorch's profiler that a Trace cannot hold
     {
         *("python_function", "gpu_user_annotation", "overhead", "Trace", "cuda_sync", "cuda_event", "hpu_op"),
         *("cpu_instant_event", "cuda_profiler_range", "external_correlation", "gpu_pm_counter", "collective_comm"),
@@ -56,7 +57,7 @@ COLUMNS = {
     "operations": (*EVERY, "kind", *LAUNCH, "external", "memory", "collective"),
     "loose": (*EVERY, "range_id", "category", "task", "device", "stream", "correlation", "bytes", "direction"),
 }
-UNTOLD = -1  # the device or stream of a loose event that does not tell them
+UNTOLD = -1  # the device or stream of a loose event that does not state it
 TASK, DIRECTION = ("Task Type", "task_type"), ("direction", "kind", "operation")
 LOOSE_NUMBERS = {
     "device": ("device", "device_id", "Device Id", "Physic Device Id"),
@@ -67,24 +68,24 @@ LOOSE_NUMBERS = {
 
 
 class Events:
-    """Events of the kinds that a Trace has. The rows hold the numbers of texts, which are in `names`, `shapes` (grids,
-    blocks, memories) and `told` (inputs of operators, arguments of collectives, as JSON).
+    """Events of the kinds that a Trace has. A begin and an end on one thread become one event.
 
-    labkit's own files say more than torch.profiler's: the domain of a range, the process that launched an operation,
-    and the real thread of an event that is drawn on another one.
+    Rows hold the numbers of their texts. The texts are in `names`, `shapes` (grids, blocks, memories) and `told`
+    (inputs of operators and arguments of collectives, as JSON).
 
-    `count`: elements so far. `known`: elements with a phase. `backwards`: events that end before they start.
-    `untimed`: operations at time 0 without length, which CUPTI could not time. `unread`: the number of events of each
-    kind that a Trace has no place for. `of_kineto`: whether any has a category of PyTorch's profiler. A begin and an
-    end on one thread are one event.
+    labkit's own files hold more than torch.profiler's: the domain of a range, the process that launched an operation,
+    and the real thread of an event that is drawn on another thread.
     """
 
     def __init__(self) -> None:
-        self.count = self.known = self.backwards = self.untimed = self._ends_alone = 0
-        self.of_kineto = False
+        self.count = self.known = 0  # elements so far; elements with a phase
+        self.backwards = 0  # events that end before they start
+        self.untimed = 0  # operations at time 0 without length, which CUPTI could not time
+        self._ends_alone = 0
+        self.of_kineto = False  # whether any event has a category of PyTorch's profiler
         self.names, self.shapes, self.told = Names(), Names(), Names()
         self.told.code("")
-        self.unread: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()  # number of events of each kind that a Trace cannot hold
         self.process_names: dict[int, str] = {}
         self.process_labels: dict[int, str] = {}
         self.ranks: dict[int, int] = {}
@@ -99,7 +100,7 @@ class Events:
         return self._ends_alone + sum(map(len, self._begun.values()))
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Adds an event. One that is damaged raises TraceError or, if it is no event at all, AttributeError."""
+        """Adds an event. Raises TraceError for a damaged event, AttributeError for an element that is not an event."""
         self.count += 1
         phase, category = event.get("ph"), event.get("cat")
         self.known += phase is not None
@@ -149,7 +150,7 @@ class Events:
         self._complete(whole, category if isinstance(category, str) else "")
 
     def _start(self, event: Mapping[str, Any], name: str | None = None) -> tuple[int, int, int, int, int]:
-        """The columns that every kind of event has."""
+        """The values of the columns of EVERY."""
         start, length = _ns(event, "ts"), _ns(event, "dur") if event.get("dur") is not None else 0
         self.backwards += length < 0
         code = self.names.code(_name(event) if name is None else name)
@@ -164,8 +165,8 @@ class Events:
         correlation = self._number(args, "correlation") if kind == "api" else 0
         external = self._number(args, "External id", "external id")
         inputs = {name: args[key] for name, key in INPUTS.items() if key in args} if "Input Dims" in args else {}
-        told = self.told.code(json.dumps(inputs, default=str) if inputs else "")
-        self._rows["calls"].extend((*self._start(event), CALL_KINDS.index(kind), correlation, external, told))
+        inputs_code = self.told.code(json.dumps(inputs, default=str) if inputs else "")
+        self._rows["calls"].extend((*self._start(event), CALL_KINDS.index(kind), correlation, external, inputs_code))
 
     def _operation(self, event: Mapping[str, Any], kind: str) -> None:
         args, name, memory = _args(event), _name(event), ""
@@ -225,8 +226,8 @@ class Events:
         )
 
     def _number(self, args: Mapping[str, Any], *keys: str, default: int = 0) -> int:
-        """The number under the first of `keys` that has one. A text, or a number beyond 64 bits, gets a negative one of
-        its own: it tells things apart, and counts nothing.
+        """The number under the first of `keys` that is present. A text, or a number beyond 64 bits, gets a negative
+        number of its own, which is an identity and not an amount.
         """
         value = next((args[key] for key in keys if args.get(key) is not None), default)
         if type(value) is int and -INT64 <= value <= INT64:
@@ -245,7 +246,7 @@ def _name(event: Mapping[str, Any]) -> str:
 
 
 def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of an event; none where it has null, or anything but an object."""
+    """The arguments of an event; none if they are null, or not an object."""
     args = event.get("args")
     return args if isinstance(args, dict) else {}
 
@@ -256,7 +257,7 @@ def _shape(args: Mapping[str, Any], key: str) -> str:
 
 
 def _amount(args: Mapping[str, Any], key: str, default: int = 0) -> int:
-    """A count of something, as its column can hold it."""
+    """A count that fits into a column of 32 bits. Raises TraceError for any other value."""
     value = args.get(key)
     if value is None:
         value = default if abs(default) <= INT32 else 0
@@ -274,17 +275,17 @@ def _collective(args: Mapping[str, Any]) -> str:
 
 
 def _microseconds(event: Mapping[str, Any], key: str) -> int | Decimal:
-    """A time of an event. TraceError for one that no capture has."""
+    """A time of an event. TraceError for a time outside of any capture."""
     value = event.get(key)
     try:
         time = value if type(value) is int else Decimal(str(value))
         if -LATEST_US < time < LATEST_US:
             return time
-        told = f"{time:.4g}"
-    except InvalidOperation:  # no number, or NaN
-        told = "none" if key not in event else repr(value)[:40]
-        raise TraceError(f"got {key} = {told}, expected a time in microseconds") from None
-    raise TraceError(f"got a time of {told} us, expected less than {LATEST_US} us (146 years)")
+        shown = f"{time:.4g}"
+    except InvalidOperation:  # not a number, or NaN
+        shown = "none" if key not in event else repr(value)[:40]
+        raise TraceError(f"got {key} = {shown}, expected a time in microseconds") from None
+    raise TraceError(f"got a time of {shown} us, expected less than {LATEST_US} us (146 years)")
 
 
 def _ns(event: Mapping[str, Any], key: str) -> int:

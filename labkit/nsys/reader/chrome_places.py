@@ -1,9 +1,9 @@
-"""What the events of other recorders than PyTorch's profiler are, told by the names of their processes and threads.
+"""The kinds of the events of other recorders than PyTorch's profiler, by the names of their processes and threads.
 
-JAX, Ascend and MTIA write what ran on a device as events of a process that is named after the device, on threads that
-are named after its streams. Everything else on such a process is derived from that work, or is no work: waits, and the
-steps and modules that the work belongs to. Events of all other processes are calls of a runtime where they have a
-correlation, and ranges where they have none.
+JAX, Ascend and MTIA write a device's work as events of a process that is named after the device, on threads that are
+named after its streams. All other events of such a process are derived from that work, or are not work: waits, and the
+steps and modules that the work belongs to. Events of all other processes are calls of a runtime if they have a
+correlation, else ranges.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, TraceError
 
 DEVICE = re.compile(r"/device:(?!CPU)|Ascend Hardware|^(?:GPU|NPU|TPU|XPU|MTIA|HPU)\s*\d+\b", re.IGNORECASE)
-DERIVED = re.compile(r"^(?:Overlap Analysis|Communication|HCCL)\b")  # of Ascend: sums of what its streams did
+DERIVED = re.compile(r"^(?:Overlap Analysis|Communication|HCCL)\b")  # of Ascend: sums of its streams' work
 STREAM = re.compile(r"stream(?!.*submission)|queue(?<!submission queue)|dma", re.IGNORECASE)
 OPS = "XLA Ops"  # of JAX on TPUs, which have no streams
 WAIT = re.compile(r"(?:event|notify)[ _-]?(?:wait|record)|(?:wait|record)[ _-]?event", re.IGNORECASE)
@@ -37,7 +37,7 @@ Columns = dict[str, Ints]
 
 
 def placed(events: Events) -> dict[str, Columns]:
-    """The rows of ranges, calls and operations, with loose events in their places. The others go to `events.unread`."""
+    """The rows of ranges, calls and operations, with the loose events. Other events are counted in `events.unread`."""
     tables = {name: events.table(name) for name in COLUMNS}
     loose = tables.pop("loose")
     if len(loose["pid"]):
@@ -57,28 +57,28 @@ def _by_place(events: Events, loose: Columns, on_device: dict[int, int]) -> dict
     _say_unread(events, loose, (ran & ~works) | derived)
     if count := int(waits.sum()):
         events.unread["waits of devices"] += count
-    told = (loose["correlation"] != 0) & ~np.isin(categories, list(QUEUED))
+    called = (loose["correlation"] != 0) & ~np.isin(categories, list(QUEUED))
     host = ~ran & ~derived
     return {
         "operations": _operations(events, _rows(loose, works & ~waits), on_device),
-        "calls": _calls(events, _rows(loose, host & (runtime | told))),
-        "ranges": _ranges(events, _rows(loose, host & ~runtime & ~told)),
+        "calls": _calls(events, _rows(loose, host & (runtime | called))),
+        "ranges": _ranges(events, _rows(loose, host & ~runtime & ~called)),
     }
 
 
 def _pids(events: Events, pattern: re.Pattern[str]) -> dict[int, int]:
-    """The processes of these names or labels, and the number of each: that in its name, else its place."""
+    """The processes with matching names or labels, and for each the number in its name, else its position."""
     named: dict[int, int] = {}
     for pid in sorted({*events.process_names, *events.process_labels}):
         texts = [texts.get(pid, "") for texts in (events.process_names, events.process_labels)]
         if any(pattern.search(text) for text in texts):
-            number = next((found[1] for text in texts if (found := NUMBER.search(text))), None)
+            number = next((match[1] for text in texts if (match := NUMBER.search(text))), None)
             named[pid] = len(named) if number is None else int(number)
     return named
 
 
 def _on_streams(events: Events, loose: Columns, ran: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which events stand on a stream: a thread named so, one without a name, or else the one of XLA's operators."""
+    """Whether each event is on a stream: a thread named like one or without a name, else that of XLA's operators."""
     places = set(zip(loose["pid"][ran].tolist(), loose["tid"][ran].tolist(), strict=True))
     names = {place: events.thread_names.get(place, "") for place in places}
     streams = {place for place, name in names.items() if not name or STREAM.search(name)}
@@ -95,9 +95,11 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
     copies, sets = _matching(COPIES, names, tasks), _matching(MEMSET, names, tasks)
     kind = np.where(sets, KINDS.index("memset"), np.where(copies, KINDS.index("memcpy"), KINDS.index("kernel")))
     for at in np.flatnonzero(copies & ~sets).tolist():
-        told = f"{directions[at]} {names[at]}"
-        way = next((way for way, pattern in DIRECTIONS.items() if pattern.search(told)), "unknown")
-        rows["name"][at] = events.names.code(way)
+        description = f"{directions[at]} {names[at]}"
+        direction = next(
+            (direction for direction, pattern in DIRECTIONS.items() if pattern.search(description)), "unknown"
+        )
+        rows["name"][at] = events.names.code(direction)
     rows["name"][sets] = events.names.code("memset")
     of_process = np.array([on_device.get(pid, 0) for pid in rows["pid"].tolist()], np.int64)
     of_thread = np.array(
@@ -106,25 +108,25 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
     device = np.where(rows["device"] == UNTOLD, of_process, rows["device"])
     if len(device) and np.abs(device).max() > INT32:
         raise TraceError(f"got a device of number {int(device[np.abs(device).argmax()])}, expected one below 2^31")
-    nothing, none = events.shapes.code(""), np.zeros(len(kind), np.int64)
+    no_text, zeros = events.shapes.code(""), np.zeros(len(kind), np.int64)
     return {
-        **dict.fromkeys(COLUMNS["operations"], none),
+        **dict.fromkeys(COLUMNS["operations"], zeros),
         **{column: rows[column] for column in ("pid", "tid", "start_ns", "end_ns", "name", "correlation")},
         "kind": kind.astype(np.int64),
         "device": device,
         "stream": np.where(rows["stream"] == UNTOLD, of_thread, rows["stream"]),
         "bytes": np.maximum(rows["bytes"], 0),
         "collective": np.full(len(kind), events.told.code("")),
-        **dict.fromkeys(("grid", "block", "memory"), np.full(len(kind), nothing)),
+        **dict.fromkeys(("grid", "block", "memory"), np.full(len(kind), no_text)),
     }
 
 
 def _calls(events: Events, rows: Columns) -> Columns:
-    kept = ("pid", "tid", "start_ns", "end_ns", "name", "correlation")
+    columns = ("pid", "tid", "start_ns", "end_ns", "name", "correlation")
     count = len(rows["pid"])
     kind, inputs = np.full(count, CALL_KINDS.index("api")), np.full(count, events.told.code(""))
     return {
-        **{column: rows[column] for column in kept},
+        **{column: rows[column] for column in columns},
         "kind": kind,
         "external": np.zeros(count, np.int64),
         "inputs": inputs,
@@ -132,12 +134,12 @@ def _calls(events: Events, rows: Columns) -> Columns:
 
 
 def _ranges(events: Events, rows: Columns) -> Columns:
-    kept = ("pid", "tid", "start_ns", "end_ns", "name", "range_id")
-    return {**{column: rows[column] for column in kept}, "domain": np.full(len(rows["pid"]), events.names.code(""))}
+    columns = ("pid", "tid", "start_ns", "end_ns", "name", "range_id")
+    return {**{column: rows[column] for column in columns}, "domain": np.full(len(rows["pid"]), events.names.code(""))}
 
 
 def _say_unread(events: Events, loose: Columns, which: NDArray[np.bool_]) -> None:
-    """Counts what is not read by the names of its process and thread."""
+    """Counts events that are not read, by the names of process and thread."""
     pairs, counts = np.unique(np.column_stack([loose["pid"][which], loose["tid"][which]]), axis=0, return_counts=True)
     for (pid, tid), count in zip(pairs.tolist(), counts.tolist(), strict=True):
         process, thread = events.process_names.get(pid, f"process {pid}"), events.thread_names.get((pid, tid), "")
@@ -149,8 +151,8 @@ def _places(rows: Columns) -> tuple[list[int], list[int]]:
 
 
 def _number(name: str, otherwise: int) -> int:
-    found = NUMBER.search(name)
-    return int(found[1]) if found else otherwise
+    match = NUMBER.search(name)
+    return int(match[1]) if match else otherwise
 
 
 def _rows(columns: Columns, which: NDArray[np.bool_]) -> Columns:
@@ -162,9 +164,9 @@ def _texts(names: Names, codes: Ints) -> NDArray[np.object_]:
 
 
 def _matching(pattern: re.Pattern[str], *columns: NDArray[np.object_]) -> NDArray[np.bool_]:
-    """Which rows have a text that matches, in any of the columns."""
+    """Whether each row has a matching text in any of the columns."""
     matches = np.zeros(len(columns[0]), bool)
     for column in columns:
-        known = {text: bool(pattern.search(text)) for text in set(column.tolist())}
-        matches |= np.array([known[text] for text in column.tolist()], bool)
+        matching = {text: bool(pattern.search(text)) for text in set(column.tolist())}
+        matches |= np.array([matching[text] for text in column.tolist()], bool)
     return matches

@@ -1,4 +1,4 @@
-"""What an export says about CUDA: work on the GPU, API calls, and the nodes of CUDA graphs as they were made."""
+"""The CUDA events of an export: work on the GPU, API calls, and the creation of the nodes of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from labkit.nsys.reader.limits import GREATEST, check_size
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, typed
 
-CALLS = {"CUPTI_ACTIVITY_KIND_RUNTIME": "api", "OSRT_API": "os"}  # the first one holds the driver's calls too
-NODES = ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")  # where the nodes are: the second one up to 2023.4
+CALLS = {"CUPTI_ACTIVITY_KIND_RUNTIME": "api", "OSRT_API": "os"}  # the first table holds the driver's calls too
+NODES = ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")  # tables of nodes: the second up to 2023.4
 WORK = ("deviceId", "streamId", "correlationId", "globalPid")
 OPERATIONS = {  # by table: the kind, and the columns besides the times
     "CUPTI_ACTIVITY_KIND_KERNEL": ("kernel", (*WORK, "graphNodeId", "demangledName", "registersPerThread")),
@@ -33,11 +33,11 @@ WORK_TABLE = re.compile(r"CUPTI_ACTIVITY_KIND_(?:CONCURRENT_)?(?:KERNEL|MEMCPY|M
 GPUS, CUDA_DEVICES = "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"
 GRID, BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 SHARED = ("staticSharedMemory", "dynamicSharedMemory")
-VERSION = re.compile(r"_v\d{4,5}$")  # of CUDA, at the end of the names of runtime calls
+VERSION = re.compile(r"_v\d{4,5}$")  # CUDA's version at the end of the names of runtime calls
 
 
 def read_operations(export: Export) -> pd.DataFrame:
-    """Kernels, copies, memsets and graphs traced as a whole, in the order of their starts."""
+    """Kernels, copies, memsets, and graphs traced as a whole, in the order of their starts."""
     names, shapes = Names(), Names()
     parts = [part for table in OPERATIONS if (part := _operations(export, table, names, shapes)) is not None]
     if not parts:
@@ -47,15 +47,15 @@ def read_operations(export: Export) -> pd.DataFrame:
     columns = {name: column[order] for name, column in columns.items()}
     kind = pd.Categorical.from_codes(columns.pop("kind"), list(KINDS))
     name = names.categorical(columns.pop("name"))
-    texts = {each: shapes.categorical(columns.pop(each)) for each in ("grid", "block", "memory")}
+    texts = {column: shapes.categorical(columns.pop(column)) for column in ("grid", "block", "memory")}
     return typed("operations", {**columns, "kind": kind, "name": name, **texts})
 
 
 def _operations(export: Export, table: str, names: Names, shapes: Names) -> dict[str, NDArray] | None:
-    """The columns of one table. Texts are given as their numbers in `names` and `shapes`."""
-    kind, wanted = OPERATIONS[table]
+    """The columns of one table. Texts are numbers in `names` and `shapes`."""
+    kind, columns = OPERATIONS[table]
     may_lack = ("graphNodeId", "srcKind", "dstKind")
-    rows = export.read(table, wanted, may_lack=may_lack, computed=_launch(export, table))
+    rows = export.read(table, columns, may_lack=may_lack, computed=_launch(export, table))
     if rows is None:
         return None
     untimed = (rows["start"] == 0) & (rows["end"] == 0)
@@ -65,40 +65,40 @@ def _operations(export: Export, table: str, names: Names, shapes: Names) -> dict
     count = len(rows["start"])
     zeros = np.zeros(count, np.int64)
 
-    def known(name: str) -> Column:
+    def filled(name: str) -> Column:
         column = rows.get(name, zeros)
         return np.where(column == NULL, 0, column)
 
-    for each in ("deviceId", "registersPerThread", "shared"):
-        check_size(known(each), f"{each} of {table}")
+    for column in ("deviceId", "registersPerThread", "shared"):
+        check_size(filled(column), f"{column} of {table}")
     if kind == "kernel":
         name = export.codes(rows["demangledName"], names)
     elif kind == "memcpy":
-        where, used = pd.factorize(known("copyKind"))
+        where, used = pd.factorize(filled("copyKind"))
         name = names.codes(COPIES[copy] if 0 <= copy < len(COPIES) else f"kind {copy}" for copy in used.tolist())[where]
     else:
         name = np.full(count, names.code(kind))
     return {
         "start_ns": rows["start"],
         "end_ns": export.ends(rows, f"operations of {table}"),
-        "process": export.process(known("globalPid") >> 24),
+        "process": export.process(filled("globalPid") >> 24),
         "kind": np.full(count, KINDS.index(kind), np.int8),
         "name": name,
-        "device": known("deviceId"),
-        "stream": known("streamId"),
-        "correlation": known("correlationId"),
-        "graph_node": known("graphNodeId"),
-        "bytes": known("bytes"),
+        "device": filled("deviceId"),
+        "stream": filled("streamId"),
+        "correlation": filled("correlationId"),
+        "graph_node": filled("graphNodeId"),
+        "bytes": filled("bytes"),
         "memory": _memories(rows, shapes) if kind == "memcpy" else np.full(count, shapes.code("")),
-        "grid": _shapes(known("grid"), shapes),
-        "block": _shapes(known("block"), shapes),
-        "registers": known("registersPerThread"),
-        "shared_bytes": known("shared"),
+        "grid": _shapes(filled("grid"), shapes),
+        "block": _shapes(filled("block"), shapes),
+        "registers": filled("registersPerThread"),
+        "shared_bytes": filled("shared"),
     }
 
 
 def _launch(export: Export, table: str) -> dict[str, str]:
-    """SQL for how kernels were launched; sizes in three directions in one number, of which CUDA's limits leave room."""
+    """SQL for the launch of kernels. Three sizes fit into one number within CUDA's limits."""
     columns = export.nullable(table).keys()
     sql = {"shared": " + ".join(SHARED)} if columns >= set(SHARED) else {}
     for name, (x, y, z) in {"grid": GRID, "block": BLOCK}.items():
@@ -113,7 +113,7 @@ def _shapes(packed: Column, shapes: Names) -> NDArray[np.int32]:
 
 
 def _memories(rows: dict[str, Column], shapes: Names) -> NDArray[np.int32]:
-    """ "Pageable -> Device" of each copy; "" where the file does not tell."""
+    """ "Pageable -> Device" for each copy; "" if the file lacks it."""
     known = len(MEMORIES)
     kinds = [np.where((rows[name] >= 0) & (rows[name] < known), rows[name], known) for name in ("srcKind", "dstKind")]
     where, used = pd.factorize(kinds[0] * (known + 1) + kinds[1])
@@ -146,14 +146,14 @@ def read_calls(export: Export) -> pd.DataFrame:
 
 
 def _calls(export: Export, table: str, kind: str) -> dict[str, Column] | None:
-    """The calls of one table, those without a thread left out."""
+    """The calls of one table, without calls that have no thread."""
     rows = export.read(table, ("globalTid", "correlationId", "nameId"))
     if rows is None:
         return None
-    homeless = rows["globalTid"] == NULL
-    if homeless.any():
-        export.skipped.append(f"{int(homeless.sum())} calls of {table} without a thread: left out")
-        rows = {name: column[~homeless] for name, column in rows.items()}
+    threadless = rows["globalTid"] == NULL
+    if threadless.any():
+        export.skipped.append(f"{int(threadless.sum())} calls of {table} without a thread: left out")
+        rows = {name: column[~threadless] for name, column in rows.items()}
     linked = (rows["correlationId"] != NULL) & (kind == "api")
     return rows | {
         "end": export.ends(rows, f"calls of {table}"),
@@ -163,9 +163,9 @@ def _calls(export: Export, table: str, kind: str) -> dict[str, Column] | None:
 
 
 def read_devices(export: Export) -> pd.DataFrame:
-    """The GPUs of each process by the numbers that CUDA gave them there.
+    """The GPUs of each process, by the numbers that CUDA gave them in this process.
 
-    Without a table of those numbers, that of the GPU is taken for each process.
+    Without a table of these numbers, the GPU's own number is taken in each process.
     """
     if not {"id", "name"} <= export.nullable(GPUS).keys() or not export.processes:
         return typed("devices", {})
@@ -194,19 +194,19 @@ def read_devices(export: Export) -> pd.DataFrame:
 
 
 def read_graph_nodes(export: Export) -> pd.DataFrame:
-    """The nodes of CUDA graphs, in the order in which they were made."""
+    """The nodes of CUDA graphs, in the order of their creation."""
     table = next((table for table in NODES if "graphNodeId" in export.nullable(table)), None)
     rows = table and export.read(table, ("globalTid", "graphNodeId", "originalGraphNodeId"))
     if not rows:
         return typed("graph_nodes", {})
     order = np.argsort(rows["start"], kind="stable")
-    known = {name: np.where(column == NULL, 0, column)[order] for name, column in rows.items()}
+    columns = {name: np.where(column == NULL, 0, column)[order] for name, column in rows.items()}
     return typed(
         "graph_nodes",
         {
-            "node": known["graphNodeId"],
-            "original": known["originalGraphNodeId"],
-            "start_ns": known["start"],
-            **export.threads(known["globalTid"]),
+            "node": columns["graphNodeId"],
+            "original": columns["originalGraphNodeId"],
+            "start_ns": columns["start"],
+            **export.threads(columns["globalTid"]),
         },
     )

@@ -1,8 +1,8 @@
-"""The text of a JSON file on its way to the parser, which breaks on some texts instead of refusing them.
+"""Checks the text of a JSON file before the parser gets it, because the parser breaks on some texts.
 
 yajl ends the process on whole numbers of thousands of digits, and takes hours for texts nested a million deep. For a
-text with escapes it takes time by the square of its length. A list of events may lack its closing bracket: the Chrome
-format allows it, so that a recorder needs to write no end.
+string with escapes its time grows with the square of the length. A list of events may lack its closing bracket: the
+Chrome format allows this, so that a recorder does not have to write an end.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-ENDS_BYTES = 1 << 16  # of both ends of the text, where everything but the events is
+ENDS_BYTES = 1 << 16  # of each end of the text; these ends hold everything besides the events
 MOST_DIGITS, MOST_OPEN = 1000, 10_000
 MOST_IN_ONE = 1 << 26  # bytes of one event
 MOST_ESCAPED = 1 << 20  # bytes of one text with escapes
-QUOTE = re.compile(rb'(?<!\\)"')  # at an end of a text: none is within one
+QUOTE = re.compile(rb'(?<!\\)"')  # at an end of a string, never within one
 DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 LONG_NUMBER = b"0" * MOST_DIGITS
 BOM = codecs.BOM_UTF8
 
 
 class DeepOrLong(Exception):
-    """The text has something that the parser does not survive."""
+    """The text has content that the parser does not survive."""
 
 
 class JsonText:
     """A file that is read once, from start to end. It keeps both ends of the text.
 
-    `count` tells how many events were found so far. `repair`: bytes that are no UTF-8 are replaced. `unclosed`: the
-    list of events had no end, and got one. DeepOrLong for what the parser does not survive.
+    count: returns the number of events so far. repair: replace bytes that are not UTF-8. The attribute `unclosed` says
+    whether the list of events had no end, and got one. Raises DeepOrLong for content that the parser does not survive.
     """
 
     def __init__(self, file: Any, count: Callable[[], int], *, repair: bool = False) -> None:
@@ -63,7 +63,7 @@ class JsonText:
         return chunk
 
     def _closing(self) -> bytes:
-        """What a list of events lacks at its end; nothing if it is complete, or ends within an event."""
+        """The missing end of a list of events; empty if the list is complete, or ends within an event."""
         last = self.ends.rstrip()[-1:]
         if not self.is_list or last not in (b"}", b",") or not self._count():
             return b""

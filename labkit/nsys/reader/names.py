@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Names:
-    """Gives texts numbers, in the order in which they come."""
+    """Numbers for texts, in the order in which the texts come."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}

@@ -15,7 +15,7 @@ from labkit.nsys.trace import typed
 from labkit.system.nvtx_ranges import RANK_MARK
 
 TABLE = "NVTX_EVENTS"
-PUSH_POP, START_END = (59, 70), (60, 71)  # by eventType; 70 and 71 were imported
+PUSH_POP, START_END = (59, 70), (60, 71)  # values of eventType; 70 and 71 are imported ranges
 MARK, DOMAIN_CREATE = 34, 75
 WANTED = ("eventType", "globalTid", "endGlobalTid", "textId", "domainId")
 
@@ -31,8 +31,8 @@ def read_ranges(export: Export, *, last_of_all: bool) -> pd.DataFrame:
     is_range = np.isin(rows["eventType"], PUSH_POP + START_END)
     timed = np.full(len(is_range), True) if last_of_all else is_range
     last = max(rows["start"][timed].max(initial=0), rows["end"][timed].max(initial=0))
-    kept = is_range & _on_one_thread(export, rows, is_range)
-    rows = {name: column[kept] for name, column in rows.items()}
+    used = is_range & _on_one_thread(export, rows, is_range)
+    rows = {name: column[used] for name, column in rows.items()}
     still_open = rows["end"] == NULL
     rows["end"] = np.where(still_open, last, rows["end"])
     rows["end"] = export.ends(rows, "ranges")
@@ -56,30 +56,33 @@ def read_ranges(export: Export, *, last_of_all: bool) -> pd.DataFrame:
 
 
 def read_ranks(export: Export) -> dict[int, int]:
-    """The ranks of processes that labkit has marked with them ("rank.3"), by globalPid >> 24."""
+    """The ranks that labkit's marks ("rank.3") give to processes, by globalPid >> 24."""
     columns = export.nullable(TABLE).keys()
     if not {"eventType", "globalTid", "text", "textId"} <= columns or "StringIds" not in export.tables:
         return {}
-    said = "CAST(coalesce(text, value) AS TEXT) AS said"
-    text = f"SELECT globalTid >> 24, {said} FROM {TABLE} LEFT JOIN StringIds ON textId = id"
-    marks = export.rows(f"{text} WHERE eventType = {MARK} AND said GLOB '{RANK_MARK}[0-9]*'")
-    told = ((process, said.removeprefix(RANK_MARK)) for process, said in marks)
-    return {process: rank_number(rank, f"the mark {RANK_MARK}N") for process, rank in told if rank.isdecimal()}
+    message = "CAST(coalesce(text, value) AS TEXT) AS message"
+    text = f"SELECT globalTid >> 24, {message} FROM {TABLE} LEFT JOIN StringIds ON textId = id"
+    marks = export.rows(f"{text} WHERE eventType = {MARK} AND message GLOB '{RANK_MARK}[0-9]*'")
+    digits = ((process, message.removeprefix(RANK_MARK)) for process, message in marks)
+    return {process: rank_number(rank, f"the mark {RANK_MARK}N") for process, rank in digits if rank.isdecimal()}
 
 
 def _on_one_thread(export: Export, rows: Mapping[str, Column], is_range: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    homeless = rows["globalTid"] == NULL
-    moved = (rows["endGlobalTid"] != NULL) & (rows["endGlobalTid"] != rows["globalTid"]) & ~homeless
-    for left_out, why in ((homeless, "without a thread"), (moved, "that ended on another thread than they began on")):
+    threadless = rows["globalTid"] == NULL
+    moved = (rows["endGlobalTid"] != NULL) & (rows["endGlobalTid"] != rows["globalTid"]) & ~threadless
+    for left_out, reason in (
+        (threadless, "without a thread"),
+        (moved, "that ended on another thread than they began on"),
+    ):
         if count := int((is_range & left_out).sum()):
-            export.skipped.append(f"{count} NVTX ranges {why}: left out")
+            export.skipped.append(f"{count} NVTX ranges {reason}: left out")
     if marks := int((rows["eventType"] == MARK).sum()):
         export.skipped.append(f"{marks} NVTX marks, which last no time: left out")
-    return ~homeless & ~moved
+    return ~threadless & ~moved
 
 
 def _domains(export: Export, rows: Mapping[str, Column]) -> pd.Categorical:
-    """The domain of each range: the first name that its process gave it, "" where it gave none."""
+    """The domain of each range: the first name that its process gave to the domain, or "" without a name."""
     created: dict[tuple[int, int], str] = {}
     if "text" in export.nullable(TABLE):
         query = f"SELECT globalTid >> 24 & 0xFFFFFF, domainId, CAST(text AS TEXT) FROM {TABLE}"
@@ -91,12 +94,12 @@ def _domains(export: Export, rows: Mapping[str, Column]) -> pd.Categorical:
 
 
 def _messages(export: Export, rows: Mapping[str, Column]) -> pd.Categorical:
-    """The message of each range: a registered string, or else the text that came with it."""
+    """The message of each range: a registered string, or else the text of its event."""
     names = Names()
     codes = export.codes(rows["textId"], names)
-    nothing = names.code("")
+    no_text = names.code("")
     if "text" in export.nullable(TABLE):
         texts = dict(export.rows(f"SELECT rowid, CAST(text AS TEXT) FROM {TABLE} WHERE text IS NOT NULL"))  # type: ignore[arg-type]
-        unnamed = np.flatnonzero(codes == nothing)
+        unnamed = np.flatnonzero(codes == no_text)
         codes[unnamed] = names.codes(texts.get(row, "") for row in rows["range_id"][unnamed].tolist())
     return names.categorical(codes)

@@ -1,4 +1,4 @@
-"""Opens traces, whatever wrote them, and puts those of several ranks on one clock."""
+"""Opens traces of any profiler, and puts the traces of several ranks on one clock."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ PathLike = str | os.PathLike[str]
 
 
 def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
-    """The trace in a file, or in several, such as one per rank: a SQLite export of nsys, its own report (which the
-    installed nsys exports first), or a Chrome trace (JSON, gzip).
+    """The trace in a file, or in several, such as one per rank.
 
-    The kind of a file is seen by its contents, not by its name. Several files are put on one clock by their start
-    times. A file without one is noted in `source.skipped`, as is everything that was left out. The rank is the one that
-    a Chrome trace names, else the one in the file's name ("run-r3.sqlite", "rank_3.json"). Later reads of the same
-    contents come from a cache (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for what is no usable trace, and for
-    a trace without a range, call or operation.
+    A file is a SQLite export of nsys, a report of nsys (which the installed nsys exports first), or a Chrome trace
+    (JSON, gzip). Its kind is known by its contents, not by its name. Several files are put on one clock by their start
+    times. A file without a start time is noted in `source.skipped`, like everything that was left out. The rank comes
+    from a Chrome trace itself, else from the file's name ("run-r3.sqlite", "rank_3.json"). Later reads of the same
+    contents come from a cache (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for an unusable trace, and for a
+    trace without a range, call or operation.
     """
     files = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     if not files:
@@ -54,9 +54,9 @@ def _read_one(path: Path, cache: bool) -> Trace:
     reader = _reader(path)
     trace = cached(path, reader) if cache else reader(path)
     if not (len(trace.ranges) or len(trace.operations) or len(trace.calls)):
-        there = "; ".join(filter(None, [", ".join(trace.source.unread), *trace.source.skipped])) or "it has no event"
+        contents = "; ".join(filter(None, [", ".join(trace.source.unread), *trace.source.skipped])) or "it has no event"
         raise TraceError(
-            f"nothing in {path.name} can be read ({there}); expected ranges, calls, or work of a device: "
+            f"nothing in {path.name} can be read ({contents}); expected ranges, calls, or work of a device: "
             "record again with one of these"
         )
     rank = RANK.search(path.name)
@@ -94,9 +94,9 @@ def _reader(path: Path) -> Callable[[Path], Trace]:
 
 
 def _joined(traces: Sequence[Trace]) -> Trace:
-    """One trace of several; the processes of each file stay processes of their own."""
-    known = [trace.source.started_ns for trace in traces if trace.source.started_ns is not None]
-    began = min(known, default=None)
+    """One trace of several. Processes of different files stay different processes."""
+    starts = [trace.source.started_ns for trace in traces if trace.source.started_ns is not None]
+    began = min(starts, default=None)
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in SCHEMA}
     skipped, unread, unread_work, processes = [], [], [], 0
     for trace in traces:
@@ -129,7 +129,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
 
 
 def _stacked(name: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The frames below each other, by start. Texts become categories of all."""
+    """The rows of all frames, by start. The categories of texts are joined."""
     columns: dict[str, object] = {}
     for column, dtype in SCHEMA[name].items():
         arrays = [frame[column].array for frame in frames]

@@ -1,4 +1,4 @@
-"""Reads nsys's own report (.nsys-rep): has the installed nsys export it, and reads the export."""
+"""Reads a report of nsys (.nsys-rep): lets the installed nsys export it, and reads the export."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ EXPORT = ("nsys", "export", "--type", "sqlite")
 
 
 def read_report(path: Path) -> Trace:
-    """The trace of a report. TraceError: there is no nsys, or it cannot export this report."""
+    """The trace of a report. TraceError if nsys is missing, or cannot export this report."""
     by_hand = f"export it where it was recorded, and read the .sqlite: {shlex.join([*EXPORT, path.name])}"
     nsys = find_nsys()
     if nsys is None:
-        raise TraceError(f"{path.name} is a report of nsys itself, which only nsys reads, and there is none; {by_hand}")
+        raise TraceError(f"{path.name} is a report that only nsys reads, and nsys is not installed; {by_hand}")
     with tempfile.TemporaryDirectory(prefix="labkit-export-") as folder:
         export = Path(folder, "report.sqlite")
         command = [str(nsys.path), *EXPORT[1:], "--output", str(export), str(path.resolve())]
         ended = run(command, os.environ)
         if not ended.well or not export.exists():
-            said = ended.said or (f"exit code {ended.exit_code}",)
+            output = ended.said or (f"exit code {ended.exit_code}",)
             raise TraceError(
-                f"{path.name}: nsys {nsys.version_text} cannot export it ({said[-1]}); a report of a newer version "
+                f"{path.name}: nsys {nsys.version_text} cannot export it ({output[-1]}); a report of a newer version "
                 f"needs that version: {by_hand}"
             )
         trace = read_sqlite(export)

@@ -1,7 +1,8 @@
-"""Reads what `nsys export --type sqlite` wrote, from 2022.4 to 2026, into a Trace.
+"""Reads files of `nsys export --type sqlite`, from 2022.4 to 2026, into a Trace.
 
-Two generations differ in more than names: exports with EXPORT_META_DATA (2022.4) end the ranges that were still open
-with the last timestamp of all NVTX events, those with META_DATA_EXPORT (2023.4 and later) with that of the ranges.
+Two generations differ in more than names. Exports with EXPORT_META_DATA (2022.4) end ranges that were still open with
+the last timestamp of all NVTX events; exports with META_DATA_EXPORT (2023.4 and later) with the last timestamp of the
+ranges.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ READ = frozenset({nvtx.TABLE, *cuda.CALLS, *cuda.NODES, *cuda.OPERATIONS})
 
 
 def read_sqlite(path: Path) -> Trace:
-    """The trace of one export. TraceError: it is damaged, or not an export of nsys."""
+    """The trace of one export. TraceError for a damaged file, and for one that is not an export of nsys."""
     with opened(path) as export:
         if not export.tables & (READ | {OLD_META, META}):
             raise TraceError(
-                f"{path.name} is a SQLite database without any table of Nsight Systems; expected what "
-                "`nsys export --type sqlite REPORT.nsys-rep` writes"
+                f"{path.name} is a SQLite database without any table of Nsight Systems; expected an export: "
+                "nsys export --type sqlite REPORT.nsys-rep"
             )
         version = _version(export)
         ranges = nvtx.read_ranges(export, last_of_all=OLD_META in export.tables)
@@ -45,7 +46,7 @@ def read_sqlite(path: Path) -> Trace:
 
 
 def _version(export: Export) -> str:
-    """The versions in words. A newer schema is noted."""
+    """The versions in words. Notes a newer schema."""
     meta = next((table for table in (META, OLD_META) if table in export.tables), None)
     if meta is None:
         return ""
@@ -58,7 +59,7 @@ def _version(export: Export) -> str:
 
 
 def _unread(export: Export) -> Iterator[tuple[str, int]]:
-    """The tables with events that a Trace has no place for, or that lack their times, and how many each has."""
+    """The tables whose events a Trace cannot hold, or that lack their times, with the number of rows of each."""
     for table in sorted(export.tables):
         columns = export.nullable(table).keys()
         if table in READ:
@@ -80,22 +81,22 @@ def _started(export: Export) -> int | None:
 
 
 def _processes(export: Export) -> pd.DataFrame:
-    """The processes that something was recorded of, in the order of their numbers."""
-    known: dict[int, str] = {}
+    """The processes with recorded events, in the order of their numbers."""
+    process_names: dict[int, str] = {}
     if {"globalPid", "name"} <= export.nullable("PROCESSES").keys():
         query = (
             "SELECT globalPid >> 24, CAST(name AS TEXT) FROM PROCESSES WHERE globalPid IS NOT NULL AND name IS NOT NULL"
         )
-        known = dict(export.rows(query))  # type: ignore[arg-type]
+        process_names = dict(export.rows(query))  # type: ignore[arg-type]
     names, ranks = Names(), nvtx.read_ranks(export)
     keys = np.array(list(export.processes), np.int64)
-    name = names.categorical(names.codes(known.get(key, "") for key in export.processes))
+    name = names.categorical(names.codes(process_names.get(key, "") for key in export.processes))
     rank = np.array([ranks.get(key, -1) for key in export.processes], np.int32)
     return typed("processes", {"pid": keys & 0xFFFFFF, "rank": rank, "name": name})
 
 
 def _threads(export: Export) -> pd.DataFrame:
-    """The named threads of those processes."""
+    """The named threads of these processes."""
     if not {"globalTid", "nameId"} <= export.nullable("ThreadNames").keys():
         return typed("threads", {})
     columns = "CAST(globalTid AS INTEGER), CAST(nameId AS INTEGER)"

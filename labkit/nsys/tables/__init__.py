@@ -1,1 +1,1 @@
-"""Tables of any trace, annotated or not: what `labkit trace` shows, as frames whose column names end in their units."""
+"""Tables of any trace, annotated or not, as `labkit trace` shows them: frames with units in their column names."""

@@ -1,4 +1,4 @@
-"""What each device did with its time: computed, communicated, copied, or nothing, and how much of that overlapped."""
+"""The time of each device: computing, communicating, copying or idle, and how much of it overlapped."""
 
 from __future__ import annotations
 
@@ -17,49 +17,53 @@ from labkit.nsys.trace import Trace
 def budget(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank and device. Its columns:
 
-    - rank, process, device, name; operations: how many; start_ns, span_ns: from the first one's start to the last
-      one's end, or the part of that which the window has;
-    - busy_ns: in which anything ran; compute_ns: in which a kernel ran that does not communicate;
-    - exposed_communication_ns: in which kernels communicated while none computed; exposed_copy_ns: in which copies and
-      memsets ran and no kernel did; idle_ns. These three and compute_ns add up to span_ns;
+    - rank, process, device, name;
+    - operations: their number;
+    - start_ns, span_ns: from the first operation's start to the last one's end, or the window's part of this time;
+    - busy_ns: any operation ran;
+    - compute_ns: a kernel ran that does not communicate;
+    - exposed_communication_ns: kernels communicated and none computed;
+    - exposed_copy_ns: copies or memsets ran and no kernel did;
+    - idle_ns: nothing ran. The last three and compute_ns add up to span_ns;
     - busy_share, compute_share, exposed_communication_share, exposed_copy_share, idle_share: of span_ns;
-    - communication_ns, copy_ns: in which any ran; communication_hidden, copy_hidden: the share of them that is not
-      exposed (<NA> where there is none);
-    - graphs, graphs_unseen: launches of CUDA graphs by the process, and those of which the trace shows no kernel. With
-      any of these idle_ns is <NA>: the device may have been busy with them. Work of the device that was not read
-      (`Source.unread_work`) makes idle_ns, exposed and hidden times <NA>.
+    - communication_ns, copy_ns: any communication, or any copy, ran;
+    - communication_hidden, copy_hidden: the share of these times that is not exposed (<NA> if they are 0);
+    - graphs: launches of CUDA graphs by the process;
+    - graphs_unseen: launches without a kernel in the trace. With any, idle_ns is <NA>, since the graph may have kept
+      the device busy.
 
-    Time before a device's first operation and after its last one counts for nobody. Where operations run at the same
-    time on several streams, their time counts once.
+    Work of the device that was not read (`Source.unread_work`) makes idle_ns, exposed and hidden times <NA>. Time
+    before a device's first operation and after its last one does not count. Time in which several operations run
+    counts once.
     """
     operations = trace.operations
-    asked = selection.of(trace, "operations")
+    selected = selection.of(trace, "operations")
     kinds = work_kinds(operations)
     launches = graph_launches(trace)
     rows = []
     for place in devices(trace).itertuples(index=False):
-        here = ((operations["process"] == place.process) & (operations["device"] == place.device)).to_numpy()
-        mine = np.flatnonzero(here & asked)
-        if not len(mine):
+        on_device = ((operations["process"] == place.process) & (operations["device"] == place.device)).to_numpy()
+        rows_of = np.flatnonzero(on_device & selected)
+        if not len(rows_of):
             continue
-        opens, closes = span(trace, here, mine, selection)
+        opens, closes = span(trace, on_device, rows_of, selection)
         start, end = (np.clip(operations[name].to_numpy(), opens, closes) for name in ("start_ns", "end_ns"))
         of_kind = {
-            kind: Union.of(start[mine[kinds[mine] == at]], end[mine[kinds[mine] == at]])
+            kind: Union.of(start[rows_of[kinds[rows_of] == at]], end[rows_of[kinds[rows_of] == at]])
             for at, kind in enumerate(KINDS_OF_WORK)
         }
         launched = launches[(launches["process"] == place.process).to_numpy()]
-        within = (launched["start_ns"] < closes) & (launched["end_ns"] > opens)
-        unseen = int((~launched["seen"] & within).sum())
-        known = {"rank": place.rank, "process": place.process, "device": place.device, "name": place.name}
+        in_span = (launched["start_ns"] < closes) & (launched["end_ns"] > opens)
+        unseen = int((~launched["seen"] & in_span).sum())
+        names = {"rank": place.rank, "process": place.process, "device": place.device, "name": place.name}
         rows.append(
             {
-                **known,
-                "operations": len(mine),
+                **names,
+                "operations": len(rows_of),
                 "start_ns": opens,
                 "span_ns": closes - opens,
                 **_shares(of_kind, closes - opens, unseen > 0, bool(trace.source.unread_work)),
-                "graphs": int(within.sum()),
+                "graphs": int(in_span.sum()),
                 "graphs_unseen": unseen,
             }
         )
@@ -73,11 +77,11 @@ def budget(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return frame.assign(**shares)
 
 
-def span(trace: Trace, here: NDArray[np.bool_], asked: Ints, selection: Selection) -> tuple[int, int]:
-    """The time of a device that a budget is about. `here`: its operations, `asked`: rows of those asked about."""
+def span(trace: Trace, on_device: NDArray[np.bool_], selected: Ints, selection: Selection) -> tuple[int, int]:
+    """Start and end of a device's budget. `on_device`: which operations it ran; `selected`: rows of the budget."""
     operations = trace.operations
-    of = np.flatnonzero(here) if selection.window_ns else asked
-    first, last = int(operations["start_ns"].to_numpy()[of].min()), int(operations["end_ns"].to_numpy()[of].max())
+    rows = np.flatnonzero(on_device) if selection.window_ns else selected
+    first, last = int(operations["start_ns"].to_numpy()[rows].min()), int(operations["end_ns"].to_numpy()[rows].max())
     opens, closes = selection.window_ns or (first, last)
     return max(first, opens), min(last, closes)
 
@@ -108,8 +112,8 @@ def _shares(of_kind: dict[str, Union], span_ns: int, unseen: bool, unread: bool)
     }
 
 
-def _joined(one: Union, other: Union) -> Union:
-    return Union.of(np.append(one.start_ns, other.start_ns), np.append(one.end_ns, other.end_ns))
+def _joined(a: Union, b: Union) -> Union:
+    return Union.of(np.append(a.start_ns, b.start_ns), np.append(a.end_ns, b.end_ns))
 
 
 def _hidden(exposed_ns: int, whole_ns: int) -> object:

@@ -1,4 +1,4 @@
-"""What the CPU called: CUDA's runtime and driver, operators of PyTorch, the system's libraries."""
+"""The CPU's calls: CUDA's runtime and driver, operators of PyTorch, the system's libraries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CALL_NAMES = {"api": "CUDA", "op": "PyTorch", "os": "system"}
 
 
 def calls(trace: Trace, selection: Selection = EVERYTHING, kind: str | None = None) -> pd.DataFrame:
-    """The calls by library and name, those with the most time first: see `spread`. `kind`: one of CALL_KINDS.
+    """The calls by library and name, the most time first: see `spread`. `kind`: one of CALL_KINDS.
 
-    A call's time includes that of the calls in it, and of waiting; `share` is one of all calls of its library.
+    A call's time includes the calls in it, and waiting. `share` is of the time of all calls of its library.
     """
     among = (trace.calls["kind"] == kind).to_numpy() if kind else None
     rows = trace.calls[selection.of(trace, "calls", among=among)]

@@ -1,4 +1,4 @@
-"""Where on the CPU the work of a GPU was launched."""
+"""The NVTX ranges on the CPU in which a GPU's work was launched."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from labkit.nsys.trace import Trace
 
 
 def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | None = None) -> NDArray[np.object_]:
-    """For rows of `trace.operations`, the name of the innermost NVTX range around their launch; "" where none is.
+    """For rows of `trace.operations`, the name of the innermost NVTX range around their launch; "" without one.
 
-    Without the numbers that PyTorch adds to names. `among`: which rows of `trace.ranges` count.
+    The numbers that PyTorch adds to names are removed. `among`: whether each row of `trace.ranges` counts.
     """
     ranges = trace.ranges if among is None else trace.ranges[among]
     names = without_numbers(full_names(ranges))
     if not len(operations):
         return np.zeros(0, object)
     call = first_calls(trace)[operations]
-    held = call != NONE
-    found = np.full(len(operations), NONE)
-    found[held] = tightest(*on_one_line([ranges, call_times(trace, call[held])]))
+    launched = call != NONE
+    range_rows = np.full(len(operations), NONE)
+    range_rows[launched] = tightest(*on_one_line([ranges, call_times(trace, call[launched])]))
     texts = np.array([*map(str, names.categories), ""], object)
-    return texts[np.append(names.codes, NONE)[found]]
+    return texts[np.append(names.codes, NONE)[range_rows]]

@@ -1,4 +1,4 @@
-"""What in a trace cannot be as it says: times that no device keeps, and calls that launched more than one call does."""
+"""Implausible data in a trace: impossible times, and calls that launched more kernels than one call can."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from labkit.nsys.tables.kernel_names import brief, cut
 from labkit.nsys.tables.places import devices
 from labkit.nsys.trace import Trace
 
-ROUNDED_NS = 1_000  # by which old profilers round times
+ROUNDED_NS = 1_000  # to which old profilers round times
 LONGER, MOST_OF_SPAN, LONGEST_NS = 100, 0.5, 3_600_000_000_000
 
 
 def doubts(trace: Trace) -> Iterator[str]:
-    """One line for each kind of thing to doubt."""
+    """One line for each kind of doubt."""
     yield from _too_long(trace)
     if overlapping := _overlapping(trace):
         yield (
             f"{overlapping:,} of {len(trace.operations):,} operations begin before the one before them on their stream "
-            "has ended. Programmatic dependent launch has it so; without it their times are damaged, and busy and idle "
-            "time with them"
+            "has ended. Programmatic dependent launch does this; without it their times are damaged, and so are busy "
+            "and idle time"
         )
     if shared := int(shared_launches(trace).sum()):
         yield (
@@ -48,16 +48,16 @@ def _too_long(trace: Trace) -> Iterator[str]:
         outlier = len(others) > 1 and length[row] > LONGER * max(int(others.max()), 1)
         if (outlier and length[row] > MOST_OF_SPAN * span) or length[row] > LONGEST_NS:
             name = cut(brief(str(operations["name"].iloc[row])), 60)
-            where = f" of {rank_word(trace)} {place.rank}'s GPU {place.device}" if several else ""
+            owner = f" of {rank_word(trace)} {place.rank}'s GPU {place.device}" if several else ""
             yield (
-                f"{name} takes {length[row] / 1e6:,.3f} of the {span / 1e6:,.3f} ms{where}, and no other operation "
+                f"{name} takes {length[row] / 1e6:,.3f} of the {span / 1e6:,.3f} ms{owner}, and no other operation "
                 f"longer than {others.max(initial=0) / 1e6:,.3f} ms: if its times are damaged, so are busy time and "
                 "shares"
             )
 
 
 def _overlapping(trace: Trace) -> int:
-    """How many operations begin before the end of an earlier one of their stream, by more than times are rounded.
+    """The number of operations that begin before the end of an earlier one of their stream, by more than rounding.
 
     Operations of CUDA graphs are left out: branches of a graph run at the same time under one stream.
     """

@@ -1,4 +1,4 @@
-"""The types of numbers by the names that traces have for them."""
+"""The types of numbers, by their names in traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = re.compile(r"^c10::|^at::|^torch\.|\s|^std::")
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of a number of this type, as "Half", "c10::BFloat16" and "long int" name it; 0 where it is not known."""
+    """Bytes of a number of a type such as "Half", "c10::BFloat16" or "long int"; 0 for an unknown type."""
     name = PREFIX.sub("", dtype.replace(" ", "")).lower().removesuffix("_")
     if name.startswith("float8") or name.startswith(("fp8", "e4m3", "e5m2")):
         return 1

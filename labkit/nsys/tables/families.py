@@ -1,4 +1,4 @@
-"""What operators of PyTorch and kernels of the known libraries do, told by their names."""
+"""The kind of work of PyTorch's operators and of known libraries' kernels, by their names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FAMILIES = (
     *(COMMUNICATION, ATTENTION, CONVOLUTION, MATMUL, NORMALISATION),
     *(SOFTMAX, INDEXING, COPY, REDUCTION, ELEMENTWISE, WAITING),
 )
-VIEWS = (  # tensors that are looked at differently: no work is done
+VIEWS = (  # operators that only view a tensor differently, without work
     "view|reshape|expand|transpose|permute|t|slice|detach|alias|as_strided|squeeze|unsqueeze|narrow|split|chunk|unbind|"
     "unfold|diagonal|flatten|unflatten|movedim|swapaxes|lift_fresh|size|stride|result_type|set|resize|broadcast_to"
 )
-OPERATORS = (  # the first pattern that is in the name counts
+OPERATORS = (  # the first pattern found in the name counts
     (COMMUNICATION, r"c10d|nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|record_param_comms"),
     (WAITING, r"::(?:item|_?local_scalar_dense|is_nonzero|synchronize)\b"),
     (ATTENTION, r"attention|attn|fmha|sdpa"),
@@ -33,7 +33,7 @@ OPERATORS = (  # the first pattern that is in the name counts
     (REDUCTION, r"sum|mean|(?<!clamp_)(?:max|min)\b|arg|prod\b|any|all\b|var\b|std\b"),
     (ELEMENTWISE, r"aten::\w+"),
 )
-# Of cuBLAS, cuDNN, CUTLASS, rocBLAS, MIOpen, NCCL, FlashAttention, Triton, PyTorch, vLLM and TensorRT-LLM.
+# Kernels of cuBLAS, cuDNN, CUTLASS, rocBLAS, MIOpen, NCCL, FlashAttention, Triton, PyTorch, vLLM and TensorRT-LLM.
 KERNELS = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
     for family, pattern in (
@@ -65,11 +65,11 @@ KERNELS = tuple(
 
 @lru_cache(maxsize=100_000)
 def operator_family(name: str) -> str:
-    """What an operator of PyTorch, or a range that is named like one, does: one of FAMILIES or OTHER."""
+    """The family of an operator of PyTorch, or of a range that is named like one: one of FAMILIES or OTHER."""
     return next((family for family, pattern in OPERATORS if re.search(pattern, name)), OTHER)
 
 
 @lru_cache(maxsize=100_000)
 def kernel_family(name: str) -> str:
-    """What a kernel does: one of FAMILIES, or OTHER where its name tells nothing."""
+    """The family of a kernel: one of FAMILIES, or OTHER if its name does not tell."""
     return next((family for family, pattern in KERNELS if pattern.search(brief(name))), OTHER)

@@ -1,10 +1,10 @@
-"""When a device did nothing, and what it waited for: the host, a launch, or something that no trace shows.
+"""Gaps in which a device was idle, and their causes: the host, a launch, or something that no trace shows.
 
-A gap lies between two times at which anything ran on a device. It is told by the call that launched the operation
-which ends it: until that call began, the device waited for the host (HOST_CAUSES say for what of it); while the call
-ran, for the launch; and from its end on, for the launch to arrive. Where the call had returned before the gap began,
-the operation was queued, and the device took its time to go on, or waited for an event of another stream or device,
-which traces do not show.
+A gap is the time between two busy times of a device. Its cause follows from the call that launched the operation after
+the gap. Until this call began, the device waited for the host (HOST_CAUSES say for which part of it); while the call
+ran, for the launch; and after its end, for the launch to arrive. If the call had returned before the gap began, the
+operation was queued. The device was then slow to start it, or waited for an event of another stream or device, which
+traces do not show.
 """
 
 from __future__ import annotations
@@ -36,36 +36,38 @@ COLUMNS = (
 def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per gap, the longest first. Its columns:
 
-    - rank, device, start_ns, time_ns; before, next: the operations around it; stream, row: of `next`, and its
-      row in `trace.operations`;
-    - host_ns, launch_ns, latency_ns, queued_ns, unknown_ns: its parts before, during and after the launch of `next`,
-      all of it where `next` was queued before, and where its launch was not recorded; they add up to time_ns;
-    - host_cause: what the launching thread did in host_ns (one of HOST_CAUSES, see `host_causes`);
-      <NA> without host_ns;
-    - cause: the cause of the longest part; awaited: the call, operator or range that it names.
+    - rank, device, start_ns, time_ns;
+    - before, next: the operations around it;
+    - stream, row: of `next`; the row is in `trace.operations`;
+    - host_ns, launch_ns, latency_ns: its parts before, during and after the call that launched `next`;
+    - queued_ns: all of a gap whose `next` was queued before it;
+    - unknown_ns: all of a gap whose `next` has no recorded launch. These five parts add up to time_ns;
+    - host_cause: the launching thread's activity in host_ns, one of HOST_CAUSES; <NA> without host_ns;
+    - cause: the cause of the longest part;
+    - awaited: the call, operator or range that names this cause.
 
-    Of a selection's names that of `next` counts; with streams, the gaps are those of these streams alone. TraceError
-    where no gap can be told: without operations, or because CUDA graphs lack their kernels.
+    A selection's name or range applies to `next`. With streams, only these streams make a gap. TraceError where gaps
+    are unknown: without operations, or because CUDA graphs lack their kernels.
     """
     narrow = Selection(selection.window_ns, None, selection.ranks, selection.devices, selection.streams)
     if not trace.on_gpu:
-        raise TraceError("got a trace without GPU operations, in which no gaps between them can be told")
+        raise TraceError("got a trace without GPU operations, so it has no gaps between them")
     if trace.source.unread_work:
         raise TraceError(
-            f"got work of the GPU that is not read ({', '.join(trace.source.unread_work)}), so nobody can tell when "
-            "the GPU was idle; export the report with an nsys of the version that is known: see `labkit doctor`"
+            f"got work of the GPU that is not read ({', '.join(trace.source.unread_work)}), so it is not known "
+            "when the GPU was idle; export the report with an nsys of a known version: see `labkit doctor`"
         )
-    asked = narrow.of(trace, "operations")
+    selected = narrow.of(trace, "operations")
     launches = graph_launches(trace)
-    blind = set(launches.loc[~launches["seen"], "process"])
-    places = [place for place in devices(trace).itertuples(index=False) if place.process not in blind]
+    incomplete = set(launches.loc[~launches["seen"], "process"])
+    places = [place for place in devices(trace).itertuples(index=False) if place.process not in incomplete]
     if not places:
         raise TraceError(
-            f"got {int((~launches['seen']).sum())} launches of CUDA graphs without any of their kernels, so nobody can "
-            "tell when the GPU was idle; record again with the graphs' nodes (nsys: --cuda-graph-trace=node)"
+            f"got {int((~launches['seen']).sum())} launches of CUDA graphs without any of their kernels, so it is "
+            "not known when the GPU was idle; record again with the graphs' nodes (nsys: --cuda-graph-trace=node)"
         )
-    found = [_between(trace, place, asked, narrow) for place in places]
-    frame = pd.concat([*found], ignore_index=True)
+    parts = [_between(trace, place, selected, narrow) for place in places]
+    frame = pd.concat([*parts], ignore_index=True)
     frame = frame[(frame["time_ns"] > 0).to_numpy()].reset_index(drop=True)
     if selection.name is not None or selection.range is not None:
         ends = Selection(name=selection.name, range=selection.range).of(trace, "operations")
@@ -75,8 +77,10 @@ def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def idle_by_cause(found: pd.DataFrame) -> pd.DataFrame:
-    """What the gaps of `gaps` waited for, by rank, device and cause: gaps, time_ns (the parts of that cause), share
-    (of the idle time of the device). A gap counts for each cause that it has a part of.
+    """The idle time in `found`, the frame of `gaps`, by rank, device and cause.
+
+    Its columns: gaps, time_ns (the parts of this cause), share (of the device's idle time). A gap counts for each cause
+    of its parts.
     """
     parts = [
         *((cause, found["host_ns"].where(found["host_cause"] == cause, 0)) for cause in HOST_CAUSES),
@@ -95,23 +99,23 @@ def idle_by_cause(found: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(["rank", "device", "time_ns"], ascending=[True, True, False], ignore_index=True)
 
 
-def _between(trace: Trace, place: object, asked: NDArray[np.bool_], selection: Selection) -> pd.DataFrame:
-    """The gaps of a device with the rows of the operations around each."""
+def _between(trace: Trace, place: object, selected: NDArray[np.bool_], selection: Selection) -> pd.DataFrame:
+    """The gaps of a device, with the rows of the operations around each gap."""
     operations = trace.operations
     process, device, rank = (getattr(place, name) for name in ("process", "device", "rank"))
-    here = ((operations["process"] == process) & (operations["device"] == device)).to_numpy()
+    on_device = ((operations["process"] == process) & (operations["device"] == device)).to_numpy()
     if selection.streams:
-        here &= np.isin(operations["stream"].to_numpy(), selection.streams)
-    mine = np.flatnonzero(here)
+        on_device &= np.isin(operations["stream"].to_numpy(), selection.streams)
+    rows = np.flatnonzero(on_device)
     columns = ["rank", "device", "start_ns", "time_ns", "before_row", "next_row"]
-    if not (here & asked).any():
+    if not (on_device & selected).any():
         return pd.DataFrame({name: np.zeros(0, np.int64) for name in columns})
-    opens, closes = span(trace, here, np.flatnonzero(here & asked), selection)
-    start, end = (operations[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
+    opens, closes = span(trace, on_device, np.flatnonzero(on_device & selected), selection)
+    start, end = (operations[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     end = np.maximum(start, end)
     union = Union.of(start, end)
-    last = mine[np.argsort(end, kind="stable")[np.searchsorted(np.sort(end), union.end_ns[:-1])]]
-    following = mine[np.searchsorted(start, union.start_ns[1:])]
+    last = rows[np.argsort(end, kind="stable")[np.searchsorted(np.sort(end), union.end_ns[:-1])]]
+    following = rows[np.searchsorted(start, union.start_ns[1:])]
     begins = np.clip(union.end_ns[:-1], opens, closes)
     values = (rank, device, begins, np.clip(union.start_ns[1:], opens, closes) - begins, last, following)
     return pd.DataFrame(dict(zip(columns, values, strict=True)))
@@ -122,22 +126,22 @@ def _explained(trace: Trace, frame: pd.DataFrame) -> pd.DataFrame:
     begins, following = frame["start_ns"].to_numpy(), frame["next_row"].to_numpy()
     ends = begins + frame["time_ns"].to_numpy()
     call = first_calls(trace)[following]
-    known = call != NONE
+    recorded = call != NONE
     called, returned = (np.append(calls[name].to_numpy(), 0)[call] for name in ("start_ns", "end_ns"))
-    launch_from, late_from = np.clip(called, begins, ends), np.clip(returned, begins, ends)
+    launch_from, latency_from = np.clip(called, begins, ends), np.clip(returned, begins, ends)
     parts = {
-        "host_ns": np.where(known, launch_from - begins, 0),
-        "launch_ns": np.where(known, late_from - launch_from, 0),
-        "latency_ns": np.where(known & (returned > begins), ends - late_from, 0),
-        "queued_ns": np.where(known & (returned <= begins), ends - late_from, 0),
-        "unknown_ns": np.where(known, 0, ends - begins),
+        "host_ns": np.where(recorded, launch_from - begins, 0),
+        "launch_ns": np.where(recorded, latency_from - launch_from, 0),
+        "latency_ns": np.where(recorded & (returned > begins), ends - latency_from, 0),
+        "queued_ns": np.where(recorded & (returned <= begins), ends - latency_from, 0),
+        "unknown_ns": np.where(recorded, 0, ends - begins),
     }
     most = np.argmax(np.stack(list(parts.values())), axis=0) if len(frame) else np.zeros(0, np.int64)
-    host = host_causes(trace, begins, np.where(known, launch_from, begins), call)
+    host = host_causes(trace, begins, np.where(recorded, launch_from, begins), call)
     others = len(HOST_CAUSES) + most - 1  # in CAUSES
     texts = Texts(calls["name"].cat.categories, full_names(trace.ranges).categories)
     launched = np.where(
-        known & (most < CAUSES.index(UNKNOWN) - len(HOST_CAUSES) + 1),
+        recorded & (most < CAUSES.index(UNKNOWN) - len(HOST_CAUSES) + 1),
         np.append(calls["name"].cat.codes, NONE)[call],
         NONE,
     )
@@ -156,15 +160,15 @@ def _explained(trace: Trace, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def short_kernels(trace: Trace, selection: Selection = EVERYTHING, below_ns: int = SHORT_NS) -> pd.DataFrame:
-    """Kernels that are shorter than `below_ns` in the median, by name, those first of which most could be saved:
+    """Kernels by name whose median is shorter than `below_ns`, the largest possible saving first.
 
-    name, count, total_ns, median_ns, idle_ns (of the device, directly before them) and share (of the device's idle
-    time). Fusing them, or one launch for many of them, as CUDA graphs have it, saves idle_ns at the most.
+    Its columns: name, count, total_ns, median_ns, idle_ns (of the device, directly before them), share (of the device's
+    idle time). Fusing these kernels, or launching many of them at once as a CUDA graph does, saves at most idle_ns.
     """
-    found = gaps(trace, selection)
-    asked = selection.of(trace, "operations", among=(trace.operations["kind"] == "kernel").to_numpy())
-    rows = trace.operations[asked]
-    idle = found.set_index("row")["time_ns"].reindex(rows.index, fill_value=0)
+    all_gaps = gaps(trace, selection)
+    selected = selection.of(trace, "operations", among=(trace.operations["kind"] == "kernel").to_numpy())
+    rows = trace.operations[selected]
+    idle = all_gaps.set_index("row")["time_ns"].reindex(rows.index, fill_value=0)
     rows = rows.assign(time_ns=rows["end_ns"] - rows["start_ns"], idle_ns=idle)
     table = rows.groupby("name", observed=True).agg(
         count=("time_ns", "size"),
@@ -173,5 +177,5 @@ def short_kernels(trace: Trace, selection: Selection = EVERYTHING, below_ns: int
         idle_ns=("idle_ns", "sum"),
     )
     table = table[table["median_ns"] < below_ns].reset_index().astype({"name": "str"})
-    table["share"] = table["idle_ns"] / max(int(found["time_ns"].sum()), 1)
+    table["share"] = table["idle_ns"] / max(int(all_gaps["time_ns"].sum()), 1)
     return table.sort_values("idle_ns", ascending=False, ignore_index=True)

@@ -1,7 +1,7 @@
-"""Summaries of traces that were made before.
+"""Cache of summaries of traces.
 
-Kept beside the traces of `labkit.nsys.reader.cache`, by the digests of the files' contents, of labkit's code for traces
-and of what was asked for. A summary that is damaged, or that can't be kept, is made anew.
+They are kept next to the traces of `labkit.nsys.reader.cache`, by a digest of the files' contents, labkit's code for
+traces and the selection. A summary that is damaged, or that can't be kept, is made anew.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from labkit.system.owned_folder import owned_folder
 
 ABOUT = "about.json"
 LABKIT = Path(__file__).parents[2]
-CODE = (  # what a summary depends on
+CODE = (  # the files that a summary depends on
     *sorted(LABKIT.glob("nsys/**/*.py")),
     *sorted(LABKIT.glob("statistics/**/*.py")),
     *sorted(LABKIT.glob("system/**/*.py")),
@@ -41,22 +41,22 @@ BOUNDS = Bounds()
 
 
 def summary_of(files: Sequence[Path], selection: Selection = EVERYTHING) -> TraceSummary:
-    """`summarise` of the traces in these files, or what it gave for the same contents before."""
+    """`summarise` of the traces in these files, or its earlier result for the same contents."""
     folder = _folder(files, selection)
     if folder is not None:
         with suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException):
-            kept = _load(folder, files)
+            summary = _load(folder, files)
             used(folder)
-            return kept
-    found = summarise(read(files), selection)
+            return summary
+    summary = summarise(read(files), selection)
     if folder is not None:
         with suppress(OSError, pa.ArrowException):
-            _store(folder, found)
-    return found
+            _store(folder, summary)
+    return summary
 
 
 def _folder(files: Sequence[Path], selection: Selection) -> Path | None:
-    """The folder of this summary; None for small files, for missing ones, and without a place for caches."""
+    """The folder of this summary; None for small or missing files, and without a folder for caches."""
     root = cache_root()
     with suppress(OSError):
         if root is None or sum(path.stat().st_size for path in files) < SMALLEST_BYTES:
@@ -81,15 +81,15 @@ def _load(folder: Path, files: Sequence[Path]) -> TraceSummary:
     return TraceSummary(source=source, **frames, remarks=tuple(about["remarks"]), ranks_known=about["ranks_known"])
 
 
-def _store(folder: Path, found: TraceSummary) -> None:
+def _store(folder: Path, summary: TraceSummary) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with owned_folder(".writing-", folder.parent) as place:
         written = place / folder.name
         written.mkdir()
-        for name, frame in found.frames.items():
+        for name, frame in summary.frames.items():
             frame.to_parquet(written / f"{name}.parquet", index=False)
-        about: dict[str, Any] = {"source": asdict(found.source), "frames": list(found.frames)}
-        about |= {"remarks": found.remarks, "ranks_known": found.ranks_known}
+        about: dict[str, Any] = {"source": asdict(summary.source), "frames": list(summary.frames)}
+        about |= {"remarks": summary.remarks, "ranks_known": summary.ranks_known}
         (written / ABOUT).write_text(json.dumps(about))
         shutil.rmtree(folder, ignore_errors=True)
         written.rename(folder)

@@ -1,7 +1,7 @@
-"""The largest losses of time that a trace proves, with where to look and what usually helps.
+"""The largest losses of time that a trace proves, with the place to look at and the usual remedy.
 
-Each is a part of the span of one device that no other loss counts, and an upper bound of what could be gained: what is
-saved in one place may be lost to the next limit.
+Each loss is a part of one device's span that no other loss counts. It is an upper bound of the possible gain, because
+time saved in one place may be lost to the next limit.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from labkit.nsys.trace import Trace
 from labkit.system.asked_from import on_command_line
 
 MOST, SMALLEST_SHARE = 3, 0.01
-MOST_LOOKED_AT = 20_000  # gaps, for the ranges that they lie in
-LAUNCH_NS = 50_000  # a longer gap is no launch's
+MOST_LOOKED_AT = 20_000  # gaps whose ranges are looked up
+LAUNCH_NS = 50_000  # a longer gap is not due to a launch alone
 COLUMNS = ("loss", "rank", "device", "gpu", "time_ns", "share", "evidence", "start_ns", "end_ns", "helps")
 HELPS = {
     HOST: "CUDA graphs, a larger batch, less work of the CPU between launches",
     SYNCHRONISED: "no cudaDeviceSynchronize, cudaStreamSynchronize or cudaMemcpy in the loop: streams and events order "
     "work without the host",
     ALLOCATED: "buffers that are allocated once, or cudaMallocAsync, which has a pool",
-    "first": "a warm-up before what is measured: the first launch of a kernel loads its code",
+    "first": "a warm-up before the measurement: the first launch of a kernel loads its code",
     "short": "fused kernels, or CUDA graphs, which launch many at once",
-    "idle": "look what the CPU did there, with NVTX ranges recorded",
-    "pageable": "pinned memory, asynchronous copies and a stream of their own, so that copies run beside kernels",
-    "copy": "asynchronous copies on a stream of their own, beside kernels; fewer or smaller ones",
+    "idle": "record NVTX ranges, and look at what the CPU did in this time",
+    "pageable": "pinned memory and asynchronous copies on a stream of their own, so that copies overlap kernels",
+    "copy": "asynchronous copies on a stream of their own, which overlap kernels; fewer or smaller copies",
     "own copy": "layouts that need no copy: fused kernels, writing results where they are needed",
     "communication": "overlap with computing (buckets, a stream of its own), fewer and larger messages",
-    "straggler": "equal work for all ranks; look what this rank did before it came, and at its clocks and its CPU",
+    "straggler": "equal work for all ranks; look at this rank's work before it arrived, its clocks and its CPU",
 }
 HELPS_PYTORCH = HELPS | {
     HOST: "CUDA graphs or torch.compile, a larger batch, less Python between launches",
     SYNCHRONISED: "no .item(), .cpu(), print or nonzero() of tensors in the loop; copies with non_blocking=True",
     ALLOCATED: "buffers that are allocated once; no empty_cache() in the loop; a warmed-up caching allocator",
-    "idle": "look what the CPU did there, with PyTorch's operators or NVTX ranges recorded",
-    "pageable": "pinned memory, non_blocking=True and a stream of their own, so that copies run beside kernels",
-    "copy": "non_blocking=True and a stream of their own, so that copies run beside kernels; fewer or smaller ones",
+    "idle": "record PyTorch's operators or NVTX ranges, and look at what the CPU did in this time",
+    "pageable": "pinned memory, non_blocking=True and a stream of their own, so that copies overlap kernels",
+    "copy": "non_blocking=True and a stream of their own, so that copies overlap kernels; fewer or smaller copies",
     "own copy": "layouts that need no copy: views, fused kernels, writing results where they are needed",
 }
 PYTORCH = re.compile(r"^aten::|\bat::native::|^triton_|ProfilerStep")
@@ -57,18 +57,18 @@ PYTORCH = re.compile(r"^aten::|\bat::native::|^triton_|ProfilerStep")
 
 @dataclass(frozen=True)
 class Loss:
-    """`gpu`: the device in words; `share`: of its span. `start_ns` to `end_ns`: the stretch to look at first."""
+    """A loss of time on one device."""
 
-    loss: str
+    loss: str  # its kind, in words
     rank: int
     device: int
-    gpu: str
+    gpu: str  # the device, in words
     time_ns: int
-    share: float
+    share: float  # of the device's span
     evidence: str
-    start_ns: int
+    start_ns: int  # start and end of the stretch to look at first
     end_ns: int
-    helps: str
+    helps: str  # the usual remedy
 
 
 def losses(
@@ -81,28 +81,28 @@ def losses(
 ) -> pd.DataFrame:
     """At most MOST losses, the largest first, each of at least a hundredth of the span: see `Loss` for the columns.
 
-    found: the gaps of `labkit.nsys.tables.gaps`, where idle time is known. waits: of `rank_waits`, for several ranks.
+    found: the gaps of `labkit.nsys.tables.gaps`, if idle time is known. waits: of `rank_waits`, for several ranks.
     spent: the `budget`, if it is known already.
     """
-    known: list[Loss] = []
-    if trace.source.unread_work:  # the device may have done it where nothing seems to run
+    candidates: list[Loss] = []
+    if trace.source.unread_work:  # the device may have been busy with it where nothing seems to run
         return pd.DataFrame(columns=list(COLUMNS))
     word, places = rank_word(trace), (budget(trace, selection) if spent is None else spent).to_dict("records")
     for place in places:
         place |= {"gpu": f"{word} {place['rank']}'s GPU" if len(places) > 1 or word == "rank" else "the GPU"}
-        known += list(_of_idle_time(trace, place, found)) if found is not None else []
-        known += list(_of_copies(trace, place))
-        known += list(_of_communication(place, waits, word))
+        candidates += list(_of_idle_time(trace, place, found)) if found is not None else []
+        candidates += list(_of_copies(trace, place))
+        candidates += list(_of_communication(place, waits, word))
     best: dict[str, Loss] = {}
-    for loss in known:
+    for loss in candidates:
         if loss.share >= SMALLEST_SHARE and (loss.loss not in best or loss.share > best[loss.loss].share):
             best[loss.loss] = loss
-    most = sorted(best.values(), key=lambda loss: -loss.share)[:MOST]
-    return pd.DataFrame([asdict(loss) for loss in most], columns=list(COLUMNS))
+    largest = sorted(best.values(), key=lambda loss: -loss.share)[:MOST]
+    return pd.DataFrame([asdict(loss) for loss in largest], columns=list(COLUMNS))
 
 
 def sentence(loss: dict[str, object]) -> str:
-    """A row in words: what is lost, where to look, what helps."""
+    """A row in words: the loss, the place to look at, the remedy."""
     share, took = float(str(loss["share"])), int(str(loss["time_ns"])) / 1e6
     opens, closes = (int(str(loss[name])) for name in ("start_ns", "end_ns"))
     window = f"Selection(window_ns=({opens}, {closes}))"
@@ -114,47 +114,47 @@ def sentence(loss: dict[str, object]) -> str:
     )
 
 
-def _of_idle_time(trace: Trace, place: dict, found: pd.DataFrame) -> Iterator[Loss]:
-    mine = found[((found["rank"] == place["rank"]) & (found["device"] == place["device"])).to_numpy()]
+def _of_idle_time(trace: Trace, place: dict, all_gaps: pd.DataFrame) -> Iterator[Loss]:
+    own = all_gaps[((all_gaps["rank"] == place["rank"]) & (all_gaps["device"] == place["device"])).to_numpy()]
     operations = trace.operations
-    lasted = (operations["end_ns"] - operations["start_ns"]).to_numpy()[mine["row"].to_numpy()]
-    short = (lasted < SHORT_NS) & (mine["time_ns"].to_numpy() < LAUNCH_NS)
-    waited = mine["latency_ns"] + mine["queued_ns"]
-    host = {cause: mine["host_ns"].where(mine["host_cause"] == cause, 0) for cause in HOST_CAUSES}
-    first = (~operations.duplicated(["process", "name"])).to_numpy()[mine["row"].to_numpy()]
-    first &= (mine["launch_ns"] >= LAUNCH_NS).to_numpy()
+    lasted = (operations["end_ns"] - operations["start_ns"]).to_numpy()[own["row"].to_numpy()]
+    short = (lasted < SHORT_NS) & (own["time_ns"].to_numpy() < LAUNCH_NS)
+    waited = own["latency_ns"] + own["queued_ns"]
+    host = {cause: own["host_ns"].where(own["host_cause"] == cause, 0) for cause in HOST_CAUSES}
+    first = (~operations.duplicated(["process", "name"])).to_numpy()[own["row"].to_numpy()]
+    first &= (own["launch_ns"] >= LAUNCH_NS).to_numpy()
     parts = (
-        ("idle, waiting for the host", HOST, host[HOST] + host[CALLED] + mine["launch_ns"].where(~first, 0)),
-        ("idle, while kernels were launched for the first time", "first", mine["launch_ns"].where(first, 0)),
+        ("idle, waiting for the host", HOST, host[HOST] + host[CALLED] + own["launch_ns"].where(~first, 0)),
+        ("idle, while kernels were launched for the first time", "first", own["launch_ns"].where(first, 0)),
         ("idle, because the host waited for the GPU", SYNCHRONISED, host[SYNCHRONISED]),
         ("idle, while the host allocated memory", ALLOCATED, host[ALLOCATED]),
         ("idle before kernels shorter than 10 µs", "short", waited.where(short, 0)),
-        ("idle, for reasons that the trace does not tell", "idle", waited.where(~short, 0) + mine["unknown_ns"]),
+        ("idle, for reasons that the trace does not tell", "idle", waited.where(~short, 0) + own["unknown_ns"]),
     )
-    for what, helps, time in parts:
+    for kind, helps, time in parts:
         if time.sum():
-            yield _loss(what, place, int(time.sum()), *_evidence(trace, mine, time), _helps(trace)[helps])
+            yield _loss(kind, place, int(time.sum()), *_evidence(trace, own, time), _helps(trace)[helps])
 
 
 def _helps(trace: Trace) -> dict[str, str]:
-    """What helps, in the words of what the program is written in."""
+    """The remedies, in PyTorch's words if the program uses PyTorch."""
     named = (frame["name"].cat.categories for frame in (trace.calls, trace.ranges, trace.operations))
     return HELPS_PYTORCH if any(PYTORCH.search(str(name)) for names in named for name in names) else HELPS
 
 
-def _evidence(trace: Trace, mine: pd.DataFrame, time: pd.Series) -> tuple[str, int, int]:
-    worst = mine.loc[time.idxmax()]
-    held = (time > 0).to_numpy()
-    longest = time[held].nlargest(MOST_LOOKED_AT)
-    around = longest.groupby(ranges_around(trace, mine.loc[longest.index, "row"].to_numpy())).sum()
+def _evidence(trace: Trace, own: pd.DataFrame, time: pd.Series) -> tuple[str, int, int]:
+    worst = own.loc[time.idxmax()]
+    has_part = (time > 0).to_numpy()
+    longest = time[has_part].nlargest(MOST_LOOKED_AT)
+    around = longest.groupby(ranges_around(trace, own.loc[longest.index, "row"].to_numpy())).sum()
     named = around.drop("", errors="ignore")
     mostly = ""
     if len(named) and named.max() > 0.25 * time.sum():
         mostly = f", {named.max() / time.sum():.0%} of it before work of the range '{named.idxmax()}'"
     awaited = f" in {worst['awaited']}" if worst["awaited"] else ""
-    count = int(held.sum())
-    gaps_told = f"{count:,} gaps{mostly}; the longest" if count > 1 else f"one gap{mostly}"
-    text = f"{gaps_told}, {_took(int(worst['time_ns']))}{awaited}, ends with {cut(brief(worst['next']), 60)}"
+    count = int(has_part.sum())
+    gaps_text = f"{count:,} gaps{mostly}; the longest" if count > 1 else f"one gap{mostly}"
+    text = f"{gaps_text}, {_took(int(worst['time_ns']))}{awaited}, ends with {cut(brief(worst['next']), 60)}"
     return text, int(worst["start_ns"]), int(worst["start_ns"] + worst["time_ns"])
 
 
@@ -162,8 +162,8 @@ def _of_copies(trace: Trace, place: dict) -> Iterator[Loss]:
     if not place["exposed_copy_ns"]:
         return
     operations = trace.operations
-    here = ((operations["process"] == place["process"]) & (operations["device"] == place["device"])).to_numpy()
-    rows = operations[here & (work_kinds(operations) == KINDS_OF_WORK.index(COPY))]
+    on_device = ((operations["process"] == place["process"]) & (operations["device"] == place["device"])).to_numpy()
+    rows = operations[on_device & (work_kinds(operations) == KINDS_OF_WORK.index(COPY))]
     times = rows["end_ns"] - rows["start_ns"]
     worst = rows.loc[times.idxmax()]
     kinds = times.groupby(rows["name"].astype("str")).sum().sort_values(ascending=False)
@@ -186,11 +186,13 @@ def _of_communication(place: dict, waits: RankWaits | None, word: str) -> Iterat
         by_rank = stragglers[stragglers["rank"] != place["rank"]].groupby("rank")["late_ns"].sum()
         if len(by_rank):
             rank, late_ns = int(by_rank.idxmax()), min(int(by_rank.max()), exposed)
-            where = stragglers[stragglers["rank"] == rank].iloc[0]
-            frame = waits.frame[(waits.frame["last"] == str(rank)) & (waits.frame["range"] == where["range"])]
+            straggler = stragglers[stragglers["rank"] == rank].iloc[0]
+            frame = waits.frame[(waits.frame["last"] == str(rank)) & (waits.frame["range"] == straggler["range"])]
             worst = frame.loc[frame["skew_ns"].idxmax()]
-            text = f"{word} {rank} comes last {int(where['times'])} times, by up to {_took(int(worst['skew_ns']))}"
-            text += f", in the range '{where['range']}'" if where["range"] else ""
+            text = (
+                f"{word} {rank} arrives last {int(straggler['times'])} times, by up to {_took(int(worst['skew_ns']))}"
+            )
+            text += f", in the range '{straggler['range']}'" if straggler["range"] else ""
             bounds = (int(worst["start_ns"]), int(worst["start_ns"] + worst["skew_ns"]))
             yield _loss(f"waiting for {word} {rank}", place, late_ns, text, *bounds, HELPS["straggler"])
     if exposed - late_ns > 0:
@@ -206,10 +208,10 @@ def _of_communication(place: dict, waits: RankWaits | None, word: str) -> Iterat
         )
 
 
-def _loss(what: str, place: dict, time_ns: int, text: str, start: int, end: int, helps: str) -> Loss:
+def _loss(kind: str, place: dict, time_ns: int, text: str, start: int, end: int, helps: str) -> Loss:
     share = time_ns / max(place["span_ns"], 1)
     return Loss(
-        what, int(place["rank"]), int(place["device"]), place["gpu"], int(time_ns), float(np.round(share, 6)), text,
+        kind, int(place["rank"]), int(place["device"]), place["gpu"], int(time_ns), float(np.round(share, 6)), text,
         start, end, helps,
     )  # fmt: skip
 

@@ -1,8 +1,7 @@
 """The reports of `nsys stats` by nsys's own names, with the columns and rows of versions from 2023 on.
 
-Shares are of the rows that are listed, as nsys has them. Names of CUDA's runtime calls lack the version at their end,
-of which nsys leaves those of five digits. Where nsys is wrong about levels and parents, see
-labkit.nsys.analysis.projection.
+Shares are of the listed rows, as in nsys. Names of CUDA's runtime calls lack the version at their end; nsys keeps
+versions of five digits. labkit.nsys.analysis.projection says where nsys is wrong about levels and parents.
 """
 
 from __future__ import annotations
@@ -73,25 +72,28 @@ def nvtx_gpu_proj_trace(trace: Trace, selection: Selection = EVERYTHING) -> pd.D
 
 
 def nvtx_gpu_proj_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """The same by name and style."""
+    """Ranges with their time on the GPU, by name and style."""
     return _renamed(projection_summary(trace, among=selection.of(trace, "ranges")), PROJECTION_SUM)
 
 
 def nvtx_kern_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Kernels by the ranges that launched them."""
     return _renamed(
-        kernel_summary(trace, among=selection.of(trace, "operations", among=_are(trace, "kernel"))), KERNELS_OF_RANGES
+        kernel_summary(trace, among=selection.of(trace, "operations", among=_is_kind(trace, "kernel"))),
+        KERNELS_OF_RANGES,
     )
 
 
 def cuda_gpu_kern_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Kernels by name."""
-    return _sum(trace.operations[selection.of(trace, "operations", among=_are(trace, "kernel"))], "Instances", "Name")
+    return _sum(
+        trace.operations[selection.of(trace, "operations", among=_is_kind(trace, "kernel"))], "Instances", "Name"
+    )
 
 
 def cuda_gpu_mem_time_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Copies and memsets by kind."""
-    rows = trace.operations[selection.of(trace, "operations", among=_are(trace, "memcpy", "memset"))]
+    rows = trace.operations[selection.of(trace, "operations", among=_is_kind(trace, "memcpy", "memset"))]
     names = rows["name"].cat.remove_unused_categories()
     return _sum(rows.assign(name=names.cat.rename_categories(_operation_name)), "Count", "Operation")
 
@@ -117,18 +119,18 @@ REPORTS: Mapping[str, Callable[[Trace, Selection], pd.DataFrame]] = {
 }
 
 
-def _are(trace: Trace, *kinds: str) -> np.ndarray:
+def _is_kind(trace: Trace, *kinds: str) -> np.ndarray:
     return trace.operations["kind"].isin(kinds).to_numpy()
 
 
-def _sum(rows: pd.DataFrame, counted: str, named: str) -> pd.DataFrame:
+def _sum(rows: pd.DataFrame, count_title: str, name_title: str) -> pd.DataFrame:
     groups = (rows["end_ns"] - rows["start_ns"]).groupby(rows["name"], observed=True)
     total = groups.sum()
     table = pd.DataFrame(
         {
             "Time (%)": (total * 100 / max(int(total.sum()), 1)).round(1),
             "Total Time (ns)": total,
-            counted: groups.size(),
+            count_title: groups.size(),
             "Avg (ns)": groups.mean().round(1),
             "Med (ns)": groups.median().round(1),
             "Min (ns)": groups.min(),
@@ -136,12 +138,12 @@ def _sum(rows: pd.DataFrame, counted: str, named: str) -> pd.DataFrame:
             "StdDev (ns)": groups.std(ddof=1).fillna(0.0).round(1),
         }
     )
-    table[named] = table.index.astype("str")
-    return table.sort_values(["Total Time (ns)", named], ascending=[False, True], ignore_index=True)
+    table[name_title] = table.index.astype("str")
+    return table.sort_values(["Total Time (ns)", name_title], ascending=[False, True], ignore_index=True)
 
 
 def _operation_name(name: str) -> str:
-    """ "[CUDA memcpy Host-to-Device]" of "HtoD"."""
+    """ "[CUDA memcpy Host-to-Device]" for "HtoD"."""
     kind, _, unified = name.partition(" ")
     ends = kind.split("to")
     if len(ends) == 2 and set(ends) <= COPY_NAMES.keys():
@@ -151,18 +153,18 @@ def _operation_name(name: str) -> str:
 
 
 def _stacks(rows: pd.DataFrame) -> pd.Series:
-    """The ids of the ranges around each row and its own, the outermost first: ":3:7"."""
+    """The ids of the ranges around each row, the outermost first, and its own: ":3:7"."""
     parent = dict(zip(zip(rows["process"], rows["range_id"], strict=True), rows["parent_id"], strict=True))
-    found: dict[tuple[int, int], str] = {}
+    texts: dict[tuple[int, int], str] = {}
 
     def stack(process: int, range_id: int) -> str:
         chain = []
-        while range_id and (process, range_id) not in found:
+        while range_id and (process, range_id) not in texts:
             chain.append(range_id)
             range_id = parent.get((process, range_id), 0)
-        text = found.get((process, range_id), "")
-        for each in reversed(chain):
-            text = found[process, each] = f"{text}:{each}"
+        text = texts.get((process, range_id), "")
+        for link in reversed(chain):
+            text = texts[process, link] = f"{text}:{link}"
         return text
 
     return pd.Series(

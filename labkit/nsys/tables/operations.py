@@ -1,4 +1,4 @@
-"""Kernels and copies by what they are: how many, how long, how much they moved."""
+"""Tables of kernels and copies: their number, their time, and the bytes that they moved."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ SIZES = {"< 4 KB": 4e3, "4-64 KB": 64e3, "64 KB-1 MB": 1e6, "1-16 MB": 16e6, "> 
 
 
 def kernels(trace: Trace, selection: Selection = EVERYTHING, by: Sequence[str] = ("name",)) -> pd.DataFrame:
-    """The kernels by name, or by any of KERNEL_KEYS, those with the most time first: see `spread`.
+    """The kernels by name, or by any of KERNEL_KEYS, the most time first: see `spread`.
 
-    The times of kernels that run at the same time add up, so `share` is one of all kernels' time, not of the run's.
-    CUDA graphs that were traced as a whole count as kernels of the name "graph".
+    The times of kernels that run at the same time add up, so `share` is of all kernels' time, not of the run's. CUDA
+    graphs that were traced as a whole count as kernels of the name "graph".
     """
     if unknown := [key for key in by if key not in KERNEL_KEYS]:
         raise UserError(
             f"got the key {unknown[0]!r}{did_you_mean(unknown[0], KERNEL_KEYS)}, expected some of "
             f"{', '.join(KERNEL_KEYS)}"
         )
-    asked = selection.of(trace, "operations", among=trace.operations["kind"].isin(["kernel", "graph"]).to_numpy())
-    return spread(_timed(trace, asked), list(by))
+    selected = selection.of(trace, "operations", among=trace.operations["kind"].isin(["kernel", "graph"]).to_numpy())
+    return spread(_timed(trace, selected), list(by))
 
 
 def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """Copies and memsets by kind, memory and size: see `spread`; bytes: altogether; gb_s: bytes / total_ns.
+    """Copies and memsets by kind, memory and size. Columns as in `spread`, and:
 
-    `memory` is "Pageable -> Device" or the like, "" where the file does not tell; `size` a class of SIZES.
+    - memory: such as "Pageable -> Device"; "" if the file lacks it;
+    - size: a class of SIZES;
+    - bytes: their sum; gb_s: bytes / total_ns.
     """
-    asked = selection.of(trace, "operations", among=trace.operations["kind"].isin(["memcpy", "memset"]).to_numpy())
-    rows = _timed(trace, asked)
+    selected = selection.of(trace, "operations", among=trace.operations["kind"].isin(["memcpy", "memset"]).to_numpy())
+    rows = _timed(trace, selected)
     rows["size"] = pd.cut(rows["bytes"], [-1.0, *SIZES.values()], right=False, labels=list(SIZES))
     keys = ["name", "memory", "size"]
     table = spread(rows, keys)
@@ -49,6 +51,6 @@ def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return table
 
 
-def _timed(trace: Trace, asked: np.ndarray) -> pd.DataFrame:
-    rows = trace.operations[asked]
+def _timed(trace: Trace, selected: np.ndarray) -> pd.DataFrame:
+    rows = trace.operations[selected]
     return rows.assign(time_ns=(rows["end_ns"] - rows["start_ns"]).clip(lower=0), rank=rank_of(trace, rows))

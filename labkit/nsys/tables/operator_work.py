@@ -1,7 +1,7 @@
 """FLOPs and bytes of PyTorch's operators, counted from the shapes that a trace recorded.
 
-Shapes: M, N, K of matrices; B batch, H heads, Q queries, K keys, D depth of a head. An operand counts once, whatever
-caches do, and elements that an expanded tensor repeats count once. A multiplication with an addition is two FLOPs.
+Shapes: M, N, K of matrices; B batch, H heads, Q queries, K keys, D depth of a head. An operand counts once, regardless
+of caches, and elements that an expanded tensor repeats count once. A multiplication with an addition is two FLOPs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from labkit.nsys.tables.dtypes import element_bytes
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an operator was called with, argument by argument; () and "" stand for what is no tensor or not told."""
+    """The arguments of an operator, one element each; () and "" for an argument that is not a tensor, or unknown."""
 
     dims: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
@@ -29,7 +29,7 @@ class Inputs:
         return at < len(self.dims) and bool(self.dims[at]) and element_bytes(self.types[at]) > 0
 
     def bytes_of(self, at: int) -> int:
-        """Bytes of a tensor, without repeated elements; 0 for what is none."""
+        """Bytes of a tensor, without repeated elements; 0 for an argument that is not a tensor."""
         if not self.is_tensor(at):
             return 0
         strides = self.strides[at] if at < len(self.strides) and len(self.strides[at]) == len(self.dims[at]) else ()
@@ -41,44 +41,44 @@ class Inputs:
 
     def numbers(self, at: int) -> tuple[int, ...]:
         """A list of integers such as "[2, 2]"."""
-        return tuple(int(each) for each in re.findall(r"-?\d+", self.value(at)))
+        return tuple(int(digits) for digits in re.findall(r"-?\d+", self.value(at)))
 
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """`flops` 0: not counted for this operator; `element_bytes`: of the numbers that it multiplies."""
+    """The work of one call of an operator."""
 
-    flops: int
+    flops: int  # 0: not counted for this operator
     bytes: int
-    element_bytes: int
+    element_bytes: int  # of the numbers that it multiplies
 
 
 def parsed(text: str) -> Inputs | None:
-    """The inputs as a trace has them; None where it recorded none. Lists of tensors count as nothing."""
+    """The inputs from a trace's JSON; None if it recorded none. Lists of tensors count as no tensor."""
     if not text:
         return None
-    told: dict[str, Any] = json.loads(text)
-    dims = told.get("dims") or []
+    recorded: dict[str, Any] = json.loads(text)
+    dims = recorded.get("dims") or []
     if not isinstance(dims, list):
         return None
     count = len(dims)
-    types = [str(each) for each in told.get("types") or []]
+    types = [str(dtype) for dtype in recorded.get("types") or []]
     return Inputs(
-        tuple(_sizes(each) for each in dims),
+        tuple(_sizes(sizes) for sizes in dims),
         tuple((types + [""] * count)[:count]),
-        tuple(_sizes(each) for each in told.get("strides") or []),
-        tuple(str(each) for each in told.get("values") or []),
+        tuple(_sizes(sizes) for sizes in recorded.get("strides") or []),
+        tuple(str(value) for value in recorded.get("values") or []),
     )
 
 
-def _sizes(each: object) -> tuple[int, ...]:
-    flat = isinstance(each, list) and all(isinstance(size, int) for size in each)
-    return tuple(each) if flat else ()  # type: ignore[arg-type]
+def _sizes(value: object) -> tuple[int, ...]:
+    flat = isinstance(value, list) and all(isinstance(size, int) for size in value)
+    return tuple(value) if flat else ()  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=100_000)
 def operator_work(name: str, text: str) -> OperatorWork | None:
-    """The work of an operator with these inputs, as a trace has them; None where it is not known here."""
+    """The work of an operator with these inputs, given as a trace's JSON; None for an unknown operator."""
     inputs = parsed(text)
     if inputs is None:
         return None
@@ -90,7 +90,7 @@ def operator_work(name: str, text: str) -> OperatorWork | None:
 
 
 def _matmul(name: str, inputs: Inputs) -> OperatorWork | None:
-    """[B,] M x K times [B,] K x N. addmm and baddbmm begin with what is added; linear's weight is N x K."""
+    """[B,] M x K times [B,] K x N. The first argument of addmm and baddbmm is the addend; linear's weight is N x K."""
     first = 1 if name.startswith(("addmm", "baddbmm")) else 0
     if not (inputs.is_tensor(first) and inputs.is_tensor(first + 1)):
         return None
@@ -106,7 +106,7 @@ def _matmul(name: str, inputs: Inputs) -> OperatorWork | None:
     return OperatorWork(flops, moved, size)
 
 
-# Where the strides, paddings and dilations stand among the arguments.
+# Positions of the strides, paddings and dilations among the arguments.
 CONVOLUTIONS = {
     "conv1d": (3, 4, 5), "conv2d": (3, 4, 5), "conv3d": (3, 4, 5), "convolution": (3, 4, 5), "_convolution": (3, 4, 5),
     "cudnn_convolution": (3, 2, 4), "miopen_convolution": (4, 3, 5), "mkldnn_convolution": (4, 3, 5),
@@ -114,7 +114,7 @@ CONVOLUTIONS = {
 
 
 def _convolution(name: str, inputs: Inputs) -> OperatorWork | None:
-    """N x C x sizes with O x C/groups x sizes of the kernel. Transposed ones are not counted."""
+    """N x C x sizes with O x C/groups x sizes of the kernel. Transposed convolutions are not counted."""
     if not (inputs.is_tensor(0) and inputs.is_tensor(1)) or (name == "_convolution" and inputs.value(6) == "True"):
         return None
     stride, padding, dilation = (inputs.numbers(at) for at in CONVOLUTIONS[name])
@@ -123,7 +123,7 @@ def _convolution(name: str, inputs: Inputs) -> OperatorWork | None:
     if not stride or not dilation or axes < 1 or (name == "convolution" and inputs.value(6) == "True"):
         return None
     stride, padding, dilation = (
-        each * axes if len(each) == 1 else each for each in (stride, padding or (0,), dilation)
+        sizes * axes if len(sizes) == 1 else sizes for sizes in (stride, padding or (0,), dilation)
     )
     out = [
         (image[2 + axis] + 2 * padding[axis] - dilation[axis] * (kernel[2 + axis] - 1) - 1) // stride[axis] + 1
@@ -135,9 +135,10 @@ def _convolution(name: str, inputs: Inputs) -> OperatorWork | None:
 
 
 def _attention(name: str, inputs: Inputs) -> OperatorWork | None:
-    """Q . K and its product with V, for the pairs of queries and keys that a causal mask leaves: query i of Q sees the
-    first i + 1 keys. _flash_attention_forward and _efficient_attention_forward have B x Q x H x D, the others
-    B x H x Q x D.
+    """Q . K and its product with V, for the pairs of queries and keys that a causal mask keeps.
+
+    With a causal mask query i of Q sees the first i + 1 keys. _flash_attention_forward and _efficient_attention_forward
+    have B x Q x H x D, the other operators B x H x Q x D.
     """
     if not all(inputs.is_tensor(at) and len(inputs.dims[at]) == 4 for at in range(3)):
         return None
@@ -166,7 +167,7 @@ CAUSAL = {  # the argument that says whether a mask is causal
 
 
 def _elementwise(name: str, inputs: Inputs) -> OperatorWork | None:
-    """Every tensor is read once, and the result, of the shape that all are broadcast to, written once."""
+    """Every tensor is read once, and the result is written once. Its shape is that of all tensors broadcast."""
     tensors = [at for at in range(len(inputs.dims)) if inputs.is_tensor(at)]
     if not tensors:
         return None
@@ -180,7 +181,7 @@ def _elementwise(name: str, inputs: Inputs) -> OperatorWork | None:
 
 
 def _of_rows(name: str, inputs: Inputs) -> OperatorWork | None:
-    """Every tensor is read once, and a result of the first one's shape is written."""
+    """Every tensor is read once, and a result with the first tensor's shape is written."""
     if not inputs.is_tensor(0):
         return None
     moved = sum(inputs.bytes_of(at) for at in range(len(inputs.dims))) + inputs.bytes_of(0)
@@ -188,7 +189,7 @@ def _of_rows(name: str, inputs: Inputs) -> OperatorWork | None:
 
 
 def _embedding(name: str, inputs: Inputs) -> OperatorWork | None:
-    """The rows of the table that the indices name, read and written; the same row counts as often as it is named."""
+    """The table's rows at the indices, read and written. A row counts once for each index that names it."""
     if not (inputs.is_tensor(0) and inputs.is_tensor(1)):
         return None
     size = element_bytes(inputs.types[0])

@@ -1,4 +1,4 @@
-"""PyTorch's operators by what they do and by their shapes, and how close they come to what the GPU can do."""
+"""PyTorch's operators by category and shapes, and how close each comes to the GPU's peak."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ ABOUT = ["category", "shapes", "dtype", "flops", "bytes", "element_bytes"]
 
 
 def operators(trace: Trace, selection: Selection = EVERYTHING, *, peak: Peak | None = None) -> pd.DataFrame:
-    """One row per operator and distinct shapes, the one with the most GPU time first. Its columns:
+    """One row per operator and distinct shapes, the most GPU time first. Its columns:
 
-    name (the innermost operator around the launches; NO_OPERATOR for kernels without one), category, shapes and dtype
-    of its tensors ("" where they were not recorded), count (calls that launched something), kernels (GPU operations of
-    a call, mean), total_ns (in which any of its operations ran), share (of all rows' time), median_ns (of a call);
-    flops, bytes: of a call, counted from the shapes (<NA> where unknown); tflop_s, tb_s: reached over total_ns; bound:
-    "compute" or "memory", whichever takes longer at the device's peak; roofline_share: that time / the time it took.
-    More than 100 % of the memory's roofline means that caches held part of the data.
+    - name: the innermost operator around the launches; NO_OPERATOR for kernels without one;
+    - category;
+    - shapes, dtype: of its tensors; "" if not recorded;
+    - count: calls that launched GPU work;
+    - kernels: mean number of GPU operations of a call;
+    - total_ns: any of its operations ran; share: of all rows' time; median_ns: of a call;
+    - flops, bytes: of a call, counted from the shapes (<NA> if unknown);
+    - tflop_s, tb_s: reached over total_ns;
+    - bound: "compute" or "memory", the one that takes longer at the device's peak;
+    - roofline_share: that time / the measured time. More than 100 % of the memory's roofline means that caches held
+      part of the data.
 
-    peak: of the device; by default the published one for its name. TraceError for a trace without operators or without
+    peak: of the device; by default the published peak for its name. TraceError for a trace without operators or without
     GPU operations.
     """
     if not (trace.calls["kind"] == "op").any():
@@ -42,19 +47,19 @@ def operators(trace: Trace, selection: Selection = EVERYTHING, *, peak: Peak | N
         )
     if not len(trace.operations):
         raise TraceError(
-            "got a trace without GPU operations, by which operators are timed; `labkit trace calls` has their times on "
-            "the CPU"
+            "got a trace without GPU operations, which give operators their times; `labkit trace calls` has their "
+            "times on the CPU"
         )
     rows = _launched(trace, selection)
     groups = rows.groupby("call", sort=False)
-    each = groups.agg(
+    by_call = groups.agg(
         name=("name", "first"),
         inputs=("inputs", "first"),
         time_ns=("fresh_ns", "sum"),
         kernels=("fresh_ns", "size"),
         tf32=("tf32", "any"),
     )
-    table = each.groupby(["name", "inputs"]).agg(
+    table = by_call.groupby(["name", "inputs"]).agg(
         count=("time_ns", "size"),
         kernels=("kernels", "mean"),
         total_ns=("time_ns", "sum"),
@@ -63,8 +68,8 @@ def operators(trace: Trace, selection: Selection = EVERYTHING, *, peak: Peak | N
     )
     table["share"] = table["total_ns"] / max(int(table["total_ns"].sum()), 1)
     table = table.reset_index()
-    known = [_about(name, inputs) for name, inputs in zip(table["name"], table["inputs"], strict=True)]
-    table = table.join(pd.DataFrame(known, columns=ABOUT, index=table.index))
+    facts = [_about(name, inputs) for name, inputs in zip(table["name"], table["inputs"], strict=True)]
+    table = table.join(pd.DataFrame(facts, columns=ABOUT, index=table.index))
     device = trace.devices["name"].astype("str").iloc[0] if len(trace.devices) else ""
     table = _against_roofline(table, peak or peak_of(device))
     order = ["name", "category", "shapes", "dtype", "count", "kernels", "total_ns", "share", "median_ns"]
@@ -73,41 +78,44 @@ def operators(trace: Trace, selection: Selection = EVERYTHING, *, peak: Peak | N
 
 
 def categories(found: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `operators` by category: category, count, total_ns, share."""
+    """`found`, the frame of `operators`, summed by category: category, count, total_ns, share."""
     table = found.groupby("category").agg(count=("count", "sum"), total_ns=("total_ns", "sum"), share=("share", "sum"))
     return table.reset_index().sort_values("total_ns", ascending=False, ignore_index=True)
 
 
 def operator_of(trace: Trace) -> Ints:
-    """For each GPU operation the row in `trace.calls` of the operator that launched it; NONE where there is none.
+    """For each GPU operation the row in `trace.calls` of the operator that launched it, or NONE.
 
-    That is the innermost one around the launch; where the launch lies in none on its thread, or was not recorded, the
-    one that the profiler names.
+    This is the innermost operator around the launch. If no operator of the thread is around it, or the launch was not
+    recorded, it is the operator that the profiler names.
     """
     operators = np.flatnonzero((trace.calls["kind"] == "op").to_numpy())
     call = first_calls(trace)
     launched = call != NONE
-    found = np.full(len(trace.operations), NONE)
+    rows = np.full(len(trace.operations), NONE)
     if not len(operators):
-        return found
+        return rows
     launched_at = beginnings(trace.calls.iloc[call[launched]])
     inner = tightest(*on_one_line([trace.calls.iloc[operators][TIMES], launched_at]))
-    found[launched] = np.append(operators, NONE)[inner]
+    rows[launched] = np.append(operators, NONE)[inner]
     numbered = trace.calls.iloc[operators].reset_index()[["index", "process", "external"]]
     numbered = numbered[(numbered["external"] != 0).to_numpy()].drop_duplicates(["process", "external"])
-    lost = np.flatnonzero((found == NONE) & (trace.operations["external"] != 0).to_numpy())
-    named = trace.operations.iloc[lost][["process", "external"]].merge(numbered, how="left")
-    found[lost] = named["index"].fillna(NONE).to_numpy(np.int64)
-    return found
+    unresolved = np.flatnonzero((rows == NONE) & (trace.operations["external"] != 0).to_numpy())
+    named = trace.operations.iloc[unresolved][["process", "external"]].merge(numbered, how="left")
+    rows[unresolved] = named["index"].fillna(NONE).to_numpy(np.int64)
+    return rows
 
 
 def _launched(trace: Trace, selection: Selection) -> pd.DataFrame:
-    """One row per GPU operation: call (of its operator; without one, negative and its own), name, inputs,
-    fresh_ns (what it adds to the time of its call), tf32.
+    """One row per GPU operation. Its columns:
+
+    - call: of its operator; without an operator, a negative number of its own;
+    - name, inputs, tf32;
+    - fresh_ns: the time that it adds to its call.
     """
-    asked = selection.of(trace, "operations")
-    rows = trace.operations[asked]
-    call = operator_of(trace)[asked]
+    selected = selection.of(trace, "operations")
+    rows = trace.operations[selected]
+    call = operator_of(trace)[selected]
     own = np.where(call == NONE, -1 - np.arange(len(rows)), call)
     names = np.append(np.asarray(trace.calls["name"].astype(str), object), NO_OPERATOR)[call]
     inputs = np.append(np.asarray(trace.calls["inputs"].astype(str), object), "")[call]
@@ -125,12 +133,12 @@ def _launched(trace: Trace, selection: Selection) -> pd.DataFrame:
 
 
 def _about(name: str, inputs: str) -> dict[str, object]:
-    told, work = parsed(inputs), operator_work(name, inputs)
-    tensors = [at for at in range(len(told.dims)) if told.is_tensor(at)] if told else []
-    types = dict.fromkeys(told.types[at].removeprefix("c10::") for at in tensors) if told else {}
+    arguments, work = parsed(inputs), operator_work(name, inputs)
+    tensors = [at for at in range(len(arguments.dims)) if arguments.is_tensor(at)] if arguments else []
+    types = dict.fromkeys(arguments.types[at].removeprefix("c10::") for at in tensors) if arguments else {}
     return {
         "category": "no operator" if name == NO_OPERATOR else operator_family(name),
-        "shapes": ", ".join("x".join(map(str, told.dims[at])) for at in tensors) if told else "",
+        "shapes": ", ".join("x".join(map(str, arguments.dims[at])) for at in tensors) if arguments else "",
         "dtype": ", ".join(types),
         "flops": work.flops if work and work.flops else pd.NA,
         "bytes": work.bytes if work and work.bytes else pd.NA,
@@ -148,7 +156,7 @@ def _against_roofline(table: pd.DataFrame, peak: Peak | None) -> pd.DataFrame:
     if peak is None:
         return table.astype({"roofline_share": "Float64"})
     rate = [peak.tflop_s(*pair) for pair in zip(table["element_bytes"], table["tf32"], strict=True)]
-    computing = (flops / 1e3 / pd.Series(rate, table.index).where(lambda each: each > 0)).fillna(0.0)
+    computing = (flops / 1e3 / pd.Series(rate, table.index).where(lambda rates: rates > 0)).fillna(0.0)
     moving = (moved / 1e3 / peak.tb_s).fillna(0.0)
     longest = np.maximum(computing, moving)
     counted = longest > 0

@@ -1,4 +1,4 @@
-"""The ranges around things as paths, from the outermost to the innermost: "generate/forward/layer"."""
+"""Nested ranges as paths, from the outermost to the innermost: "generate/forward/layer"."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from labkit.nsys.analysis.launches import call_times, first_calls
 from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.trace import Trace
 
-NUMBERED = re.compile(r", (?:seq|op_id) = .*$", re.DOTALL)  # what torch.autograd.profiler.emit_nvtx adds to names
+NUMBERED = re.compile(r", (?:seq|op_id) = .*$", re.DOTALL)  # added to names by torch.autograd.profiler.emit_nvtx
 STEP = re.compile(r"(?<=ProfilerStep)#\d+$")
 
 
 def bare_name(name: str) -> str:
-    """The name of a range without what tells two runs of the same code apart."""
+    """The name of a range without the numbers that differ between runs of the same code."""
     return STEP.sub("", NUMBERED.sub("", name))
 
 
 def without_numbers(names: pd.Categorical) -> pd.Categorical:
-    """The names of ranges, each as `bare_name` has it."""
+    """The `bare_name` of each range."""
     texts = [bare_name(str(name)) for name in names.categories]
     codes, categories = pd.factorize(np.array(texts, object))
     return pd.Categorical.from_codes(np.append(codes, -1)[names.codes], pd.Index(categories, dtype="str"))
@@ -42,9 +42,9 @@ def range_paths(trace: Trace) -> NDArray[np.object_]:
 
 
 def operation_paths(trace: Trace) -> NDArray[np.object_]:
-    """The path of the ranges around the launch of each GPU operation; "" where there are none."""
+    """The path of the ranges around the launch of each GPU operation; "" without ranges."""
     call = first_calls(trace)
     launched = call != NONE
-    found = np.full(len(call), NONE)
-    found[launched] = tightest(*on_one_line([trace.ranges, call_times(trace, call[launched])]))
-    return np.append(range_paths(trace), "")[found]
+    range_rows = np.full(len(call), NONE)
+    range_rows[launched] = tightest(*on_one_line([trace.ranges, call_times(trace, call[launched])]))
+    return np.append(range_paths(trace), "")[range_rows]

@@ -1,7 +1,7 @@
-"""What GPUs can do at most, as their makers publish it: dense rates, without sparsity.
+"""Peak rates of GPUs as their makers publish them: dense rates, without sparsity.
 
 From the data sheets and white papers of NVIDIA (V100, T4, A100, A10, L4, L40S, RTX 3090 and 4090, H100, H200, B200) and
-AMD (MI210, MI250X, MI300X, MI325X). Rates of consumer GPUs are those with sums in 32 bits.
+AMD (MI210, MI250X, MI300X, MI325X). Rates of consumer GPUs are for sums in 32 bits.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peak:
-    """TFLOP/s of the matrix units by the type that they multiply (0: they do not), of the vector units in float32, and
-    the memory's TB/s.
-    """
+    """Peak TFLOP/s by type, and the memory's TB/s. 0: the matrix units do not multiply this type."""
 
     half: float  # float16 and bfloat16
     tf32: float
     eight: float  # 8-bit floats
-    float32: float
+    float32: float  # of the vector units
     float64: float
     tb_s: float
 
     def tflop_s(self, element_bytes: int, tf32: bool) -> float:
-        """For numbers of so many bytes; `tf32`: the matrix units take float32 with a mantissa of 10 bits."""
+        """TFLOP/s for numbers of `element_bytes`. `tf32`: the matrix units take float32 with a mantissa of 10 bits."""
         if element_bytes == 4 and tf32 and self.tf32:
             return self.tf32
         return {1: self.eight, 2: self.half, 4: self.float32, 8: self.float64}.get(element_bytes, 0.0)
 
 
-PEAKS = (  # the first pattern that is in a device's name counts
+PEAKS = (  # the first pattern found in a device's name counts
     (r"B200", Peak(2250, 1125, 4500, 75, 37, 8.0)),
     (r"H200", Peak(989.4, 494.7, 1978.9, 66.9, 66.9, 4.8)),
     (r"GH200", Peak(989.4, 494.7, 1978.9, 66.9, 66.9, 4.0)),
@@ -49,11 +47,11 @@ PEAKS = (  # the first pattern that is in a device's name counts
     (r"RTX 3080", Peak(59.5, 29.8, 0, 29.8, 0.465, 0.76)),
     (r"MI325X", Peak(1307.4, 653.7, 2614.9, 163.4, 163.4, 6.0)),
     (r"MI300X", Peak(1307.4, 653.7, 2614.9, 163.4, 163.4, 5.3)),
-    (r"MI250X", Peak(191.5, 0, 0, 47.9, 47.9, 1.6)),  # of one of its two dies, which are devices of their own
+    (r"MI250X", Peak(191.5, 0, 0, 47.9, 47.9, 1.6)),  # of one of its two dies, each of which is a device
     (r"MI210", Peak(181, 0, 0, 45.3, 45.3, 1.6)),
 )
 
 
 def peak_of(name: str) -> Peak | None:
-    """What the device of this name can do; None where it is not known here."""
+    """The peak of the device with this name; None for an unknown device."""
     return next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)

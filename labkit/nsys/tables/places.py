@@ -1,4 +1,4 @@
-"""Where things ran: the ranks of a trace's processes, and the devices of each."""
+"""The ranks of a trace's processes, and the devices of each process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ def rank_of(trace: Trace, frame: pd.DataFrame) -> Ints:
 
 
 def devices(trace: Trace) -> pd.DataFrame:
-    """One row per device that operations ran on, by rank and number: process, rank, device, name ("": not told),
-    bandwidth_gb_s (0: not told).
+    """One row per device with operations, by rank and number.
+
+    Its columns: process, rank, device, name ("": unknown), bandwidth_gb_s (0: unknown).
     """
     used = trace.operations[["process", "device"]].drop_duplicates()
-    told = trace.devices.astype({"name": "str"}).drop_duplicates(["process", "device"])
-    found = used.merge(told, how="left", on=["process", "device"])
-    found = found.assign(
-        rank=rank_of(trace, found), name=found["name"].fillna(""), bandwidth_gb_s=found["bandwidth_gb_s"].fillna(0.0)
+    described = trace.devices.astype({"name": "str"}).drop_duplicates(["process", "device"])
+    table = used.merge(described, how="left", on=["process", "device"])
+    table = table.assign(
+        rank=rank_of(trace, table), name=table["name"].fillna(""), bandwidth_gb_s=table["bandwidth_gb_s"].fillna(0.0)
     )
     columns = ["process", "rank", "device", "name", "bandwidth_gb_s"]
-    return found[columns].sort_values(["rank", "device"], ignore_index=True)
+    return table[columns].sort_values(["rank", "device"], ignore_index=True)

@@ -1,4 +1,4 @@
-"""NVTX ranges by name, with what they did on the GPU."""
+"""NVTX ranges by name, with their time on the GPU."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ from labkit.nsys.trace import Trace
 
 
 def projection(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """The rows of `labkit.nsys.project` whose ranges are asked about, with their rank and busy_ns: how much of the
-    projected time their process had work on a GPU.
+    """The rows of `labkit.nsys.project` for the selected ranges, with rank and busy_ns.
+
+    busy_ns is the part of the projected time in which the range's process had work on a GPU.
     """
-    asked = selection.of(trace, "ranges")
+    selected = selection.of(trace, "ranges")
     rows = project(trace, graphs=True)
-    rows = rows[asked[rows["range"].to_numpy()]].reset_index(drop=True)
+    rows = rows[selected[rows["range"].to_numpy()]].reset_index(drop=True)
     return rows.assign(rank=rank_of(trace, rows), busy_ns=_busy_ns(trace, rows))
 
 
 def ranges(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """The ranges by name, those with the most time first. Columns as in `spread`, of the time on the GPU from their
-    first operation to their last one, without a GPU of the range itself; beside them:
+    """The ranges by name, the most time first.
 
-    range_total_ns: on the CPU; operations: calls that led to GPU work; busy_share: the share of the GPU's time in which
-    anything ran there (<NA> without a GPU). Ranges that launched nothing have no time on a GPU and are left out. The
-    numbers that PyTorch adds to names ("aten::mul, seq = 46, op_id = 9", "ProfilerStep#7") do not count.
+    The time of a range is on the GPU, from its first operation to its last; without a GPU it is the range itself.
+    Columns as in `spread`, and:
+
+    - range_total_ns: on the CPU;
+    - operations: calls that led to GPU work;
+    - busy_share: the share of the GPU time in which the GPU was busy (<NA> without a GPU).
+
+    Ranges that launched nothing have no time on a GPU and are left out. The numbers that PyTorch adds to names
+    ("aten::mul, seq = 46, op_id = 9", "ProfilerStep#7") do not count.
     """
     rows = projection(trace, selection).rename(columns={"duration_ns": "time_ns"})
     rows["name"] = without_numbers(rows["name"].array)
@@ -46,13 +52,13 @@ def ranges(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _busy_ns(trace: Trace, rows: pd.DataFrame) -> np.ndarray:
-    """Of each row's projected time, how much the union of its process's GPU work covers."""
+    """The part of each row's projected time that its process's GPU work covers."""
     busy = np.zeros(len(rows), np.int64)
     of_row, of_operation = rows["process"].to_numpy(), trace.operations["process"].to_numpy()
     start, end = (trace.operations[name].to_numpy() for name in ("start_ns", "end_ns"))
     for process in np.unique(of_row):
-        mine, work = of_row == process, of_operation == process
-        opens = rows["start_ns"].to_numpy()[mine]
+        own, work = of_row == process, of_operation == process
+        opens = rows["start_ns"].to_numpy()[own]
         union = Union.of(start[work], end[work])
-        busy[mine] = union.covered_ns(opens, opens + rows["duration_ns"].to_numpy()[mine])
+        busy[own] = union.covered_ns(opens, opens + rows["duration_ns"].to_numpy()[own])
     return busy

@@ -1,8 +1,8 @@
-"""Collectives of all ranks side by side: who waits for whom, and how fast the data then moves.
+"""Collectives of all ranks side by side: how long ranks wait for each other, and how fast the data then moves.
 
-A collective that synchronises (all-reduce, all-gather, reduce-scatter, all-to-all, barrier) ends for nobody before its
-last rank has arrived. So its time has two parts: the skew, from the first arrival to the last, in which ranks spin
-without sending; and the transfer, from the last arrival on.
+A collective that synchronises (all-reduce, all-gather, reduce-scatter, all-to-all, barrier) cannot end on any rank
+before the last rank has arrived. So its time has two parts: the skew, from the first arrival to the last, in which
+ranks spin without sending; and the transfer, from the last arrival on.
 """
 
 from __future__ import annotations
@@ -41,19 +41,30 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class RankWaits:
-    """`frame`: one row per collective that every rank of it took part in, by time. Its columns:
+    """The collectives of a trace and the waits of its ranks.
 
-    start_ns (first arrival), kind, group ("" where the trace does not tell), ranks (how many), bytes (of the message,
-    for an all-gather of its output; <NA> where unknown), skew_ns (from the first arrival to the last one), transfer_ns
-    (from there to the last end), algorithm_gb_s (bytes / transfer), bus_gb_s (times NCCL's factor for the kind; for
-    in-network reduction it overstates), last (the rank that arrived last; UNDECIDED where the others' clocks are known
-    less well than the skew is long), range (the innermost NVTX range of the last one's launch, but for those that
-    PyTorch and NCCL open around collectives). Kinds that do not synchronise have no skew: their transfer is the longest
-    rank's time.
+    Columns of `frame`, which has one row per collective that every rank of its group joined, by time:
 
-    `ranks`: one row per rank: collectives, last (how often it came last, decided ones only), wait_ns (from its arrivals
-    to the last ones), exchange_ns (all its time in them), and how its clock was set: offset_ns, low_ns, high_ns (what
-    the collectives allow), residual_ns (see `labkit.nsys.tables.clocks`).
+    - start_ns: the first arrival;
+    - kind, group ("" if unknown), ranks (their number);
+    - bytes: of the message, for an all-gather of its output; <NA> if unknown;
+    - skew_ns: from the first arrival to the last;
+    - transfer_ns: from the last arrival to the last end;
+    - algorithm_gb_s: bytes / transfer;
+    - bus_gb_s: algorithm_gb_s times NCCL's factor for the kind, which overstates in-network reduction;
+    - last: the rank that arrived last; UNDECIDED if the clocks are less certain than the skew is long;
+    - range: the innermost NVTX range around the last rank's launch, without the ranges that PyTorch and NCCL open
+      around collectives.
+
+    Kinds that do not synchronise have no skew; their transfer is the longest rank's time.
+
+    Columns of `ranks`, which has one row per rank:
+
+    - collectives: their number;
+    - last: how often the rank arrived last, without undecided collectives;
+    - wait_ns: from its arrivals to the last ranks' arrivals;
+    - exchange_ns: all its time in collectives;
+    - offset_ns, low_ns, high_ns, residual_ns: of its clock, see `labkit.nsys.tables.clocks`.
     """
 
     frame: pd.DataFrame
@@ -62,8 +73,9 @@ class RankWaits:
 
     @property
     def stragglers(self) -> pd.DataFrame:
-        """Who came last where, decided ones only, the worst first: rank, range, times, late_ns (the skews, summed),
-        median_ns (of them).
+        """The ranks that arrived last, by rank and range, the most lateness first, without undecided collectives.
+
+        Its columns: rank, range, times, late_ns (the sum of the skews), median_ns (of the skews).
         """
         late = self.frame[~self.frame["last"].isin(["", UNDECIDED])].rename(columns={"last": "rank"})
         groups = late.groupby(["rank", "range"])["skew_ns"]
@@ -72,17 +84,22 @@ class RankWaits:
 
 
 def arrivals(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """One row per kernel that communicates: row (in `trace.operations`), rank, start_ns, end_ns, kind, synchronises,
-    group, sequence (-1: not told), bytes (0: not told), size (ranks in the group; 0: not told), token (what has to be
-    equal on all ranks). The kind is what the trace says that it exchanges, else that of the range "nccl:all_reduce"
-    which PyTorch opens around the launch, else that of its name.
+    """One row per kernel that communicates. Its columns:
+
+    - row (in `trace.operations`), rank, start_ns, end_ns, kind, synchronises, group;
+    - sequence: -1 if unknown; bytes: 0 if unknown;
+    - size: ranks in the group; 0 if unknown;
+    - token: a text that is equal on all ranks of a collective.
+
+    The kind comes from the trace's record of the collective, else from a range such as "nccl:all_reduce", which PyTorch
+    opens around the launch, else from the kernel's name.
     """
     rows = trace.operations[selection.of(trace, "operations", among=communicates(trace.operations))]
-    told = [json.loads(text) if text else {} for text in rows["collective"].cat.categories.astype(str)]
+    records = [json.loads(text) if text else {} for text in rows["collective"].cat.categories.astype(str)]
     around = ranges_around(trace, rows.index.to_numpy(), _opened_by_libraries(trace, r"nccl:\w"))
     parts = []
     for name, opened, text in zip(rows["name"].astype("str"), around, rows["collective"].cat.codes, strict=True):
-        about = told[text]
+        about = records[text]
         kind = _kind(str(about.get("name") or opened.partition("nccl:")[2] or name))
         group = str(about.get("group", ""))
         size = int(about.get("size", 0) or 0)
@@ -92,58 +109,60 @@ def arrivals(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
         )
         parts.append((kind, group, int(about.get("sequence", -1)), message, size, token if about else kind))
     columns = ["kind", "group", "sequence", "bytes", "size", "token"]
-    found = pd.DataFrame(parts, columns=columns, index=rows.index)
-    found.insert(0, "row", rows.index)
-    found.insert(1, "rank", rank_of(trace, rows))
-    found["start_ns"], found["end_ns"] = rows["start_ns"], rows["end_ns"]
-    found["synchronises"] = found["kind"].map({name: waits for name, _, _, waits in KINDS} | {OTHER: False})
-    return found.sort_values("start_ns", ignore_index=True)
+    table = pd.DataFrame(parts, columns=columns, index=rows.index)
+    table.insert(0, "row", rows.index)
+    table.insert(1, "rank", rank_of(trace, rows))
+    table["start_ns"], table["end_ns"] = rows["start_ns"], rows["end_ns"]
+    table["synchronises"] = table["kind"].map({name: waits for name, _, _, waits in KINDS} | {OTHER: False})
+    return table.sort_values("start_ns", ignore_index=True)
 
 
 def rank_waits(trace: Trace, selection: Selection = EVERYTHING) -> RankWaits:
-    """The collectives of all ranks of a trace, on one clock. TraceError where fewer than two ranks have any.
+    """The collectives of all ranks of a trace, on one clock. TraceError if fewer than two ranks have collectives.
 
-    Ranks from several files are put on the clock that their collectives allow, see `labkit.nsys.tables.clocks`.
+    Ranks from several files are put on one clock by their collectives, see `labkit.nsys.tables.clocks`.
     """
-    everything = arrivals(trace, selection)
-    found = everything
-    if found["rank"].nunique() < 2:
+    arrived = arrivals(trace, selection)
+    collectives = arrived
+    if collectives["rank"].nunique() < 2:
         raise TraceError(
-            f"got {len(found)} collectives of {found['rank'].nunique()} of {max(len(trace.processes), 1)} processes; "
-            "who waits for whom needs at least 2 ranks: give the traces of all of them together"
+            f"got {len(collectives)} collectives of {collectives['rank'].nunique()} of "
+            f"{max(len(trace.processes), 1)} processes; "
+            "waits need at least 2 ranks: give the traces of all ranks together"
         )
     one_clock = len(trace.source.files) == 1
     remarks = []
-    found, unmatched = matched(found)
-    if unmatched and len(found) and (everything["sequence"] < 0).any():
-        found, unmatched = matched_by_ends(everything, one_clock=one_clock)
+    collectives, unmatched = matched(collectives)
+    if unmatched and len(collectives) and (arrived["sequence"] < 0).any():
+        collectives, unmatched = matched_by_ends(arrived, one_clock=one_clock)
     if unmatched:
         remarks.append(
-            f"{unmatched} of {unmatched + len(found)} have no partner on every rank of their group: left out"
+            f"{unmatched} of {unmatched + len(collectives)} have no partner on every rank of their group: left out"
         )
-    if found.empty:
-        raise TraceError("got collectives of several ranks, none of which matches one of another rank: two runs?")
-    offsets, told = aligned(found, one_clock=one_clock, word=rank_word(trace))
-    remarks += told
-    shift = found["rank"].map({rank: offset.offset_ns for rank, offset in offsets.items()})
-    found = found.assign(start_ns=found["start_ns"] + shift, end_ns=found["end_ns"] + shift)
-    frame = _side_by_side(trace, found, offsets)
-    return RankWaits(frame, _by_rank(found, frame, offsets), tuple(remarks))
+    if collectives.empty:
+        raise TraceError("got collectives of several ranks, but none matches one of another rank: two runs?")
+    offsets, clock_remarks = aligned(collectives, one_clock=one_clock, word=rank_word(trace))
+    remarks += clock_remarks
+    shift = collectives["rank"].map({rank: offset.offset_ns for rank, offset in offsets.items()})
+    collectives = collectives.assign(start_ns=collectives["start_ns"] + shift, end_ns=collectives["end_ns"] + shift)
+    frame = _side_by_side(trace, collectives, offsets)
+    return RankWaits(frame, _by_rank(collectives, frame, offsets), tuple(remarks))
 
 
 def on_one_clock(trace: Trace) -> Trace:
-    """The trace with the clocks of its ranks set as `rank_waits` sets them; what it says of that is in
-    `source.skipped`. TraceError where the ranks share no collectives.
+    """The trace with the clocks of its ranks set as `rank_waits` sets them, with remarks about it in `source.skipped`.
+
+    TraceError if the ranks share no collectives.
     """
-    found = rank_waits(trace)
-    offset = found.ranks.set_index("rank")["offset_ns"].reindex(ranks(trace)).fillna(0).to_numpy(np.int64)
-    known = found.ranks.set_index("rank")["residual_ns"].dropna()
-    told = [
-        f"{rank_word(trace)} {rank}'s clock was set by {each / 1e3:,.1f} µs"
-        for rank, each in zip(ranks(trace), offset, strict=True)
-        if each
+    waits = rank_waits(trace)
+    offset = waits.ranks.set_index("rank")["offset_ns"].reindex(ranks(trace)).fillna(0).to_numpy(np.int64)
+    residuals = waits.ranks.set_index("rank")["residual_ns"].dropna()
+    remarks = [
+        f"{rank_word(trace)} {rank}'s clock was set by {shift / 1e3:,.1f} µs"
+        for rank, shift in zip(ranks(trace), offset, strict=True)
+        if shift
     ]
-    told += [f"the ranks' clocks are known to {int(known.max()) / 1e3:,.1f} µs"] if len(known) else []
+    remarks += [f"the ranks' clocks are known to {int(residuals.max()) / 1e3:,.1f} µs"] if len(residuals) else []
     frames = {}
     for name, frame in trace.frames.items():
         if "process" in frame and "start_ns" in frame:
@@ -151,11 +170,11 @@ def on_one_clock(trace: Trace) -> Trace:
             moved = {column: frame[column] + shift for column in ("start_ns", "end_ns") if column in frame}
             frame = frame.assign(**moved).sort_values("start_ns", kind="stable", ignore_index=True)
         frames[name] = frame
-    return Trace(replace(trace.source, skipped=(*trace.source.skipped, *found.remarks, *told)), **frames)
+    return Trace(replace(trace.source, skipped=(*trace.source.skipped, *waits.remarks, *remarks)), **frames)
 
 
 def _opened_by_libraries(trace: Trace, pattern: str = r"nccl|c10d|record_param_comms") -> NDArray[np.bool_]:
-    """Which ranges PyTorch and NCCL open around each collective."""
+    """Whether each range is one that PyTorch or NCCL opens around a collective."""
     names = trace.ranges["name"].cat
     return np.array([bool(re.match(pattern, str(name))) for name in names.categories], bool)[names.codes]
 
@@ -170,8 +189,8 @@ def _message_bytes(kind: str, about: dict) -> int:
     return int(elements) * element_bytes(str(about.get("dtype", "")))
 
 
-def _side_by_side(trace: Trace, found: pd.DataFrame, offsets: dict[int, Offset]) -> pd.DataFrame:
-    groups = found.groupby("match", sort=False)
+def _side_by_side(trace: Trace, collectives: pd.DataFrame, offsets: dict[int, Offset]) -> pd.DataFrame:
+    groups = collectives.groupby("match", sort=False)
     first, last = groups["start_ns"].min(), groups["start_ns"].max()
     frame = groups.agg(
         kind=("kind", "first"),
@@ -181,16 +200,16 @@ def _side_by_side(trace: Trace, found: pd.DataFrame, offsets: dict[int, Offset])
         synchronises=("synchronises", "first"),
         end_ns=("end_ns", "max"),
     )
-    longest = (found["end_ns"] - found["start_ns"]).groupby(found["match"]).max()
+    longest = (collectives["end_ns"] - collectives["start_ns"]).groupby(collectives["match"]).max()
     skew = (last - first).where(frame["synchronises"], 0)
     transfer = (frame["end_ns"] - last).where(frame["synchronises"], longest).clip(lower=0)
-    late = found.loc[groups["start_ns"].idxmax()].set_index("match")
+    late = collectives.loc[groups["start_ns"].idxmax()].set_index("match")
     factor = {name: factor for name, _, factor, _ in KINDS} | {OTHER: lambda n: 1.0}
     bus = [factor[kind](n) for kind, n in zip(frame["kind"], frame["ranks"], strict=True)]
-    known = (frame["bytes"] > 0) & (transfer > 0)
-    algorithm = (frame["bytes"] / transfer.where(known)).astype("Float64")
-    error = found["rank"].map({rank: offset.residual_ns for rank, offset in offsets.items()})
-    decided = skew > error.groupby(found["match"]).max()
+    has_rate = (frame["bytes"] > 0) & (transfer > 0)
+    algorithm = (frame["bytes"] / transfer.where(has_rate)).astype("Float64")
+    error = collectives["rank"].map({rank: offset.residual_ns for rank, offset in offsets.items()})
+    decided = skew > error.groupby(collectives["match"]).max()
     names = late["rank"].astype("str").where(decided, UNDECIDED).where(frame["synchronises"], "")
     table = pd.DataFrame(
         {
@@ -211,10 +230,10 @@ def _side_by_side(trace: Trace, found: pd.DataFrame, offsets: dict[int, Offset])
     return table.sort_values("start_ns", ignore_index=True)
 
 
-def _by_rank(found: pd.DataFrame, frame: pd.DataFrame, offsets: dict[int, Offset]) -> pd.DataFrame:
-    waits = found[found["synchronises"]]
-    wait = waits.groupby("match")["start_ns"].transform("max") - waits["start_ns"]
-    groups = found.groupby("rank")
+def _by_rank(collectives: pd.DataFrame, frame: pd.DataFrame, offsets: dict[int, Offset]) -> pd.DataFrame:
+    synchronising = collectives[collectives["synchronises"]]
+    wait = synchronising.groupby("match")["start_ns"].transform("max") - synchronising["start_ns"]
+    groups = collectives.groupby("rank")
     table = pd.DataFrame(
         {
             "collectives": groups.size(),
@@ -222,10 +241,10 @@ def _by_rank(found: pd.DataFrame, frame: pd.DataFrame, offsets: dict[int, Offset
             .value_counts()
             .reindex([str(rank) for rank in sorted(offsets)], fill_value=0)
             .to_numpy(),
-            "wait_ns": wait.groupby(waits["rank"]).sum().reindex(sorted(offsets), fill_value=0),
-            "exchange_ns": (found["end_ns"] - found["start_ns"]).groupby(found["rank"]).sum(),
+            "wait_ns": wait.groupby(synchronising["rank"]).sum().reindex(sorted(offsets), fill_value=0),
+            "exchange_ns": (collectives["end_ns"] - collectives["start_ns"]).groupby(collectives["rank"]).sum(),
         }
     )
-    told = pd.DataFrame({rank: vars(offset) for rank, offset in offsets.items()}).T.astype("Int64")
-    told = told.where(told.abs() < UNKNOWN_NS)
-    return table.join(told).rename_axis("rank").reset_index()
+    clocks = pd.DataFrame({rank: vars(offset) for rank, offset in offsets.items()}).T.astype("Int64")
+    clocks = clocks.where(clocks.abs() < UNKNOWN_NS)
+    return table.join(clocks).rename_axis("rank").reset_index()

@@ -20,7 +20,7 @@ from labkit.nsys.trace import Trace, TraceError
 from labkit.system.nearest import did_you_mean
 from labkit.system.whole_file import write_whole
 
-# All that comes from the trace goes into it as literals, never into the docstring or a comment.
+# Data from the trace go into the script only as literals, never into its docstring or a comment.
 SCRIPT = '''"""An operator of PyTorch as a trace recorded it. Options: --device cpu."""
 
 from labkit.harness.replay import RecordedCall, replay
@@ -36,13 +36,14 @@ if __name__ == "__main__":
 
 
 def replayable(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """The operators whose inputs were recorded, by name and inputs, those with the most time first: name, inputs (as
-    the trace has them), count, total_ns, median_ns (of a call: on the GPU where it launched anything, else on the CPU),
-    on_gpu.
+    """The operators whose inputs were recorded, by name and inputs, the most time first.
+
+    Its columns: name, inputs (the trace's JSON), count, total_ns, median_ns, on_gpu. The time of a call is on the GPU
+    if it launched GPU work, else on the CPU.
     """
     calls = trace.calls
-    asked = selection.of(trace, "calls", among=((calls["kind"] == "op") & (calls["inputs"] != "")).to_numpy())
-    rows = np.flatnonzero(asked)
+    selected = selection.of(trace, "calls", among=((calls["kind"] == "op") & (calls["inputs"] != "")).to_numpy())
+    rows = np.flatnonzero(selected)
     on_gpu = _gpu_ns(trace)[rows]
     on_cpu = (calls["end_ns"] - calls["start_ns"]).to_numpy()[rows]
     frame = calls.iloc[rows][["name", "inputs"]].astype("str")
@@ -57,12 +58,15 @@ def replayable(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _gpu_ns(trace: Trace) -> Ints:
-    """For each row of `trace.calls`, if it is an operator, the time of the GPU operations launched in it, those of
-    operators in it included.
+    """For each row of `trace.calls`, the time of the GPU operations that this operator, or an operator in it, launched.
+
+    0 for other calls.
     """
-    of = operator_of(trace)
+    operator = operator_of(trace)
     lasted = (trace.operations["end_ns"] - trace.operations["start_ns"]).to_numpy()
-    spent = np.bincount(of[of != NONE], lasted[of != NONE], minlength=len(trace.calls)).astype(np.int64)
+    spent = np.bincount(operator[operator != NONE], lasted[operator != NONE], minlength=len(trace.calls)).astype(
+        np.int64
+    )
     operators = np.flatnonzero((trace.calls["kind"] == "op").to_numpy())
     (line,) = on_one_line([trace.calls.iloc[operators]])
     parent, level = parents(line)
@@ -73,34 +77,38 @@ def _gpu_ns(trace: Trace) -> Ints:
 
 
 def write_replay(trace: Trace, op: str, output: Path, selection: Selection = EVERYTHING, *, nth: int = 1) -> Path:
-    """Writes a script that replays the operator `op` with those of its recorded inputs that took the most time, or the
-    n-th most. Returns `output`. TraceError: it is not in the trace, or its inputs were not recorded.
+    """Writes a script that replays the operator `op`, and returns `output`.
+
+    The inputs are the recorded ones that took the most time, or the n-th most. TraceError: the operator is not in the
+    trace, or its inputs were not recorded.
     """
-    found = replayable(trace, selection)
-    if found.empty:
+    table = replayable(trace, selection)
+    if table.empty:
         raise TraceError(
             "got a trace without inputs of operators; record them: torch.profiler.profile(record_shapes=True)"
         )
-    mine = found[(found["name"] == op) | (found["name"] == f"aten::{op}")].reset_index(drop=True)
-    if mine.empty:
-        most = ", ".join(dict.fromkeys(found["name"].head(8)))
-        near = did_you_mean(op, found["name"].unique())
-        raise TraceError(f"got the operator {op!r}{near}, expected one with recorded inputs, such as {most}")
-    if not 1 <= nth <= len(mine):
-        raise TraceError(f"got {nth} as the place of the inputs, expected 1 to {len(mine)}: so many has {op}")
+    matching = table[(table["name"] == op) | (table["name"] == f"aten::{op}")].reset_index(drop=True)
+    if matching.empty:
+        most = ", ".join(dict.fromkeys(table["name"].head(8)))
+        suggestion = did_you_mean(op, table["name"].unique())
+        raise TraceError(f"got the operator {op!r}{suggestion}, expected one with recorded inputs, such as {most}")
+    if not 1 <= nth <= len(matching):
+        raise TraceError(
+            f"got {nth} as the place of the inputs, expected 1 to {len(matching)}, the number of inputs of {op}"
+        )
     device = str(trace.devices["name"].iloc[0]) if len(trace.devices) else "a GPU"
-    write_whole(output, replay_script(mine.iloc[nth - 1].to_dict(), trace.source.files, device))
+    write_whole(output, replay_script(matching.iloc[nth - 1].to_dict(), trace.source.files, device))
     return output
 
 
 def replay_script(row: Mapping[str, Any], files: tuple[str, ...], device: str) -> str:
-    """The script for a row of `replayable`, from a trace of these files and with this GPU."""
-    told, work, inputs = json.loads(row["inputs"]), operator_work(row["name"], row["inputs"]), parsed(row["inputs"])
+    """The script for a row of `replayable`. `files`, `device`: the trace's files and GPU."""
+    recorded, work, inputs = json.loads(row["inputs"]), operator_work(row["name"], row["inputs"]), parsed(row["inputs"])
     call = {
         "name": row["name"],
-        "dims": _tuples(told["dims"]) if inputs else (),
+        "dims": _tuples(recorded["dims"]) if inputs else (),
         "types": inputs.types if inputs else (),
-        "strides": _tuples(told.get("strides") or []),
+        "strides": _tuples(recorded.get("strides") or []),
         "values": inputs.values if inputs else (),
         "traced_us": round(float(row["median_ns"]) / 1e3, 3),
         "traced_on": device if row["on_gpu"] else "the CPU",
@@ -113,11 +121,11 @@ def replay_script(row: Mapping[str, Any], files: tuple[str, ...], device: str) -
     )
 
 
-def _tuples(each: object) -> object:
-    """Sizes, or lists of sizes; () for anything else, which no tensor has."""
-    if isinstance(each, list):
-        return tuple(_tuples(part) for part in each)
-    return each if type(each) is int else ()
+def _tuples(value: object) -> object:
+    """Sizes, or lists of sizes, as tuples; () for anything else, which no tensor has."""
+    if isinstance(value, list):
+        return tuple(_tuples(part) for part in value)
+    return value if type(value) is int else ()
 
 
 def _written(value: object, indent: int) -> str:

@@ -1,4 +1,4 @@
-"""What is in a trace and where its time goes: the tables that a first look needs."""
+"""The summary of a trace: its contents, and the tables that show where its time goes."""
 
 from __future__ import annotations
 
@@ -24,24 +24,19 @@ WHOLE_GRAPHS = "CUDA graphs were traced whole: idle time inside of them is not s
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """The tables of one trace, each of them empty where the trace has nothing of the kind.
-
-    `contents`: what (kernels, copies, ...), process, rank, count, start_ns, end_ns. The others are those of the modules
-    here: `budget`, `idle`, `kernels`, `copies`, `calls`, `ranges`, `losses`. `remarks`: what a reader must know before
-    trusting them. `ranks_known`: whether the run itself named the ranks.
-    """
+    """The tables of one trace. A table is empty if the trace has no data for it."""
 
     source: Source
-    contents: pd.DataFrame
-    budget: pd.DataFrame
-    idle: pd.DataFrame
+    contents: pd.DataFrame  # see `contents`
+    budget: pd.DataFrame  # see the functions of these names in the modules of labkit.nsys.tables
+    idle: pd.DataFrame  # see labkit.nsys.tables.gaps.idle_by_cause
     kernels: pd.DataFrame
     copies: pd.DataFrame
     calls: pd.DataFrame
     ranges: pd.DataFrame
     losses: pd.DataFrame
-    remarks: tuple[str, ...]
-    ranks_known: bool = True
+    remarks: tuple[str, ...]  # to read before trusting the tables
+    ranks_known: bool = True  # whether the run itself named the ranks
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
@@ -52,26 +47,26 @@ class TraceSummary:
 
 def summarise(trace: Trace, selection: Selection = EVERYTHING) -> TraceSummary:
     """All tables of a trace, or of a part of it."""
-    found = budget(trace, selection)
-    idle = gaps(trace, selection) if found["idle_ns"].notna().any() else None
+    spent = budget(trace, selection)
+    idle = gaps(trace, selection) if spent["idle_ns"].notna().any() else None
     waits = _waits(trace, selection)
     return TraceSummary(
         source=trace.source,
         contents=contents(trace),
-        budget=found,
+        budget=spent,
         idle=idle_by_cause(NO_GAPS if idle is None else idle),
         kernels=kernels(trace, selection),
         copies=copies(trace, selection),
         calls=calls(trace, selection),
         ranges=ranges(trace, selection),
-        losses=losses(trace, selection, found=idle, waits=waits, spent=found),
-        remarks=tuple(_remarks(trace, found)),
+        losses=losses(trace, selection, found=idle, waits=waits, spent=spent),
+        remarks=tuple(_remarks(trace, spent)),
         ranks_known=ranks_are_known(trace),
     )
 
 
 def _waits(trace: Trace, selection: Selection) -> RankWaits | None:
-    """Who waits for whom, where several ranks exchange anything."""
+    """The waits of the ranks for each other; None if fewer than two ranks exchange data."""
     with suppress(TraceError):
         return rank_waits(trace, selection) if len(trace.processes) > 1 else None
     return None
@@ -87,7 +82,10 @@ NO_GAPS = pd.DataFrame(
 
 
 def contents(trace: Trace) -> pd.DataFrame:
-    """How much of what each process recorded, and from when to when: what, process, rank, count, start_ns, end_ns."""
+    """The number of recorded rows of each kind and process, with their times.
+
+    Its columns: what (kernels, copies, ...), process, rank, count, start_ns, end_ns.
+    """
     kinds = {"ranges": "NVTX ranges", "api": "CUDA calls", "op": "PyTorch operators", "os": "system calls"}
     kinds |= {"kernel": "kernels", "memcpy": "copies", "memset": "memsets", "graph": "CUDA graphs, whole"}
     of_rank = ranks(trace)
@@ -101,21 +99,21 @@ def contents(trace: Trace) -> pd.DataFrame:
         part = groups.agg(count=("start_ns", "size"), start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
         part = part.reset_index().rename(columns={"kind": "what"})
         parts.append(part.assign(what=part["what"].astype("str").map(kinds)))
-    found = pd.concat(parts, ignore_index=True)
-    found.insert(2, "rank", of_rank[found["process"].to_numpy(int)])
-    return found.sort_values(["rank", "what"], ignore_index=True)
+    table = pd.concat(parts, ignore_index=True)
+    table.insert(2, "rank", of_rank[table["process"].to_numpy(int)])
+    return table.sort_values(["rank", "what"], ignore_index=True)
 
 
-def _remarks(trace: Trace, found: pd.DataFrame) -> list[str]:
+def _remarks(trace: Trace, spent: pd.DataFrame) -> list[str]:
     remarks = []
     if not trace.on_gpu:
-        remarks.append("no GPU work was recorded, so times of ranges are those on the CPU")
+        remarks.append("no GPU work was recorded, so times of ranges are on the CPU")
     if trace.source.unread_work:
         remarks.append(
             f"work of the GPU is not read ({', '.join(trace.source.unread_work)}), so idle time is not known, and busy "
-            "time is that of the rest"
+            "time is without it"
         )
-    unseen = int(found.drop_duplicates("process")["graphs_unseen"].sum()) if len(found) else 0
+    unseen = int(spent.drop_duplicates("process")["graphs_unseen"].sum()) if len(spent) else 0
     if unseen:
         remarks.append(
             f"{unseen} launches of CUDA graphs have none of their kernels in the trace, so idle time is not known; "
@@ -126,9 +124,7 @@ def _remarks(trace: Trace, found: pd.DataFrame) -> list[str]:
     spans = contents(trace).groupby("process").agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
     if len(spans) > 1 and spans["start_ns"].max() > spans["end_ns"].min():
         apart = (spans["start_ns"].max() - spans["end_ns"].min()) / 1e6
-        remarks.append(
-            f"some processes begin {apart:,.3f} ms after others have ended: two runs, or clocks of their own"
-        )
+        remarks.append(f"some processes begin {apart:,.3f} ms after others have ended: two runs, or different clocks")
     if len(trace.processes) > 1 and not ranks_are_known(trace):
         remarks.append(NUMBERED)
     return [*remarks, *doubts(trace)]

@@ -1,4 +1,4 @@
-"""What two traces do again and again: steps, or instances of a range, by which their times can be compared."""
+"""Units of work that two traces repeat, steps or instances of a range, by which their times can be compared."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from labkit.nsys.tables.selection import Selection
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, Phase, step_message
 
-STEPS = (f"{DOMAIN}:{step_message(Phase.DECODE)}", "ProfilerStep")  # better than any other range
+STEPS = (f"{DOMAIN}:{step_message(Phase.DECODE)}", "ProfilerStep")  # preferred to any other range
 
 
 @dataclass(frozen=True)
 class Units:
-    """`name`: of the range; `a`, `b`: how many of them each side has, in the mean of its processes. One that a window
-    cuts counts by the part of its time on the GPU that the window has.
-    """
+    """The unit of a comparison. A unit that a window cuts counts by the part of its GPU time in the window."""
 
-    name: str
-    a: float
+    name: str  # of the range
+    a: float  # number of units of side A, mean of its processes
     b: float
 
     @property
@@ -32,8 +30,10 @@ class Units:
 
 
 def units_of(a: Trace, b: Trace, selection: Selection) -> Units | None:
-    """The units of both sides: of the ranges that `selection.range` names if it has one, else the steps of labkit or of
-    PyTorch's profiler, else the ranges that fill most of both sides' time, at least two on each. None without any.
+    """The unit of both sides; None without one.
+
+    It is the longest of the ranges that `selection.range` names, if given; else the steps of labkit or of PyTorch's
+    profiler; else the ranges that fill most of both sides' time, with at least two on each side.
     """
     sides = [_instances(side, selection) for side in (a, b)]
     shared = sides[0].index.intersection(sides[1].index)
@@ -47,7 +47,7 @@ def units_of(a: Trace, b: Trace, selection: Selection) -> Units | None:
 
 
 def _instances(trace: Trace, selection: Selection) -> pd.DataFrame:
-    """The ranges that launched work, by name: count, in the mean of the processes that have any, and time_ns."""
+    """The ranges that launched work, by name: count (mean of the processes that have them) and time_ns."""
     rows = project(trace, graphs=True)
     among = Selection(ranks=selection.ranks, range=selection.range)
     rows = rows[among.of(trace, "ranges")[rows["range"].to_numpy()]] if len(rows) else rows
@@ -64,7 +64,7 @@ def _instances(trace: Trace, selection: Selection) -> pd.DataFrame:
         }
     )
     parts = parts[(parts["time_ns"] > 0).to_numpy() & (parts["name"] != "").to_numpy()]
-    found = parts.groupby("name").agg(
+    table = parts.groupby("name").agg(
         count=("count", "sum"), time_ns=("time_ns", "sum"), processes=("process", "nunique")
     )
-    return found.assign(count=found["count"] / found["processes"].clip(lower=1))
+    return table.assign(count=table["count"] / table["processes"].clip(lower=1))

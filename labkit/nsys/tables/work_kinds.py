@@ -1,4 +1,4 @@
-"""What a GPU operation does with its time: it computes, communicates with other devices, or copies."""
+"""The kind of work of a GPU operation: computing, communicating with other devices, or copying."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.nsys.trace import Trace
 
 COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 KINDS_OF_WORK = (COMPUTE, COMMUNICATION, COPY)
-# Libraries of collectives, and the kernels with which vLLM, TensorRT-LLM, FlashInfer and PyTorch do without them.
+# Libraries of collectives, and kernels of vLLM, TensorRT-LLM, FlashInfer and PyTorch that replace these libraries.
 COMMUNICATES = re.compile(
     r"nccl|rccl|nvshmem|cross_device_reduce|multimem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
     re.IGNORECASE,
@@ -22,27 +22,27 @@ GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
 
 
 def communicates(operations: pd.DataFrame) -> NDArray[np.bool_]:
-    """Which operations are kernels that exchange data between devices, by their names."""
+    """Whether each operation is a kernel that exchanges data between devices, by its name."""
     names = operations["name"].cat
-    told = np.array([bool(COMMUNICATES.search(str(name))) for name in names.categories], bool)
-    return told[names.codes] & (operations["kind"] == "kernel").to_numpy()
+    matching = np.array([bool(COMMUNICATES.search(str(name))) for name in names.categories], bool)
+    return matching[names.codes] & (operations["kind"] == "kernel").to_numpy()
 
 
 def work_kinds(operations: pd.DataFrame) -> NDArray[np.int8]:
-    """For each operation its row of KINDS_OF_WORK. Copies and memsets copy; graphs that were traced whole compute."""
+    """For each operation its position in KINDS_OF_WORK. Memsets count as copies, graphs traced whole as computing."""
     moves = operations["kind"].isin(["memcpy", "memset"]).to_numpy()
     kinds = np.where(moves, KINDS_OF_WORK.index(COPY), KINDS_OF_WORK.index(COMPUTE))
     return np.where(communicates(operations), KINDS_OF_WORK.index(COMMUNICATION), kinds).astype(np.int8)
 
 
 def graph_launches(trace: Trace) -> pd.DataFrame:
-    """The calls that launched CUDA graphs, and in the column `seen` whether any of their work is in the trace.
+    """The calls that launched CUDA graphs. The column `seen` says whether any of their work is in the trace.
 
-    Some profilers show no work for some of them. Then nobody can tell when the device was idle.
+    Some profilers lack the work of some graphs. Then the idle time of the device is not known.
     """
     names = trace.calls["name"].cat
-    told = np.array([bool(GRAPH_LAUNCH.match(str(name))) for name in names.categories], bool)
-    launches = trace.calls[told[names.codes]]
+    matching = np.array([bool(GRAPH_LAUNCH.match(str(name))) for name in names.categories], bool)
+    launches = trace.calls[matching[names.codes]]
     if launches.empty:
         return launches.assign(seen=False)
     of_launch, of_operation = numbered([launches, trace.operations], "correlation")

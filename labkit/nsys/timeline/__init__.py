@@ -1,1 +1,1 @@
-"""A trace as lanes of events, in as much detail as a view can show, and as a file for other viewers."""
+"""A trace as lanes of events, with the detail that a view can show, and as a file for other viewers."""

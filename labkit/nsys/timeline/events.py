@@ -1,4 +1,4 @@
-"""Single events of a timeline: what one is, what it belongs to, which one is at a place, which ones hold a text."""
+"""Single events of a timeline: their details and their relations, and searches by place and by text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.stages import DOMAIN, Label, parse
 
 ARGUMENTS = re.compile(r"<[^<>]*>|\([^()]*\)")
 MOST_LINKED = 50
-FACTS = {  # of a call or operation: column, what it is called, how it is written
+FACTS = {  # of a call or operation; by column: label, format
     "grid": ("grid", ""),
     "block": ("block", ""),
     "registers": ("registers per thread", ""),
@@ -35,24 +35,24 @@ def short_name(name: str) -> str:
 
 
 def label(lanes: Lanes, name: int) -> str:
-    """A row of `lanes.texts` as a timeline writes it on an event."""
+    """The text that a timeline writes on an event with this row of `lanes.texts`."""
     text = str(lanes.texts[name])
     of_operation = FRAMES[lanes.text_source[name] % len(FRAMES)] == "operations"
     return short_name(text) if of_operation else text
 
 
 def search(lanes: Lanes, text: str) -> Ints:
-    """The events whose name holds `text`, upper or lower case, in the order of their starts."""
+    """The events whose name contains `text`, in upper or lower case, in the order of their starts."""
     if not text:
         return np.zeros(0, np.int64)
-    wanted = text.casefold()
-    holds = np.fromiter((wanted in name.casefold() for name in lanes.texts), bool, len(lanes.texts))
-    found = np.flatnonzero(holds[lanes.name])
-    return found[np.argsort(lanes.start[found], kind="stable")]
+    folded = text.casefold()
+    holds = np.fromiter((folded in name.casefold() for name in lanes.texts), bool, len(lanes.texts))
+    events = np.flatnonzero(holds[lanes.name])
+    return events[np.argsort(lanes.start[events], kind="stable")]
 
 
 def nearest(lanes: Lanes, lane: int, time: int) -> int:
-    """The event of a lane that is at `time` or closest to it; -1 in an empty lane."""
+    """The event of a lane at `time`, or the closest one; -1 in an empty lane."""
     first, beyond = (int(bound) for bound in lanes.bounds[lane : lane + 2])
     if first == beyond:
         return -1
@@ -62,7 +62,7 @@ def nearest(lanes: Lanes, lane: int, time: int) -> int:
 
 
 def beside(lanes: Lanes, event: int, by: int) -> int:
-    """The event `by` places further in the same lane; at the lane's end, the last one."""
+    """The event `by` positions further in the same lane, or the last one at the lane's end."""
     first, beyond = (int(bound) for bound in lanes.bounds[lanes.lane[event] : lanes.lane[event] + 2])
     return min(max(event + by, first), beyond - 1)
 
@@ -78,10 +78,11 @@ def summary(lanes: Lanes, event: int) -> dict[str, Any]:
 
 
 def details(lanes: Lanes, event: int) -> dict[str, Any]:
-    """What is known about an event, in types that JSON has.
+    """The details of an event, in types that JSON has. Some of its keys:
 
-    `parents`: the ranges around it, the outermost first; of a GPU operation those around the call that launched it.
-    `linked`: the operations of a call, or the call of an operation. `stage`, `layer`, `phase`: None where unknown.
+    - parents: the ranges around the event, or around the call that launched a GPU operation, the outermost first;
+    - linked: the operations of a call, or the call of an operation;
+    - stage, layer, phase: None if unknown.
     """
     at, number = divmod(int(lanes.source[event]), len(FRAMES))
     trace, frame, row = lanes.traces[at], FRAMES[number], int(lanes.row[event])
@@ -96,8 +97,8 @@ def details(lanes: Lanes, event: int) -> dict[str, Any]:
         label_of = _label(trace, int(attribution.range_of_operation[row]))
     else:
         inner_first = [*([row] if frame == "ranges" else []), *reversed(parents)]
-        label_of = next((found for each in inner_first if (found := _label(trace, each))), None)
-    other = "calls" if frame == "operations" else "operations"
+        label_of = next((known for parent in inner_first if (known := _label(trace, parent))), None)
+    linked_frame = "calls" if frame == "operations" else "operations"
     return {
         **summary(lanes, event),
         "kind": kind(trace, frame, row),
@@ -111,7 +112,7 @@ def details(lanes: Lanes, event: int) -> dict[str, Any]:
         "stage": label_of and label_of.stage and label_of.stage.value,
         "facts": facts(trace, frame, row, graph),
         "parents": _summaries(lanes, at, "ranges", parents),
-        "linked": _summaries(lanes, at, other, linked[:MOST_LINKED]),
+        "linked": _summaries(lanes, at, linked_frame, linked[:MOST_LINKED]),
     }
 
 
@@ -119,13 +120,13 @@ def process_name(trace: Trace, process: int) -> str:
     """ "rank 1, python (4001)"."""
     if not 0 <= process < len(trace.processes):
         return f"process {process}"
-    found = trace.processes.iloc[process]
-    rank = f"rank {found['rank']}, " if found["rank"] >= 0 else ""
-    return f"{rank}{found['name'] or 'process'} ({found['pid']})"
+    names = trace.processes.iloc[process]
+    rank = f"rank {names['rank']}, " if names["rank"] >= 0 else ""
+    return f"{rank}{names['name'] or 'process'} ({names['pid']})"
 
 
 def kind(trace: Trace, frame: str, row: int) -> str:
-    """What a row of a frame is, in words."""
+    """The kind of a row of a frame, in words."""
     if frame == "ranges":
         return "range"
     kind = str(getattr(trace, frame)["kind"].iloc[row])
@@ -133,14 +134,14 @@ def kind(trace: Trace, frame: str, row: int) -> str:
 
 
 def facts(trace: Trace, frame: str, row: int, graph: bool) -> dict[str, str]:
-    """What else a trace tells about a row of a frame. graph: its stage is known by the making of a CUDA graph."""
+    """Further facts about a row of a frame. graph: its stage is known by the creation of a CUDA graph."""
     values = getattr(trace, frame).iloc[row]
     if frame == "ranges":
-        told = {"domain": values["domain"], "style": values["style"], "end": "was open" if values["open"] else ""}
+        known = {"domain": values["domain"], "style": values["style"], "end": "was open" if values["open"] else ""}
     else:
-        told = {label: f"{values[name]:{form}}" for name, (label, form) in FACTS.items() if values.get(name)}
-        told["stage known by"] = "the making of its CUDA graph" if graph else ""
-    return {label: str(fact) for label, fact in told.items() if fact}
+        known = {label: f"{values[name]:{form}}" for name, (label, form) in FACTS.items() if values.get(name)}
+        known["stage known by"] = "the making of its CUDA graph" if graph else ""
+    return {label: str(fact) for label, fact in known.items() if fact}
 
 
 def _summaries(lanes: Lanes, at: int, frame: str, rows: Ints | list[int]) -> list[dict[str, Any]]:
@@ -149,7 +150,7 @@ def _summaries(lanes: Lanes, at: int, frame: str, rows: Ints | list[int]) -> lis
 
 
 def _around(trace: Trace, frame: str, row: int) -> list[int]:
-    """The ranges that hold a range or call on its thread, the outermost first."""
+    """The ranges around a range or call on its thread, the outermost first."""
     inner, ranges = getattr(trace, frame), trace.ranges
     start, end, process, tid = (inner[name].iat[row] for name in ("start_ns", "end_ns", "process", "tid"))
     starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
@@ -159,16 +160,18 @@ def _around(trace: Trace, frame: str, row: int) -> list[int]:
     if frame == "ranges":
         same = (starts[rows] == start) & (ends[rows] == end)
         rows = rows[(rows != row) & ~(same & (rows > row))]
-    return [int(each) for each in rows[np.lexsort((rows, -ends[rows], starts[rows]))]]
+    return [int(around) for around in rows[np.lexsort((rows, -ends[rows], starts[rows]))]]
 
 
 def _linked(trace: Trace, frame: str, row: int) -> Ints:
     """Rows of the calls of an operation, or of the operations of a call."""
     if frame == "ranges":
         return np.zeros(0, np.int64)
-    here, there = (trace.operations, trace.calls) if frame == "operations" else (trace.calls, trace.operations)
-    correlation, process = here["correlation"].iat[row], here["process"].iat[row]
-    same = (there["correlation"].to_numpy() == correlation) & (there["process"].to_numpy() == process)
+    own_frame, linked_frame = (
+        (trace.operations, trace.calls) if frame == "operations" else (trace.calls, trace.operations)
+    )
+    correlation, process = own_frame["correlation"].iat[row], own_frame["process"].iat[row]
+    same = (linked_frame["correlation"].to_numpy() == correlation) & (linked_frame["process"].to_numpy() == process)
     return np.flatnonzero(same) if correlation else np.zeros(0, np.int64)
 
 

@@ -1,8 +1,8 @@
 """Writes a trace as Chrome JSON, which Perfetto, chrome://tracing and labkit itself open.
 
-Ranges and calls stand on the threads that made them, GPU work in processes of its own, one for each GPU of a process
-with a thread for each stream. An arrow leads from every call to what it launched. Viewers take a thread's events to be
-nested, so what crosses another one gets a thread beside it, and its arguments name its own.
+Ranges and calls are on the threads that made them. GPU work is in further processes, one for each GPU of a process,
+with a thread for each stream. An arrow leads from every call to the operations that it launched. Viewers expect a
+thread's events to nest, so an event that crosses another one is on an extra thread, and its arguments name its own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, parse
 from labkit.system.whole_file import whole_file
 
-CHUNK = 20_000  # events that are text at a time
+CHUNK = 20_000  # events that are written at a time
 COMPRESSION = 5
 CATEGORIES = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "graph": "gpu_graph"}
 NAMES = {"memcpy": "Memcpy {}", "memset": "Memset", "graph": "CUDA graph"}
 DRIVER = re.compile(r"cu[A-Z]")  # cuLaunchKernel, while cudaLaunchKernel is the runtime's
-ARGUMENTS = {  # columns of operations and calls, and what torch.profiler calls them
+ARGUMENTS = {  # columns of operations and calls, and their names in torch.profiler's files
     "device": "device",
     "stream": "stream",
     "correlation": "correlation",
@@ -43,12 +43,12 @@ ARGUMENTS = {  # columns of operations and calls, and what torch.profiler calls 
     "registers": "registers per thread",
     "shared_bytes": "shared memory",
 }
-ALWAYS = ("device", "stream")  # also where they are 0
-PROCESS, THREAD = "process", "thread"  # arguments: of an operation its launcher, of what stands beside its thread that
+ALWAYS = ("device", "stream")  # written even if they are 0
+PROCESS, THREAD = "process", "thread"  # arguments: an operation's launcher, and the own thread of a moved event
 
 
 def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> Path:
-    """Writes `trace` to `path`, packed if that ends with ".gz"; until all is written, under another name."""
+    """Writes `trace` to `path`, compressed if `path` ends with ".gz". Until it is complete, it has another name."""
     target = Path(path)
     packed = target.suffix == ".gz"
     with whole_file(target) as part, gzip.open(part, "wb", COMPRESSION) if packed else part.open("wb") as file:
@@ -65,13 +65,13 @@ def _document(trace: Trace) -> Iterator[str]:
     if len(ranks) == 1 and -1 not in ranks:
         about["distributedInfo"] = {"rank": ranks.pop()}
     yield json.dumps(about)[:-1] + ', "traceEvents": [\n'
-    where = tracks(trace)
+    places = tracks(trace)
     pieces = (
-        _metadata(trace, where),
-        _ranges(trace, where),
-        _calls(trace, where),
-        _operations(trace, where),
-        _arrows(trace, where),
+        _metadata(trace, places),
+        _ranges(trace, places),
+        _calls(trace, places),
+        _operations(trace, places),
+        _arrows(trace, places),
     )
     first = True
     for piece in pieces:
@@ -81,26 +81,26 @@ def _document(trace: Trace) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def _metadata(trace: Trace, where: Tracks) -> Iterator[str]:
+def _metadata(trace: Trace, places: Tracks) -> Iterator[str]:
     """The names of processes and threads, and their order."""
-    names = [str(name) or "process" for name in trace.processes["name"]] + ["process"] * len(where.pids)
-    ranks = [f"rank {rank}" if rank >= 0 else "" for rank in trace.processes["rank"]] + [""] * len(where.pids)
+    names = [str(name) or "process" for name in trace.processes["name"]] + ["process"] * len(places.pids)
+    ranks = [f"rank {rank}" if rank >= 0 else "" for rank in trace.processes["rank"]] + [""] * len(places.pids)
     threads = {
-        (int(where.pids[process]), int(tid)): str(name) for process, tid, name in trace.threads.itertuples(index=False)
+        (int(places.pids[process]), int(tid)): str(name) for process, tid, name in trace.threads.itertuples(index=False)
     }
-    for process, pid in enumerate(where.pids.tolist()):
+    for process, pid in enumerate(places.pids.tolist()):
         yield _about(pid, 0, "process_name", {"name": names[process]})
         yield _about(pid, 0, "process_sort_index", {"sort_index": process})
         if ranks[process]:
             yield _about(pid, 0, "process_labels", {"labels": ranks[process]})
-    for pid, (process, device) in where.gpus.items():
+    for pid, (process, device) in places.gpus.items():
         yield _about(pid, 0, "process_name", {"name": f"GPU {device} of {ranks[process] or names[process]}"})
-        yield _about(pid, 0, "process_sort_index", {"sort_index": len(where.pids) + pid})
-    on_cpu = sorted({*where.ranges.distinct(), *where.calls.distinct()})
+        yield _about(pid, 0, "process_sort_index", {"sort_index": len(places.pids) + pid})
+    on_cpu = sorted({*places.ranges.distinct(), *places.calls.distinct()})
     for pid, tid, own in on_cpu:
         name = threads.get((pid, own)) or f"thread {own}"
         yield _about(pid, tid, "thread_name", {"name": name if tid == own else f"{name}, overlapping"})
-    for pid, tid, own in where.operations.distinct():
+    for pid, tid, own in places.operations.distinct():
         yield _about(pid, tid, "thread_name", {"name": f"stream {own}" if tid == own else f"stream {own}, overlapping"})
 
 
@@ -108,50 +108,53 @@ def _about(pid: int, tid: int, name: str, args: dict[str, Any]) -> str:
     return json.dumps({"ph": "M", "ts": 0, "pid": pid, "tid": tid, "name": name, "args": args})
 
 
-def _ranges(trace: Trace, where: Tracks) -> Iterator[str]:
+def _ranges(trace: Trace, places: Tracks) -> Iterator[str]:
     ranges = trace.ranges
     domains = [f'"domain": {json.dumps(str(text))}' if text else "" for text in ranges["domain"].cat.categories]
     categories = np.full(len(ranges), "user_annotation")
     yield from _spans(
-        ranges, where.ranges, categories, [_of(ranges["domain"], domains), _stages(trace, np.arange(len(ranges)))]
+        ranges, places.ranges, categories, [_of(ranges["domain"], domains), _stages(trace, np.arange(len(ranges)))]
     )
 
 
-def _calls(trace: Trace, where: Tracks) -> Iterator[str]:
+def _calls(trace: Trace, places: Tracks) -> Iterator[str]:
     calls = trace.calls
     driver = [bool(DRIVER.match(text)) for text in calls["name"].cat.categories]
     categories = np.where(_of(calls["name"], driver).astype(bool), "cuda_driver", "cuda_runtime")
     categories = np.where(calls["kind"] == "op", "cpu_op", categories)
     categories = np.where(calls["kind"] == "os", "os", categories)
-    yield from _spans(calls, where.calls, categories, [_numbers(calls, "correlation")])
+    yield from _spans(calls, places.calls, categories, [_numbers(calls, "correlation")])
 
 
-def _operations(trace: Trace, where: Tracks) -> Iterator[str]:
+def _operations(trace: Trace, places: Tracks) -> Iterator[str]:
     operations = trace.operations
     args = [_numbers(operations, name) for name in ARGUMENTS]
     for name in ("grid", "block"):
         sides = ([_number(side) for side in text.split(" x ")] for text in operations[name].cat.categories)
-        args.append(_of(operations[name], [f'"{name}": {json.dumps(each)}' if any(each) else "" for each in sides]))
-    owner = where.pids[operations["process"].to_numpy()]
+        args.append(_of(operations[name], [f'"{name}": {json.dumps(sizes)}' if any(sizes) else "" for sizes in sides]))
+    owner = places.pids[operations["process"].to_numpy()]
     args.append(np.array([f'"{PROCESS}": {pid}' for pid in owner.tolist()], object))
     args.append(_stages(trace, attribute(trace).range_of_operation))
     kinds = operations["kind"].cat.categories
     names = np.asarray(operations["name"].astype(str), object)
     for kind, name in NAMES.items():
         rows = np.flatnonzero(operations["kind"] == kind)
-        names[rows] = [name.format(each) for each in names[rows]]
+        names[rows] = [name.format(direction) for direction in names[rows]]
     categories = _of(operations["kind"], [CATEGORIES.get(kind, "") for kind in kinds])
-    yield from _spans(operations.assign(name=pd.Categorical(names)), where.operations, categories, args)
+    yield from _spans(operations.assign(name=pd.Categorical(names)), places.operations, categories, args)
 
 
-def _arrows(trace: Trace, where: Tracks) -> Iterator[str]:
+def _arrows(trace: Trace, places: Tracks) -> Iterator[str]:
     """An arrow from the start of each call to the start of each operation that it launched."""
     call = first_calls(trace)
     operation = np.flatnonzero(call != NONE)
     call = call[operation]
     for at in range(0, len(operation), CHUNK):
         rows, launched = call[at : at + CHUNK], operation[at : at + CHUNK]
-        tails, heads = _columns(trace.calls, where.calls, rows), _columns(trace.operations, where.operations, launched)
+        tails, heads = (
+            _columns(trace.calls, places.calls, rows),
+            _columns(trace.operations, places.operations, launched),
+        )
         yield ",\n".join(
             f"{_arrow('s', key, *tail)},\n{_arrow('f', key, *head)}"
             for key, tail, head in zip(launched.tolist(), tails, heads, strict=True)
@@ -165,14 +168,14 @@ def _arrow(phase: str, key: int, pid: int, tid: int, start: int, end: int) -> st
 
 
 def _spans(frame: pd.DataFrame, placed: Placed, categories: NDArray, args: list[NDArray[np.object_]]) -> Iterator[str]:
-    """Complete events, many at a time. `args`: the parts of each one's arguments, some of them empty."""
+    """Complete events, many at a time. `args`: parts of the arguments of each event; some are empty."""
     texts = frame["name"].cat
     names = [json.dumps(str(text)) for text in texts.categories]
     moved = np.flatnonzero(placed.tid != placed.own)
     thread = np.full(len(frame), "", object)
     thread[moved] = [f'"{THREAD}": {tid}' for tid in placed.own[moved].tolist()]
     start, end = (frame[column].to_numpy() for column in ("start_ns", "end_ns"))
-    order = order_by_nesting(start, end, np.zeros(len(frame), np.int64))  # viewers nest in the order they read
+    order = order_by_nesting(start, end, np.zeros(len(frame), np.int64))  # viewers nest events in the order of the file
     for at in range(0, len(frame), CHUNK):
         rows = order[at : at + CHUNK]
         parts = zip(*(part[rows].tolist() for part in (*args, thread)), strict=True)
@@ -197,7 +200,7 @@ def _columns(frame: pd.DataFrame, placed: Placed, rows: Ints) -> Iterator[tuple[
 
 
 def _of(column: pd.Series, values: Sequence[object]) -> NDArray[np.object_]:
-    """For each row of a column of categories, the value for its category."""
+    """For each row of a categorical column, the value of its category."""
     return np.array([*values, ""], object)[column.cat.codes.to_numpy()]
 
 
@@ -213,12 +216,12 @@ def _numbers(frame: pd.DataFrame, name: str) -> NDArray[np.object_]:
 
 
 def _stages(trace: Trace, rows: Ints) -> NDArray[np.object_]:
-    """What ranges say about phase, layer and stage; "" for those of other domains, and for row -1."""
+    """Phase, layer and stage of ranges, as JSON; "" for ranges of other domains, and for row -1."""
     ranges = trace.ranges
-    told = []
+    by_category = []
     for text in ranges["name"].cat.categories:
         label = parse(str(text))
-        known = {"phase": label.phase, "layer": label.layer, "stage": label.stage} if label else {}
-        told.append(json.dumps({name: value for name, value in known.items() if value is not None})[1:-1])
-    said = np.where(ranges["domain"] == DOMAIN, _of(ranges["name"], told), "")
-    return np.append(said, "")[rows]
+        fields = {"phase": label.phase, "layer": label.layer, "stage": label.stage} if label else {}
+        by_category.append(json.dumps({name: value for name, value in fields.items() if value is not None})[1:-1])
+    stages = np.where(ranges["domain"] == DOMAIN, _of(ranges["name"], by_category), "")
+    return np.append(stages, "")[rows]

@@ -1,4 +1,4 @@
-"""The lanes of a timeline: rows for the events of one trace or several, so that no two overlap in a row.
+"""The lanes of a timeline: rows for the events of one trace or several, in which no two events overlap.
 
 From top to bottom: trace, process, CPU thread (ranges by nesting, operators of PyTorch, CUDA calls), GPU stream.
 """
@@ -30,15 +30,15 @@ Traces = Trace | Mapping[str, Trace] | Sequence[Trace]
 
 @dataclass(frozen=True)
 class Lanes:
-    """The events by lane, and within a lane by time. The number of an event is its place in these arrays.
+    """The events by lane, and within a lane by time. The number of an event is its position in these arrays.
 
-    Times are nanoseconds from the zero of each trace: the start of its first decode step, where all have one.
+    Times are nanoseconds from the zero of each trace: the start of its first decode step, if all traces have one.
     """
 
     names: tuple[str, ...]  # of the traces
     traces: tuple[Trace, ...]
     zeros_ns: tuple[int, ...]  # on each trace's own clock
-    aligned: str  # what the zeros are, in words
+    aligned: str  # the meaning of the zeros, in words
     strips: tuple[Strip, ...]
     start: Ints
     end: Ints
@@ -47,18 +47,18 @@ class Lanes:
     name: NDArray[np.int32]  # row of `texts`
     texts: NDArray[np.object_]
     shades: tuple[str, ...]  # SHADES, and the ranges that are coloured by their names
-    text_source: NDArray[np.uint16]  # of each text, as `source` below
-    source: NDArray[np.uint16]  # trace * len(FRAMES) + row of FRAMES
-    row: NDArray[np.int32]  # of that frame
-    attributions: tuple[Attribution | None, ...]  # of traces with CUDA graphs; else the calls tell
-    left_out: int
+    text_source: NDArray[np.uint16]  # of each text, as `source`
+    source: NDArray[np.uint16]  # trace * len(FRAMES) + position in FRAMES
+    row: NDArray[np.int32]  # of this frame
+    attributions: tuple[Attribution | None, ...]  # None for a trace without CUDA graphs, where calls have the stages
+    left_out: int  # number of events that are nested too deep
 
     def __len__(self) -> int:
         return len(self.start)
 
     @property
     def count(self) -> int:
-        """Of lanes."""
+        """The number of lanes."""
         return self.strips[-1].first + self.strips[-1].lanes
 
     @cached_property
@@ -85,16 +85,16 @@ class Lanes:
         return places
 
     def events_of(self, trace: int, frame: str) -> Ints:
-        """The event that each row of a trace's frame became; -1 where it was left out."""
+        """The event of each row of a trace's frame; -1 for a row that was left out."""
         return self._places[trace * len(FRAMES) + FRAMES.index(frame)]
 
     def event_of(self, trace: int, frame: str, row: int) -> int:
-        """The event that one row became."""
+        """The event of one row."""
         return int(self.events_of(trace, frame)[row])
 
 
 def named_traces(traces: Traces) -> dict[str, Trace]:
-    """Traces by the names that a figure gives them. Raises TraceError where there is none."""
+    """Traces by their names in a figure. Raises TraceError without any."""
     if isinstance(traces, Mapping):
         named = dict(traces)
     else:
@@ -109,7 +109,7 @@ def named_traces(traces: Traces) -> dict[str, Trace]:
 
 
 def build_lanes(traces: Traces) -> Lanes:
-    """The lanes of some traces. Raises TraceError where a trace has nothing to draw."""
+    """The lanes of some traces. Raises TraceError if a trace has nothing to draw."""
     named = named_traces(traces)
     for name, trace in named.items():
         if not any(len(getattr(trace, frame)) for frame in FRAMES):
@@ -120,15 +120,15 @@ def build_lanes(traces: Traces) -> Lanes:
     columns: dict[str, list[NDArray]] = {name: [] for name in (*EVENTS, "texts", "text_source", "kept")}
     zeros: list[int] = []
     for at, (trace, step) in enumerate(zip(named.values(), steps, strict=True)):
-        found, pieces = cut(at, trace, attributions[at], sum(strip.lanes for strip in strips))
-        strips += found
+        trace_strips, pieces = cut(at, trace, attributions[at], sum(strip.lanes for strip in strips))
+        strips += trace_strips
         if step is not None and None not in steps:
             zeros.append(step)
-        else:  # a trace that stands alone keeps its clock, which is the one that `labkit trace` tells times on
+        else:  # a single trace keeps its own clock, on which `labkit trace` shows times
             zeros.append(0 if len(named) == 1 else min(_starts(trace)))
         for piece in pieces:
             source = at * len(FRAMES) + piece.frame
-            before = sum(len(each) for each in columns["texts"])
+            before = sum(len(texts) for texts in columns["texts"])
             kept = piece.level < MAX_LEVELS
             of_piece = {
                 "start": piece.start - zeros[-1], "end": piece.end - zeros[-1], "lane": piece.lane,
@@ -168,8 +168,9 @@ def _starts(trace: Trace) -> list[int]:
 def _coloured_by_name(
     events: Mapping[str, NDArray], texts: NDArray[np.object_], traces: Sequence[int]
 ) -> tuple[Codes, list[str]]:
-    """The shades of the events, and the names of ranges that have a shade of their own: of those in `traces` that
-    belong to no family the names that take most time.
+    """The shades of the events, and the names of ranges that have a shade of their own.
+
+    These are the names with the most time among the ranges in `traces` that belong to no family.
     """
     trace, frame = np.divmod(events["source"], len(FRAMES))
     ranges = (frame == FRAMES.index("ranges")) & np.isin(trace, traces) & (events["shade"] == CODE[OTHER])
@@ -182,4 +183,4 @@ def _coloured_by_name(
     code[most] = len(SHADES) + np.arange(len(most))
     shade = events["shade"].copy()
     shade[rows] = code[of_row]
-    return shade, [str(names[each]) for each in most]
+    return shade, [str(names[place]) for place in most]

@@ -1,4 +1,4 @@
-"""A part of a timeline as a timeline of its own: some time, ranks, lanes, or what some ranges did."""
+"""A part of a timeline as a timeline of its own: a window of time, ranks, lanes, or the work of ranges."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labkit.nsys.timeline.strips import FRAMES, Strip
 from labkit.nsys.trace import TraceError
 from labkit.system.errors import UserError
 
-MOST_TOLD = 12  # lanes
+MOST_LISTED = 12  # lanes
 
 
 def narrowed(lanes: Lanes, selection: Selection, lane: str | None = None) -> Lanes:
-    """The events that `selection` asks about, of the threads and streams whose process, name or kind matches `lane`.
+    """The events of `selection` on the threads and streams whose process, name or kind matches `lane`.
 
-    `lane`: a regular expression, found anywhere, in upper or lower case. The window is on each trace's own clock.
-    Raises TraceError where nothing is left, and says what there is.
+    `lane`: a regular expression that may match anywhere, in upper or lower case. The window is on each trace's own
+    clock. Raises TraceError if nothing is left. Its message names the possible values.
     """
     kept = _selected(lanes, selection)
     if lane is not None:
@@ -39,7 +39,7 @@ def _selected(lanes: Lanes, selection: Selection) -> NDArray[np.bool_]:
             events = lanes.source == at * len(FRAMES) + number
             try:
                 kept[events] = selection.of(trace, frame)[lanes.row[events]]
-            except TraceError as error:  # this frame has nothing of it, but another one may
+            except TraceError as error:  # this frame has no such rows, but another may
                 refusal = refusal or error
     if refusal is not None and not kept.any():
         raise refusal
@@ -48,22 +48,22 @@ def _selected(lanes: Lanes, selection: Selection) -> NDArray[np.bool_]:
 
 def _in_lanes(lanes: Lanes, pattern: str, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
     try:
-        wanted = re.compile(pattern, re.IGNORECASE)
+        expression = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
         raise UserError(f"got the lane {pattern!r}, expected a regular expression ({error})") from None
-    told = [_told(lanes, strip) for strip in lanes.strips]
-    matches = np.repeat([bool(wanted.search(each)) for each in told], [strip.lanes for strip in lanes.strips])
+    names = [_strip_name(lanes, strip) for strip in lanes.strips]
+    matches = np.repeat([bool(expression.search(name)) for name in names], [strip.lanes for strip in lanes.strips])
     if not (matches[lanes.lane] & kept).any():
-        there = [each for each, strip in zip(told, lanes.strips, strict=True) if _holds(lanes, strip, kept)]
-        more = f" and {len(there) - MOST_TOLD} more" if len(there) > MOST_TOLD else ""
+        present = [name for name, strip in zip(names, lanes.strips, strict=True) if _holds(lanes, strip, kept)]
+        more = f" and {len(present) - MOST_LISTED} more" if len(present) > MOST_LISTED else ""
         raise TraceError(
-            f"got the lane {pattern!r}, which none of the {len(there)} threads and streams matches: "
-            f"{'; '.join(there[:MOST_TOLD])}{more}"
+            f"got the lane {pattern!r}, which none of the {len(present)} threads and streams matches: "
+            f"{'; '.join(present[:MOST_LISTED])}{more}"
         )
     return matches[lanes.lane]
 
 
-def _told(lanes: Lanes, strip: Strip) -> str:
+def _strip_name(lanes: Lanes, strip: Strip) -> str:
     place = strip.label if strip.title == strip.label else f"{strip.label}: {strip.title.rpartition(': ')[2]}"
     return f"{process_name(lanes.traces[strip.trace], strip.process)}, {place}"
 
@@ -74,7 +74,7 @@ def _holds(lanes: Lanes, strip: Strip, kept: NDArray[np.bool_]) -> bool:
 
 
 def _only(lanes: Lanes, kept: NDArray[np.bool_]) -> Lanes:
-    """The lanes with these events alone; a lane that becomes empty is gone."""
+    """The lanes with only these events. Lanes that become empty are removed."""
     if kept.all():
         return lanes
     used = np.bincount(lanes.lane[kept], minlength=lanes.count) > 0

@@ -1,7 +1,7 @@
-"""All events of a timeline as bytes that compress well, for a page that has no Python to ask.
+"""All events of a timeline as bytes that compress well, for a page without Python.
 
-A column of whole numbers is written as planes: the lowest byte of every number, then the next byte of every number, as
-many planes as the largest number has bytes.
+A column of whole numbers is written as planes: the lowest byte of every number, then the next byte of every number, up
+to the last byte of the largest number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labkit.nsys.timeline.strips import FRAMES
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, parse
 
-TOLD_BY = {  # the columns of a frame that decide what is said about an event, apart from its name and place
+DECIDED_BY = {  # the columns of a frame that decide the facts about an event, apart from its name and place
     "ranges": ("domain", "style", "open"),
     "calls": ("kind",),
     "operations": ("kind", "grid", "block", "registers", "shared_bytes", "bytes", "graph_node"),
@@ -29,10 +29,15 @@ TOLD_BY = {  # the columns of a frame that decide what is said about an event, a
 def pack(lanes: Lanes) -> tuple[dict[str, Any], bytes]:
     """The header, in types that JSON has, and the planes of its columns, one after the other.
 
-    Columns, of which each event has a number: gap (from the end of the event before it in its lane, or from the start
-    of all), length, name (of `texts`), shade, about (of `abouts`), call (the event that launched it, + 1; 0: none),
-    owner (the range that it belongs to through a CUDA graph, + 1; 0: none). "change": the difference to the number
-    before, twice that, or less than zero twice its size - 1.
+    Columns, with a number for each event:
+
+    - gap: from the end of the previous event in its lane, or from the start of all;
+    - length;
+    - name: position in `texts`; shade; about: position in `abouts`;
+    - call: the event that launched it, + 1; 0: none;
+    - owner: the range that it belongs to through a CUDA graph, + 1; 0: none.
+
+    call and owner are written as the change from the event before: twice a rise, or twice a fall less 1.
     """
     used, name = np.unique(lanes.name, return_inverse=True)
     about, abouts = _abouts(lanes)
@@ -43,21 +48,21 @@ def pack(lanes: Lanes) -> tuple[dict[str, Any], bytes]:
         "gap": lanes.start - before, "length": lanes.end - lanes.start, "name": name, "shade": lanes.shade,
         "about": about, "call": _changes(call), "owner": _changes(owner),
     }  # fmt: skip
-    planes = {each: _planes(column) for each, column in columns.items()}
-    texts = [str(lanes.texts[each]) for each in used]
-    shorts = [label(lanes, int(each)) for each in used]
-    known = {
-        at: [found.phase.value, found.layer, found.stage and found.stage.value]
+    planes = {column: _planes(numbers) for column, numbers in columns.items()}
+    texts = [str(lanes.texts[row]) for row in used]
+    shorts = [label(lanes, int(row)) for row in used]
+    labels = {
+        at: [parsed.phase.value, parsed.layer, parsed.stage and parsed.stage.value]
         for at, text in enumerate(texts)
-        if (found := parse(text))
+        if (parsed := parse(text))
     }
     header = {
         "events": len(lanes),
         "counts": np.diff(lanes.bounds).tolist(),
-        "columns": {each: len(bytes_) // len(lanes) for each, bytes_ in planes.items()},
+        "columns": {column: len(bytes_) // len(lanes) for column, bytes_ in planes.items()},
         "texts": texts,
         "shorts": {at: short for at, (text, short) in enumerate(zip(texts, shorts, strict=True)) if short != text},
-        "labels": known,
+        "labels": labels,
         "abouts": abouts,
         "domain": DOMAIN,
     }
@@ -76,7 +81,7 @@ def _changes(column: Ints) -> Ints:
 
 
 def _abouts(lanes: Lanes) -> tuple[Ints, list[dict[str, Any]]]:
-    """What is said about each event beside its name and place, as a number of the list."""
+    """The facts about each event besides its name and place, as a position in the list."""
     numbers = np.zeros(len(lanes), np.int64)
     abouts: list[dict[str, Any]] = []
     for source in np.unique(lanes.source):
@@ -85,19 +90,20 @@ def _abouts(lanes: Lanes) -> tuple[Ints, list[dict[str, Any]]]:
         events = np.flatnonzero(lanes.source == source)
         rows = lanes.row[events]
         deciding = (
-            getattr(trace, frame)[list(TOLD_BY[frame])].iloc[rows].assign(graph=_by_graph(lanes, at, frame, rows))
+            getattr(trace, frame)[list(DECIDED_BY[frame])].iloc[rows].assign(graph=_by_graph(lanes, at, frame, rows))
         )
         group = deciding.groupby(list(deciding.columns), sort=False, observed=True, dropna=False).ngroup().to_numpy()
         numbers[events] = group + len(abouts)
-        for row, graph in zip(*(each[_firsts(group)] for each in (rows, deciding["graph"].to_numpy())), strict=True):
-            said = facts(trace, frame, int(row), bool(graph))
-            said.pop("correlation", None)
-            abouts.append({"kind": kind(trace, frame, int(row)), "facts": said})
+        columns = (rows, deciding["graph"].to_numpy())
+        for row, graph in zip(*(column[_firsts(group)] for column in columns), strict=True):
+            known = facts(trace, frame, int(row), bool(graph))
+            known.pop("correlation", None)
+            abouts.append({"kind": kind(trace, frame, int(row)), "facts": known})
     return numbers, abouts
 
 
 def _firsts(group: Ints) -> Ints:
-    """Where each group is first, in the order of the groups."""
+    """The first position of each group, in the order of the groups."""
     return np.unique(group, return_index=True)[1]
 
 
@@ -123,6 +129,6 @@ def _linked(lanes: Lanes) -> tuple[Ints, Ints]:
 
 
 def _events(lanes: Lanes, at: int, frame: str, rows: Ints, trace: Trace) -> Ints:
-    """The events of rows of a frame; -1 for rows below 0, and for those that are not in the timeline."""
+    """The events of rows of a frame; -1 for rows below 0, and for rows that are not in the timeline."""
     places = np.append(lanes.events_of(at, frame), -1)
     return places[np.where(rows < 0, len(getattr(trace, frame)), rows)]

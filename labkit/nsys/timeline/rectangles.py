@@ -11,30 +11,27 @@ from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.lanes import Lanes
 from labkit.nsys.timeline.shades import Codes
 
-CLASSES = 4  # of busyness: neighbouring columns of one class are merged
+CLASSES = 4  # of busyness; neighbouring columns of the same class are merged
 
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Arrays with an element for each rectangle: an event, or several narrow events of a lane merged into one.
-
-    shade: the one that takes most of the rectangle's time.
-    """
+    """Arrays with an element for each rectangle, which is an event, or several narrow events of a lane."""
 
     lane: NDArray[np.int32]
     start: Ints
     end: Ints
-    shade: Codes
+    shade: Codes  # the shade that takes most of the rectangle's time
     busy: NDArray[np.float64]  # share of the rectangle
-    events: Ints  # how many
-    event: Ints  # which, if it is one; else -1
+    events: Ints  # their number
+    event: Ints  # the event of a rectangle with one event; else -1
 
     def __len__(self) -> int:
         return len(self.lane)
 
 
 def rectangles(lanes: Lanes, begin: int, end: int, columns: int) -> Rectangles:
-    """What lies between two times: events wider than a column by themselves, narrower ones merged."""
+    """The rectangles between two times: one for each event wider than a column, and narrower events merged."""
     seen = np.flatnonzero((lanes.start < end) & (lanes.end >= begin))
     column_ns = max((end - begin) / columns, 1.0)
     narrow = lanes.end[seen] - lanes.start[seen] < column_ns
@@ -52,7 +49,7 @@ def rectangles(lanes: Lanes, begin: int, end: int, columns: int) -> Rectangles:
 
 
 def _merged(lanes: Lanes, events: Ints, begin: int, column_ns: float) -> Rectangles:
-    """`events` by lane and column, then runs of columns with one shade, about as busy, and nothing wide in between."""
+    """Merges `events` by lane and column, then runs of columns of one shade and class, with no wide event between."""
     column = ((lanes.start[events] - begin) / column_ns).astype(np.int64)
     lane = lanes.lane[events].astype(np.int64)
     heads = np.flatnonzero((np.diff(column, prepend=-(1 << 40)) != 0) | (np.diff(lane, prepend=-1) != 0))
@@ -82,7 +79,7 @@ def _merged(lanes: Lanes, events: Ints, begin: int, column_ns: float) -> Rectang
 
 def _most(cell: Ints, shade: Codes, lengths: Ints) -> Codes:
     """For each cell the shade that takes most of its time."""
-    most = 1 << 8  # shades that a Codes tells apart
+    most = 1 << 8  # values of a Codes
     both, of_event = np.unique(cell * most + shade, return_inverse=True)
     time = np.bincount(of_event, weights=lengths + 1)
     order = np.lexsort((time, both // most))

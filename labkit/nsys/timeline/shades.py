@@ -1,4 +1,4 @@
-"""What the events of a trace are coloured by: the stage that each belongs to, or what its name says that it does."""
+"""The shades of a trace's events: the stage of each event, or the family of work that its name tells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP, OTHER = "step", "other"
 OF_STAGES: tuple[str, ...] = (*(stage.value for stage in Stage), STEP, OTHER)  # steps and phases share a colour
 SHADES = (*OF_STAGES, *(family for family in FAMILIES if family not in OF_STAGES))  # "attention" is either
 CODE = {shade: np.uint8(code) for code, shade in enumerate(SHADES)}
-OPERATOR = re.compile(r"^\w+::\w|^nccl")  # a range of a profiler of PyTorch that is named like what ran in it
+OPERATOR = re.compile(r"^\w+::\w|^nccl")  # a range that PyTorch's profiler named after the operator in it
 Codes = NDArray[np.uint8]
 
 
@@ -39,30 +39,31 @@ def has_labels(trace: Trace) -> bool:
 
 
 def first_decode_step(trace: Trace) -> int | None:
-    """When the first decode step starts, on the trace's clock; None where no range says so."""
-    known, code = labels(trace)
-    decode = [label is not None and label.phase is Phase.DECODE for label in known]
-    for wanted in (
-        [label is not None and label.step and is_decode for label, is_decode in zip(known, decode, strict=True)],
+    """The start of the first decode step, on the trace's clock; None without a range of decode."""
+    parsed, code = labels(trace)
+    decode = [label is not None and label.phase is Phase.DECODE for label in parsed]
+    for is_start in (
+        [label is not None and label.step and is_decode for label, is_decode in zip(parsed, decode, strict=True)],
         decode,
     ):
-        found = np.append(np.array(wanted, bool), False)[code]  # -1 is the last, which is none
-        if found.any():
-            return int(trace.ranges["start_ns"].to_numpy()[found].min())
+        rows = np.append(np.array(is_start, bool), False)[code]  # code -1 takes the last element, False
+        if rows.any():
+            return int(trace.ranges["start_ns"].to_numpy()[rows].min())
     return None
 
 
 def shades(trace: Trace, threads: tuple[Ints, Ints], attribution: Attribution | None) -> tuple[Codes, Codes, Codes]:
-    """The row of SHADES of each range, call and operation.
+    """The position in SHADES of each range, call and operation.
 
-    A range of labkit has its label's. What else runs on a CPU thread takes that of the innermost stage around it, an
-    operation of a GPU that of its call, or of what `attribution` says. `threads`: numbers those of ranges and calls.
-    In a trace without labkit's ranges the names of operators and kernels tell their families.
+    A range of labkit has its label's shade. Other ranges and calls have the shade of the innermost stage around them. A
+    GPU operation has its call's shade, or that of its range in `attribution`. In a trace without labkit's ranges
+    the shade is the family that the name of an operator or kernel tells. `threads`: the numbers of the threads of
+    ranges and of calls.
     """
-    known, code = labels(trace)
+    parsed, code = labels(trace)
     if (code < 0).all():
         return _families(trace)
-    own = np.array([_shade(label) for label in known] + [CODE[OTHER]], np.uint8)[code]
+    own = np.array([_shade(label) for label in parsed] + [CODE[OTHER]], np.uint8)[code]
     stages = np.flatnonzero(own < len(Stage))
     starts, ends = (trace.ranges[name].to_numpy() for name in ("start_ns", "end_ns"))
     holders = (starts[stages], ends[stages], threads[0][stages])

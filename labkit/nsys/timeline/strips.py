@@ -1,4 +1,4 @@
-"""The strips of a timeline: what each thread and each stream did, in rows in which nothing overlaps."""
+"""The strips of a timeline: the events of each thread and stream, in rows without overlap."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ RANGES, OPS, API, OS, GPU = "ranges", "ops", "api", "os", "gpu"  # kinds of stri
 OF_A_THREAD = (RANGES, OPS, API, OS)
 OF_CALLS = {"op": OPS, "api": API, "os": OS}  # by the kind of the call
 TITLES = {OPS: "operators", API: "CUDA calls", OS: "system calls"}
-MAX_LEVELS = 32  # of one strip; what nests deeper is left out, and counted
+MAX_LEVELS = 32  # of one strip; events that are nested deeper are left out, and counted
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Lanes that belong together: what one thread or stream did, of one kind, with a lane for each level of nesting."""
+    """The events of one kind of a thread or stream, with a lane for each level of nesting."""
 
     trace: int
     process: int
     kind: str
     label: str  # of its thread or stream: "MainThread (4000)", "GPU 0, stream 7"
-    title: str  # beside its lanes: the label, or for calls below a thread's other strips their kind
+    title: str  # next to its lanes: the label, or the kind of calls below another strip of the thread
     first: int  # lane
-    lanes: int
+    lanes: int  # their number
 
 
 @dataclass(frozen=True)
 class StripEvents:
-    """The events of one frame of a trace, in its order and on its clock. Level and lane say where each is."""
+    """The events of one frame of a trace, in its order and on its clock, with their levels and lanes."""
 
-    frame: int  # row of FRAMES
+    frame: int  # position in FRAMES
     start: Ints
     end: Ints
     level: NDArray[np.int32]
@@ -70,19 +70,19 @@ def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> t
     for strip, level in zip(of_events, heights, strict=True):
         np.maximum.at(lanes, strip, np.minimum(level + 1, MAX_LEVELS))
     process = np.concatenate([np.repeat(threads["process"], kinds), streams["process"]])
-    shown = np.lexsort((np.arange(len(lanes)), process))  # of each process its threads, then its streams
+    shown = np.lexsort((np.arange(len(lanes)), process))  # by process: its threads, then its streams
     begins = np.zeros(len(lanes), np.int64)
     begins[shown] = first + np.cumsum(lanes[shown]) - lanes[shown]
 
     labels = [*np.repeat(threads["label"], kinds), *streams["label"]]
     of_kind = [*OF_A_THREAD * len(threads), *[GPU] * len(streams)]
     strips: list[Strip] = []
-    for each in shown[lanes[shown] > 0]:
-        kind, label = of_kind[each], labels[each]
-        thread = (int(process[each]), label)
-        known = bool(strips) and (strips[-1].process, strips[-1].label) == thread
-        title = label if kind not in TITLES else TITLES[kind] if known else f"{label}: {TITLES[kind]}"
-        strips.append(Strip(at, thread[0], kind, label, title, int(begins[each]), int(lanes[each])))
+    for number in shown[lanes[shown] > 0]:
+        kind, label = of_kind[number], labels[number]
+        thread = (int(process[number]), label)
+        follows = bool(strips) and (strips[-1].process, strips[-1].label) == thread
+        title = label if kind not in TITLES else TITLES[kind] if follows else f"{label}: {TITLES[kind]}"
+        strips.append(Strip(at, thread[0], kind, label, title, int(begins[number]), int(lanes[number])))
     colours = shades(trace, (of_range, of_call), attribution)
     return strips, [
         StripEvents(
@@ -98,15 +98,15 @@ def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> t
 
 
 def _threads(trace: Trace) -> tuple[pd.DataFrame, Ints, Ints]:
-    """The threads with ranges or calls, and the thread of each row. In a process those with most ranges come first."""
+    """The threads with ranges or calls, the most ranges of a process first, and the thread of each row."""
     of_range, of_call = numbered([trace.ranges, trace.calls], "tid")
     code = np.concatenate([of_range, of_call])
     both = pd.concat([trace.ranges[["process", "tid"]], trace.calls[["process", "tid"]]], ignore_index=True)
     threads = both.iloc[np.unique(code, return_index=True)[1]].reset_index(drop=True)
     ranges = np.bincount(of_range, minlength=len(threads))
-    known = {(process, tid): name for process, tid, name in trace.threads.itertuples(index=False)}
+    names = {(process, tid): name for process, tid, name in trace.threads.itertuples(index=False)}
     pairs = zip(threads["process"], threads["tid"], strict=True)
-    threads["label"] = [_thread(str(known.get((process, tid)) or "thread"), tid) for process, tid in pairs]
+    threads["label"] = [_thread(str(names.get((process, tid)) or "thread"), tid) for process, tid in pairs]
     order = np.lexsort((threads["tid"], -ranges, threads["process"]))
     place = np.argsort(order)
     return threads.iloc[order].reset_index(drop=True), place[of_range], place[of_call]

@@ -1,4 +1,4 @@
-"""Made-up traces of a decoding model: as many events as wanted, with known relations, and nothing profiled."""
+"""Synthetic traces of a decoding model, with any number of events and known relations. Nothing is profiled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def decode_trace(
 
 
 def trace_of(events: int, *, layers: int = 12, kernels_per_stage: int = 2, seed: int = 0) -> Trace:
-    """A trace of as many whole steps as it takes for so many events."""
+    """A trace of whole decode steps with at least this number of events."""
     stages = 3 + layers * len(STAGES_OF_A_LAYER)
     a_step = 1 + stages + 2 * stages * kernels_per_stage
     steps = -(-(events - 1) // a_step)
@@ -108,7 +108,7 @@ def _rank(
 def _operations(
     rank: int, kernel: NDArray[np.int64], call_end: NDArray[np.int64], kernel_us: float, random: np.random.Generator
 ) -> pd.DataFrame:
-    """A kernel for each launch, one after the other."""
+    """A kernel for each launch; the kernels run one after the other."""
     launches = len(call_end)
     duration = (random.lognormal(np.log(kernel_us), 0.5, launches) * 1e3).astype(np.int64) + 800
     done = np.cumsum(duration)

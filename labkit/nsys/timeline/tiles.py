@@ -1,8 +1,8 @@
-"""What of a timeline can be seen at a scale: wide events one by one, and of narrow ones how busy each column is.
+"""A timeline at any scale: wide events one by one, and narrow events as the busy time of each column.
 
 A tile is COLUMNS columns of all lanes. All tiles of a level have columns of the same width, a power of two of
 nanoseconds, and each further level halves it. A tile costs the same whether it spans a microsecond or the whole trace,
-because what a column holds is the difference of two running sums at its edges.
+because the busy time of a column is the difference of two running sums at its edges.
 """
 
 from __future__ import annotations
@@ -28,17 +28,12 @@ LEVELS_KEPT = 12
 
 @dataclass(frozen=True)
 class TimelineTile:
-    """A part of the timeline at one scale.
+    """A part of the timeline at one scale. `shade` and `fill`: a row per lane of `lanes`, a column per tile column."""
 
-    events: those of at least WIDE columns, in the order of their shades. lanes: those that are not empty here. fill and
-    shade have a row for each of `lanes` and a column for each of the tile's: how busy the lane is, as a share of 255,
-    and the shade that most of that time has.
-    """
-
-    events: Ints
-    lanes: NDArray[np.int32]
-    shade: Codes
-    fill: Codes
+    events: Ints  # at least WIDE columns wide, in the order of their shades
+    lanes: NDArray[np.int32]  # not empty in this tile
+    shade: Codes  # the shade of most of the busy time
+    fill: Codes  # busy time, as a share of 255
 
 
 class Tiles:
@@ -57,7 +52,7 @@ class Tiles:
         self._lock = Lock()
 
     def _sum_by_shade(self) -> None:
-        """Running sums over the events of each lane and shade ("row"), in which nothing overlaps either."""
+        """Computes running sums over the events of each lane and shade ("row"), which do not overlap either."""
         lanes = self.lanes
         row = lanes.lane.astype(np.int64) * len(lanes.shades) + lanes.shade
         order = stable_order(row)
@@ -70,7 +65,7 @@ class Tiles:
         self._row_sums = np.concatenate([[0], np.cumsum(lanes.end[order] - lanes.start[order])])
 
     def tile(self, level: int, index: int) -> TimelineTile:
-        """One tile. Raises ValueError for a number that no tile has."""
+        """One tile. Raises ValueError for a tile that does not exist."""
         if not (0 <= level < self.levels and 0 <= index < 1 << level):
             raise UserError(
                 f"got tile {index} of level {level}; expected a level below {self.levels} and index below 2**level"
@@ -86,7 +81,7 @@ class Tiles:
         starts = np.arange(self.lanes.count) * self._size
         low = np.searchsorted(self._keys, starts + max(begin, 0), side="right")
         high = np.searchsorted(self._keys, starts + min(end, self._size - 1), side="left")
-        before = np.maximum(low - 1, self.lanes.bounds[:-1])  # nothing overlaps, so only one can have begun earlier
+        before = np.maximum(low - 1, self.lanes.bounds[:-1])  # events do not overlap, so at most one began earlier
         low = np.where(self.lanes.end[np.minimum(before, len(self.lanes) - 1)] - self.origin > begin, before, low)
         wide = self._at_least(at_least)
         slices = zip(np.searchsorted(wide, low), np.searchsorted(wide, np.maximum(low, high)), strict=True)
@@ -97,15 +92,15 @@ class Tiles:
             if ns in self._wide:
                 self._wide.move_to_end(ns)
                 return self._wide[ns]
-        found = np.flatnonzero(self.lanes.end - self.lanes.start >= ns)
+        events = np.flatnonzero(self.lanes.end - self.lanes.start >= ns)
         with self._lock:
-            self._wide[ns] = found
+            self._wide[ns] = events
             while len(self._wide) > LEVELS_KEPT:
                 self._wide.popitem(last=False)
-        return found
+        return events
 
     def _columns(self, edges: Ints) -> tuple[NDArray[np.int32], Codes, Codes]:
-        """Lanes that are not empty between these edges, and each of their columns' main shade and fill."""
+        """The lanes that are not empty between these edges, with the main shade and the fill of each column."""
         limits = np.arange(len(self._row_first))[:, None] * self._size
         some = np.searchsorted(self._row_keys, (limits + np.clip(edges[[0, -1]], 0, self._size - 1)).ravel()).reshape(
             -1, 2
@@ -114,23 +109,23 @@ class Tiles:
         if not len(rows):
             empty = np.zeros((0, len(edges) - 1), np.uint8)
             return np.zeros(0, np.int32), empty, empty
-        wanted = rows[:, None] * self._size + np.clip(edges, 0, self._size - 1)
-        seen = np.searchsorted(self._row_keys, wanted.ravel(), side="left").reshape(wanted.shape)
-        last = np.maximum(seen - 1, 0)
-        beyond = np.where(seen > self._row_first[rows, None], np.maximum(self._row_ends[last] - edges, 0), 0)
-        busy = np.diff(self._row_sums[seen] - beyond, axis=1)
-        weight = busy + (np.diff(seen, axis=1) > 0)  # an event of no length counts too
+        keys = rows[:, None] * self._size + np.clip(edges, 0, self._size - 1)
+        counts = np.searchsorted(self._row_keys, keys.ravel(), side="left").reshape(keys.shape)
+        last = np.maximum(counts - 1, 0)
+        beyond = np.where(counts > self._row_first[rows, None], np.maximum(self._row_ends[last] - edges, 0), 0)
+        busy = np.diff(self._row_sums[counts] - beyond, axis=1)
+        weight = busy + (np.diff(counts, axis=1) > 0)  # an event of no length counts too
 
         lane = self._row_lane[rows]
         heads = np.flatnonzero(np.diff(lane, prepend=-1))
         total = np.add.reduceat(busy, heads, axis=0)
-        there = np.add.reduceat(weight, heads, axis=0) > 0
+        is_busy = np.add.reduceat(weight, heads, axis=0) > 0
         shade = np.empty(total.shape, np.uint8)
         for at, (a, b) in enumerate(zip(heads, np.append(heads[1:], len(rows)), strict=True)):
             shade[at] = self._row_shade[rows[a:b]][weight[a:b].argmax(axis=0)]
         fill = (total * 255 // np.diff(edges)).clip(FAINTEST, 255).astype(np.uint8)
-        return lane[heads].astype(np.int32), shade, np.where(there, fill, 0).astype(np.uint8)
+        return lane[heads].astype(np.int32), shade, np.where(is_busy, fill, 0).astype(np.uint8)
 
-    def _running(self, seen: Ints, time: int) -> NDArray[np.bool_]:
-        """For each row, whether the last event before row `seen` of the sums still runs at `time`."""
-        return (seen > self._row_first) & (self._row_ends[np.maximum(seen - 1, 0)] > time)
+    def _running(self, counts: Ints, time: int) -> NDArray[np.bool_]:
+        """For each row, whether the last event before position `counts` of the sums still runs at `time`."""
+        return (counts > self._row_first) & (self._row_ends[np.maximum(counts - 1, 0)] > time)

@@ -1,4 +1,4 @@
-"""Where a viewer shows the events of a trace: numbers of processes and threads on which everything nests."""
+"""The processes and threads on which a viewer shows the events of a trace, so that events nest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from labkit.nsys.trace import Trace
 
 @dataclass(frozen=True)
 class Placed:
-    """Of each event the process and thread to show it on; `own` is the number of its thread or stream.
-
-    The two differ for what overlaps something else there without being held by it.
-    """
+    """The process and thread to show each event on."""
 
     pid: Ints
-    tid: Ints
-    own: Ints
+    tid: Ints  # differs from `own` for an event that crosses another one
+    own: Ints  # the number of the event's thread or stream
 
     def distinct(self) -> list[tuple[int, int, int]]:
         """Every combination of pid, tid and own, once."""
@@ -32,17 +29,17 @@ class Placed:
 
 @dataclass(frozen=True)
 class Tracks:
-    """`pids`: of each process. `gpus`: the (process, device) that each further process stands for."""
+    """The places of all events of a trace."""
 
-    pids: Ints
-    gpus: dict[int, tuple[int, int]]
+    pids: Ints  # of each process
+    gpus: dict[int, tuple[int, int]]  # by pid of a further process: the process and device that it stands for
     ranges: Placed
     calls: Placed
     operations: Placed
 
 
 def tracks(trace: Trace) -> Tracks:
-    """Ranges and calls are on their threads, operations in a process for each GPU of a process, by stream."""
+    """Puts ranges and calls on their threads, and operations on a process for each GPU of a process, by stream."""
     pids = _pids(trace)
     columns = ["process", "tid", "start_ns", "end_ns"]
     cpu = pd.concat([trace.ranges[columns], trace.calls[columns]], ignore_index=True)
@@ -54,8 +51,8 @@ def tracks(trace: Trace) -> Tracks:
     )
     nested = np.flatnonzero(level == 0)
     level[nested] = crossing(start[nested], end[nested], thread[nested])
-    beside = np.flatnonzero(level)
-    level[beside] += levels(start[beside], end[beside], thread[beside])
+    moved = np.flatnonzero(level)
+    level[moved] += levels(start[moved], end[moved], thread[moved])
     on_cpu = _placed(pids[cpu["process"].to_numpy()], cpu["tid"].to_numpy(), level)
 
     work = trace.operations
@@ -80,7 +77,7 @@ def tracks(trace: Trace) -> Tracks:
 
 
 def _placed(pid: Ints, own: Ints, level: Ints) -> Placed:
-    """Events of level 0 stay on their own thread; each further level becomes a thread with a number that is free."""
+    """The places of events: level 0 stays on the own thread, each further level becomes a thread with a free number."""
     tid = own.astype(np.int64, copy=True)
     moved = np.flatnonzero(level)
     if len(moved):
@@ -91,7 +88,7 @@ def _placed(pid: Ints, own: Ints, level: Ints) -> Placed:
 
 
 def _pids(trace: Trace) -> Ints:
-    """The numbers of the processes. Where two have the same, another one is made up."""
+    """The numbers of the processes. A missing or repeated number is replaced with a free one."""
     frames = (trace.ranges, trace.calls, trace.operations)
     count = max([len(trace.processes), *(int(frame["process"].max()) + 1 for frame in frames if len(frame))])
     pids = np.append(trace.processes["pid"].to_numpy(np.int64), np.zeros(count - len(trace.processes), np.int64))

@@ -1,4 +1,4 @@
-"""Which part of a timeline to show first."""
+"""The part of a timeline to show first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from labkit.nsys.timeline.lanes import Lanes
 from labkit.nsys.trace import TraceError
 from labkit.stages import Phase
 
-MARGIN = 0.02  # of the view, on both sides
+MARGIN = 0.02  # share of the view, on both sides
 
 
 def view(
@@ -15,8 +15,7 @@ def view(
 ) -> tuple[int, int]:
     """Begin and end in nanoseconds from the timeline's zero: all of it, a `window` in milliseconds, or decode steps.
 
-    A number of steps means the first ones. Raises TraceError for a window without length, and for steps that are not
-    in every trace.
+    A number n means the first n steps. Raises TraceError for a window without length, and for steps that a trace lacks.
     """
     if window is not None and decode_steps is not None:
         raise TraceError("got a window and steps; expected one of them")
@@ -27,21 +26,21 @@ def view(
             raise TraceError(f"got window {window}; expected its begin and its later end in milliseconds")
         return begin, end
     if decode_steps is not None:
-        wanted = range(decode_steps) if isinstance(decode_steps, int) else decode_steps
-        edges = [_steps(lanes, at, wanted) for at in range(len(lanes.traces))]
+        numbers = range(decode_steps) if isinstance(decode_steps, int) else decode_steps
+        edges = [_steps(lanes, at, numbers) for at in range(len(lanes.traces))]
         begin, end = min(first for first, _ in edges), max(last for _, last in edges)
     margin = max(round((end - begin) * MARGIN), 1)
     return begin - margin, end + margin
 
 
-def _steps(lanes: Lanes, at: int, wanted: range) -> tuple[int, int]:
-    """When the first and the last of the wanted decode steps of a trace begin and end."""
-    found = steps(lanes.traces[at], lanes.attributions[at])
-    found = found[found["phase"] == Phase.DECODE]
-    count = int(found["index"].max()) + 1 if len(found) else 0
-    if not wanted or wanted.step != 1 or wanted.start < 0 or wanted.stop > count:
-        asked = f"{wanted.start} to {wanted.stop - 1}" if wanted else "none"
-        raise TraceError(f"got decode steps {asked} of {lanes.names[at]}; expected some of its {count}, from 0")
-    chosen = found[(found["index"] >= wanted.start) & (found["index"] < wanted.stop)]
+def _steps(lanes: Lanes, at: int, numbers: range) -> tuple[int, int]:
+    """The begin of the first and the end of the last of the chosen decode steps of a trace."""
+    decode_steps = steps(lanes.traces[at], lanes.attributions[at])
+    decode_steps = decode_steps[decode_steps["phase"] == Phase.DECODE]
+    count = int(decode_steps["index"].max()) + 1 if len(decode_steps) else 0
+    if not numbers or numbers.step != 1 or numbers.start < 0 or numbers.stop > count:
+        range_text = f"{numbers.start} to {numbers.stop - 1}" if numbers else "none"
+        raise TraceError(f"got decode steps {range_text} of {lanes.names[at]}; expected some of its {count}, from 0")
+    chosen = decode_steps[(decode_steps["index"] >= numbers.start) & (decode_steps["index"] < numbers.stop)]
     begin, end = chosen["range_start_ns"].min(), chosen[["range_end_ns", "end_ns"]].max(axis=None)
     return int(begin) - lanes.zeros_ns[at], int(end) - lanes.zeros_ns[at]
