@@ -185,7 +185,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset of this name or hub id: `gptj-6B`, `GPT-J-6b` and `EleutherAI/gpt-j-6b` are one."""
+    """The preset of this name or hub id: `gptj-6B`, `GPT-J-6b` and `EleutherAI/gpt-j-6b` are the same."""
     owner, slash, model = name.rpartition("/")
     for preset in PRESETS.values():
         hub_owner, _, hub_name = (preset.hub_id or "").rpartition("/")
