@@ -1,4 +1,4 @@
-"""What a transformer is, in the engine's own terms: nothing here knows Hugging Face.
+"""The description of a transformer in the engine's own terms, independent of Hugging Face.
 
 Letters: V vocabulary, P positions, E embedding width, H hidden width, I intermediate width, D head width,
 Hq and Hkv numbers of query and key/value heads.

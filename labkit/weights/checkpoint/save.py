@@ -72,8 +72,8 @@ class Saving:
     interrupted save. Weights may be freed after `keep`.
     """
 
-    def __init__(self, folder: Path, what: Saved, part: Shard, gather: Gather, name: str) -> None:
-        self.folder, self.what, self.part, self.gather, self.name = folder, what, part, gather, name
+    def __init__(self, folder: Path, saved: Saved, part: Shard, gather: Gather, name: str) -> None:
+        self.folder, self.saved, self.part, self.gather, self.name = folder, saved, part, gather, name
         self._file = f"rank-{part.rank:02d}-of-{part.size:02d}{SUFFIX}"
         tensors = len(part.top_shapes) + len(part.layers) * len(part.layer_shapes)
         self._writer = TensorWriter(folder / self._file, 2 * tensors)  # a matrix may have scales
@@ -82,7 +82,7 @@ class Saving:
         self._failure: OSError | None = None
 
     @classmethod
-    def begin(cls, folder: Path, what: Saved, part: Shard, gather: Gather) -> Saving:
+    def begin(cls, folder: Path, saved: Saved, part: Shard, gather: Gather) -> Saving:
         """Raises UserError on all ranks if the folder already holds a checkpoint, because two checkpoints' files would
         mix.
         """
@@ -97,7 +97,7 @@ class Saving:
                 )
             return uuid.uuid4().hex
 
-        return cls(folder, what, part, gather, together(free, gather)[0])
+        return cls(folder, saved, part, gather, together(free, gather)[0])
 
     def __enter__(self) -> Self:
         together(self._open, self.gather)
@@ -142,9 +142,9 @@ class Saving:
 
     def _record(self, name: str, linear: Linear) -> MatrixRecord:
         row_group = linear.group
-        scheme = self.what.quant.of(name) if self.what.quant and linear.scales is not None else None
+        scheme = self.saved.quant.of(name) if self.saved.quant and linear.scales is not None else None
         if scheme is not None:
-            row_group = scheme.group(*(self.what.config.layer_shapes() | self.what.config.top_shapes())[name])
+            row_group = scheme.group(*(self.saved.config.layer_shapes() | self.saved.config.top_shapes())[name])
         return MatrixRecord(
             outputs=linear.outputs,
             inputs=linear.inputs,
@@ -174,9 +174,9 @@ class Saving:
         )
 
     def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> int:
-        what = self.what
-        hf_config = copy.deepcopy(what.hf_config)
-        hf_config.architectures, hf_config.dtype = [what.config.architecture], float_dtype(what.dtype)
+        saved = self.saved
+        hf_config = copy.deepcopy(saved.hf_config)
+        hf_config.architectures, hf_config.dtype = [saved.config.architecture], float_dtype(saved.dtype)
         write_whole(self.folder / "config.json", hf_config.to_json_string())
         for name in TEXT_FILES:
             if source and (source / name).is_file():
@@ -187,12 +187,12 @@ class Saving:
         manifest = Manifest(
             format=FORMAT,
             save=self.name,
-            architecture=what.config.architecture,
-            model=described_model(what.config),
-            dtype=str(what.dtype).removeprefix("torch."),
+            architecture=saved.config.architecture,
+            model=described_model(saved.config),
+            dtype=str(saved.dtype).removeprefix("torch."),
             tp_size=self.part.size,
-            layout=layout_of(what.impl, what.dtype),
-            quant=what.quant,
+            layout=layout_of(saved.impl, saved.dtype),
+            quant=saved.quant,
             files=files,
         )
         write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")

@@ -233,8 +233,8 @@ class Merged:
     def _pieces(self, name: str, dim: int) -> list[HeldRange]:
         config = self._saved.config
         whole = (config.layer_shapes() | config.top_shapes())[name][dim]
-        held = [ranges_of(of_rank.cut(name), whole) for of_rank in self._saved.shards]
-        return pieces(ranges_of(self._part.cut(name), whole), held)
+        holdings = [ranges_of(part.cut(name), whole) for part in self._saved.shards]
+        return pieces(ranges_of(self._part.cut(name), whole), holdings)
 
     def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: HeldRange) -> None:
         file, taken = self._saved.file(piece.holder), (piece.begin, piece.end)

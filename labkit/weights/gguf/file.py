@@ -67,8 +67,8 @@ class GgufFile:
 
         config = policy.model_config(self.config)
         architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == self.architecture)
-        known = get_tensor_name_map(architecture, config.num_layers)
-        mapped = {name: self._name(known, name) for name in policy.expected(config)}
+        name_map = get_tensor_name_map(architecture, config.num_layers)
+        mapped = {name: self._name(name_map, name) for name in policy.expected(config)}
         names = {name: stored for name, stored in mapped.items() if stored is not None}
         read = {*names.values(), ROPE_FACTORS} if self.architecture in ROTARY else set(names.values())
         extra = self.tensors.keys() - read
@@ -83,10 +83,10 @@ class GgufFile:
         return names
 
     @staticmethod
-    def _name(known: TensorNameMap, name: str) -> str | None:
+    def _name(name_map: TensorNameMap, name: str) -> str | None:
         """GGUF's name for Hugging Face's. The maps of some models leave out the model's own prefix."""
         spellings = (name, name.partition(".")[2])
-        return next((stored for key in spellings if (stored := known.get_name(key, (".weight", ".bias")))), None)
+        return next((stored for key in spellings if (stored := name_map.get_name(key, (".weight", ".bias")))), None)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The file's own tokenizer, padding on the left, with its chat template."""
