@@ -10,7 +10,7 @@ have been sent. This has three effects:
   directions, two ranks that send to each other before they receive would wait for each other, and so would all stages
   of a full ring.
 - A stage takes any message that is ready: the order of messages need not be known in advance.
-- An idle pipeline has no transfers in flight; NCCL's watchdog would end them after some minutes.
+- An idle pipeline has no transfers in flight, which NCCL's watchdog would end after some minutes.
 
 The host waits by polling. Meanwhile it checks that the other ranks still run and are in the same call, because a GPU
 that waits for an ended rank waits for ever.
@@ -71,7 +71,7 @@ class Links(Protocol):
     device: torch.device
 
     def send(self, rows: Tensor) -> Passed:
-        """Sends to the next rank. Once the result has passed, that rank has the rows. Before they must not change."""
+        """Sends to the next rank, which has the rows once the result has passed. Until then they must not change."""
 
     def receive(self, rows: Tensor) -> Passed:
         """Receives from the previous rank. Once the result has passed, the rows are filled."""

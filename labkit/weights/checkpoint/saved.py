@@ -209,17 +209,17 @@ class Merged:
             ]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._dtype)
         dim = self._dim(name)
-        parts_of_weight = self._pieces(name, dim)
+        weight_pieces = self._pieces(name, dim)
         if rows is not None:
-            parts_of_weight = [inner for piece in parts_of_weight for inner in _within(piece, *rows)]
+            weight_pieces = [inner for piece in weight_pieces for inner in _within(piece, *rows)]
             shape = (rows[1] - rows[0], shape[1])
         record = self._saved.file(0).record.matrices[key]
         out = torch.empty(shape, dtype=torch.int8 if record.group else self._float_dtype)
-        for piece in parts_of_weight:
+        for piece in weight_pieces:
             self._fill(out, key, name, dim, piece)
         if not record.group:
             return out
-        scales, group = self._scales(key, name, dim, parts_of_weight, shape)
+        scales, group = self._scales(key, name, dim, weight_pieces, shape)
         return Linear(out, None, shape[0], shape[1], "rows", scales, group, record.bits)
 
     @property
