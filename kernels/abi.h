@@ -1,5 +1,5 @@
-// What crosses from Python: plain structs, mirrored field by field in types.py and decode_step/weights.py. Every
-// pointer is borrowed for the call.
+// The structs that Python passes, mirrored field by field in types.py and decode_step/weights.py. Every pointer is
+// borrowed for the call.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +23,19 @@ struct Linear {
   const float* bias;   // may be null
   int64_t outputs, inputs;
   const void* scales;  // fp16 [blocks][groups][1 or 2][32]: scales, and minima if asymmetric; null: not quantised
-  int64_t group;       // k that share them
+  int64_t group;       // number of k that share a scale
   int32_t bits;        // of a code: 8 or 4
   int32_t asymmetric;
-  int32_t activation_bits;  // 16, or 8: how far activations may be rounded
+  int32_t activation_bits;  // 16, or 8 if activations may be rounded to 8 bits
 };
 
-// Which token each row of the activations is, and what it may see. rows = batch * tokens, row-major.
+// The token of each row of the activations, and the slots that it sees. rows = batch * tokens, row-major.
 struct Rows {
   int32_t batch, tokens;
   const int32_t* positions;      // [rows]: position of the token in its own sequence
   const int32_t* first;          // [batch]: first cache slot that holds a token (left padding before it)
   const uint8_t* visible;        // [batch][visible_stride], 0 hides a slot; null: all slots from `first` on are visible
-  const int32_t* key_positions;  // [batch][visible_stride]: position of each slot, for ALiBi; may be null without it
+  const int32_t* key_positions;  // [batch][visible_stride]: position of each slot, for ALiBi; else may be null
   int64_t visible_stride;
 };
 
@@ -61,7 +61,7 @@ struct Rotary {
 struct QkvWeights {
   Norm norm;
   Linear proj;
-  const float* q_norm;  // [head dim], RMS; null without
+  const float* q_norm;  // [head dim], RMS; null: no norm
   const float* k_norm;
   float qk_eps;
 };
@@ -70,7 +70,7 @@ struct AttentionParams {
   float scale;
   int32_t window;       // 0: all
   int32_t causal;       // 0: every token sees its whole sequence
-  const float* slopes;  // [query heads], ALiBi; null without
+  const float* slopes;  // [query heads]; null: no ALiBi
 };
 
 struct MlpWeights {
@@ -87,33 +87,33 @@ struct Layer {
   Linear mlp_out;
 };
 
-// Tokens in, rows out. `size` 0: this range of layers has no embedding and begins with rows.
+// Tokens in, rows out. With `size` 0 this range of layers has no embedding and begins with rows.
 struct Embedding {
   const void* table;  // [rows][size]; null: the rows of `packed`
-  Linear packed;      // the matrix of a tied LM head; weight null without
+  Linear packed;      // the matrix of a tied LM head; null weight: not tied
   int64_t size;
-  int64_t begin, rows;  // the first token that has a row here, and how many have one
+  int64_t begin, rows;  // the first token that has a row in this rank's table, and the number of these tokens
   Norm norm;
-  Linear project_in;       // weight null without
-  const float* positions;  // [positions][hidden], learned; null without
+  Linear project_in;       // null weight: none
+  const float* positions;  // [positions][hidden], learned; null: none
   int32_t position_offset;
 };
 
 // Rows in, logits out. Without a matrix this range of layers ends with rows.
 struct Head {
-  Linear project_out;  // weight null without
+  Linear project_out;  // null weight: none
   Linear matrix;
-  int64_t begin, vocab;  // the first token whose logit is computed here, and the size of the whole vocabulary
+  int64_t begin, vocab;  // the first token whose logit this rank computes, and the size of the whole vocabulary
 };
 
-// A range of layers, with or without what is before the first and behind the last.
+// A range of layers, with or without embedding and head.
 struct Model {
   int64_t num_layers, hidden, intermediate;
   Heads heads;
   int32_t parallel_residual, residual_from_norm;
   const Layer* layers;
   Embedding embedding;
-  Norm final_norm;  // of the rows behind the last layer, with or without a head; none where other layers follow
+  Norm final_norm;  // of the rows after the last layer, with or without a head; none if other layers follow
   Head head;
 };
 

@@ -1,4 +1,4 @@
-"""The structs of `abi.h`, as ctypes has them: the records of `types` make them on demand."""
+"""The structs of `abi.h` in ctypes. The records of `types` make them on demand."""
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p

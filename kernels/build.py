@@ -2,11 +2,11 @@
 
 There is one library for each weight type and instruction set, made from `decode_step/cpp_impl.cpp`, which includes
 every op. The cache key is the digest of all kernel sources, the flags, the compiler and the CPU, so an edited source is
-rebuilt on the next load. A library ends with a digest of itself, because a process that maps a truncated one is killed
-(SIGBUS): a library that does not agree with its digest is built again.
+rebuilt on the next load. A library ends with a digest of itself, because a process that maps a truncated library is
+killed (SIGBUS). A library that does not match its digest is built again.
 
 Environment: `CXX` names the compiler, `LABKIT_ISA` forces amx, avx512, avx2 or portable, `LABKIT_CACHE` names
-the cache folder, `LABKIT_KERNELS` another folder of kernel sources (a copy of this one, to try changes on).
+the cache folder, `LABKIT_KERNELS` another folder of kernel sources (such as a copy of this one with changes).
 """
 
 import atexit
@@ -39,14 +39,14 @@ ISA_FLAGS = {
     "portable": (),
 }
 RECHECK_S = 0.5
-DEAD_S = 3600  # what a build left unfinished for so long belongs to no process any more; a build takes seconds
+DEAD_S = 3600  # after this time an unfinished build belongs to no process any more; a build takes seconds
 DIGEST_BYTES = 32
 WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8": "int8_t"}
 
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
 INT, LONG, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-SIGNATURES: dict[str, tuple[Any, ...]] = {  # thanks to these, calls take plain integers for addresses and sizes
+SIGNATURES: dict[str, tuple[Any, ...]] = {  # with these, calls take plain integers for addresses and sizes
     "labkit_all_reduce": (POINTER, POINTER, LONG, POINTER),
     "labkit_all_gather": (POINTER, POINTER, LONG, POINTER),
     "labkit_step": (POINTER, POINTER),
@@ -70,8 +70,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {}
 
 
 def mirrors(name: str) -> Callable[[type[Struct]], type[Struct]]:
-    """Says of which C++ struct a class of ctypes is the mirror. Its size and its fields, by their names, are compared
-    when the kernels are compiled: so one that was changed on one side alone is a BuildError.
+    """Declares a class of ctypes as the mirror of a C++ struct. Its size and its fields, by name, are compared when the
+    kernels are compiled: a struct that was changed on one side only raises BuildError.
     """
 
     def keep(mirror: type[Struct]) -> type[Struct]:
@@ -82,21 +82,21 @@ def mirrors(name: str) -> Callable[[type[Struct]], type[Struct]]:
 
 
 def layouts() -> str:
-    """The comparison with all mirrors, in C++."""
+    """C++ source that compares all structs with their mirrors."""
     lines = []
     for name, mirror in STRUCTS.items():
         struct = f"labkit::{name}"
         lines.append(f'static_assert(sizeof({struct}) == {ctypes.sizeof(mirror)}, "size of {mirror.__name__}");')
         for field, kind, *_ in mirror._fields_:
-            place = f"offsetof({struct}, {field}) == {getattr(mirror, field).offset}"
+            offset = f"offsetof({struct}, {field}) == {getattr(mirror, field).offset}"
             size = f"sizeof({struct}::{field}) == {ctypes.sizeof(kind)}"
-            lines.append(f'static_assert({place} && {size}, "{mirror.__name__}.{field}");')
+            lines.append(f'static_assert({offset} && {size}, "{mirror.__name__}.{field}");')
     return " ".join(lines)
 
 
 def declare(function: str, *arguments: Any, result: bool = False, allocates: bool = False) -> None:
-    """Says which C types a function of an op takes, and whether it gives an int64. The op does so when it is imported,
-    before a library is loaded. allocates: the int64 is -1 where it got no memory, which raises MemoryError.
+    """Declares the C argument types of an op's function, and whether it returns an int64. An op does so when it is
+    imported, before a library is loaded. allocates: the int64 is -1 without memory, which raises MemoryError.
     """
     SIGNATURES[function] = arguments
     if result or allocates:
@@ -107,9 +107,7 @@ def declare(function: str, *arguments: Any, result: bool = False, allocates: boo
 
 def _require_memory(result: int, function: Any, arguments: Any) -> int:
     if result == NO_MEMORY:
-        raise MemoryError(
-            "the kernels got no memory to work in; use a smaller batch, a shorter prompt or fewer threads"
-        )
+        raise MemoryError("the kernels got no working memory; use a smaller batch, a shorter prompt or fewer threads")
     return result
 
 
@@ -125,32 +123,32 @@ def _may_use_amx_tiles() -> bool:
 
 
 def instruction_set() -> str:
-    """ "amx", "avx512", "avx2" or "portable": the best that this CPU has, or what `LABKIT_ISA` asks for."""
+    """ "amx", "avx512", "avx2" or "portable": the value of `LABKIT_ISA`, or else the best of this CPU."""
     flags = cpu_flags()
     avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"} <= flags
-    runs = {
+    usable = {
         "amx": avx512 and {"avx512_bf16", "amx_tile", "amx_bf16"} <= flags and _may_use_amx_tiles(),
         "avx512": avx512,
         "avx2": {"avx2", "fma", "f16c", "bmi2"} <= flags,
         "portable": True,
     }
-    wanted = os.environ.get("LABKIT_ISA")
-    if wanted is None:
-        return next(isa for isa, ok in runs.items() if ok)
-    if wanted not in runs:
-        raise BuildError(f"LABKIT_ISA is {wanted!r}; expected one of {', '.join(runs)}")
-    if not runs[wanted]:
-        raise BuildError(f"LABKIT_ISA={wanted}, but this CPU lacks those instructions; unset it or use 'portable'")
-    return wanted
+    forced = os.environ.get("LABKIT_ISA")
+    if forced is None:
+        return next(isa for isa, runs in usable.items() if runs)
+    if forced not in usable:
+        raise BuildError(f"LABKIT_ISA is {forced!r}; expected one of {', '.join(usable)}")
+    if not usable[forced]:
+        raise BuildError(f"LABKIT_ISA={forced}, but this CPU lacks those instructions; unset it or use 'portable'")
+    return forced
 
 
 def compiler() -> tuple[str, ...]:
     """The command of the C++ compiler: `CXX`, which may have arguments ("ccache g++"), else g++, else clang++."""
-    wanted = os.environ.get("CXX")
-    for name, *arguments in (shlex.split(wanted),) if wanted else (["g++"], ["clang++"]):
+    variable = os.environ.get("CXX")
+    for name, *arguments in (shlex.split(variable),) if variable else (["g++"], ["clang++"]):
         if path := shutil.which(name):
             return path, *arguments
-    missing = f"CXX is {wanted!r}, which is not on the PATH" if wanted else "no g++ or clang++ on the PATH"
+    missing = f"CXX is {variable!r}, which is not on the PATH" if variable else "no g++ or clang++ on the PATH"
     raise BuildError(
         f"{missing}: the C++ kernels can't be compiled. Install one (Debian, Ubuntu: apt-get install g++), "
         "or use impl='reference' and the vanilla baselines, which need no compiler"
@@ -158,7 +156,7 @@ def compiler() -> tuple[str, ...]:
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries are kept: labkit's folder for caches, else a private temporary folder."""
+    """The folder of compiled libraries: labkit's cache folder, else a private temporary folder."""
     base = cache_root()
     if base is None:
         return _private_folder()
@@ -167,14 +165,14 @@ def cache_folder() -> Path:
         with tempfile.NamedTemporaryFile(dir=base):
             return base
     except OSError as error:
-        if wanted := os.environ.get(CACHE):
-            raise BuildError(f"{CACHE}={wanted} can't be written ({error.strerror}); name a writable folder") from None
+        if named := os.environ.get(CACHE):
+            raise BuildError(f"{CACHE}={named} can't be written ({error.strerror}); name a writable folder") from None
     return _private_folder()
 
 
 @functools.cache
 def _private_folder() -> Path:
-    """One for this process, which is removed when it ends."""
+    """A folder of this process, removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="labkit-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -186,7 +184,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def sources_digest() -> str:
-    """The digest of all kernel sources, Triton's too. Machines that compute one model together must agree on it."""
+    """The digest of all kernel sources, Triton's too. It must be equal on machines that compute one model together."""
     return _digest((), (".h", ".cpp", ".py"))
 
 
@@ -200,7 +198,9 @@ def _digest(parts: tuple[str, ...], endings: tuple[str, ...] = (".h", ".cpp")) -
 
 
 def _files(endings: tuple[str, ...]) -> Iterator[str]:
-    """The paths of the sources. pathlib takes ten times as long, and op by op an engine looks twice a second."""
+    """The paths of the sources. An engine looks twice a second while it runs op by op, and pathlib takes ten times as
+    long.
+    """
     for folder, _, names in os.walk(SOURCES):
         yield from (os.path.join(folder, name) for name in names if name.endswith(endings))
 
@@ -208,8 +208,8 @@ def _files(endings: tuple[str, ...]) -> Iterator[str]:
 def compile_library(weight_type: str) -> Path:
     """Path of the compiled library for weights of `weight_type` ("float32", "bfloat16", "float16", "int8").
 
-    A library that is there already is used if it is whole. Raises BuildError with the compiler's first error line. Two
-    processes may build at once: the result is renamed into place.
+    An existing library is used if it is whole. Raises BuildError with the compiler's first error line. Two processes
+    may build at once: the result is renamed into place.
     """
     if weight_type not in WEIGHT_TYPES:
         raise BuildError(f"no C++ kernels for {weight_type!r}; expected one of {', '.join(WEIGHT_TYPES)}")
@@ -256,23 +256,23 @@ def _build(library: Path, command: list[str]) -> None:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is there and ends with the digest of what comes before it."""
+    """Whether a library exists and ends with its digest."""
     try:
-        found = library.stat()
+        status = library.stat()
     except FileNotFoundError:
         return False
-    return _agrees_with_its_digest(library, found.st_ino, found.st_size, found.st_mtime_ns)
+    return _agrees_with_its_digest(library, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=64)
 def _agrees_with_its_digest(library: Path, *identity: int) -> bool:
-    """Read once for each `identity` of the file: what it is told apart by when it was replaced or changed."""
+    """Whether a library matches its digest. It is read once for each `identity`, which changes with the file."""
     data = library.read_bytes()
     return hashlib.sha256(data[:-DIGEST_BYTES]).digest() == data[-DIGEST_BYTES:]
 
 
 def _remove_dead_builds(folder: Path) -> None:
-    """Removes what processes left behind that were killed while they built, and nothing of one that may still run."""
+    """Removes unfinished builds of killed processes. Files of builds that may still run stay."""
     for path in folder.glob("tmp*.so"):
         with contextlib.suppress(FileNotFoundError, PermissionError):  # finished meanwhile, or another user's
             if time() - path.stat().st_mtime > DEAD_S:
@@ -298,7 +298,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def load(weight_type: str) -> ctypes.CDLL:
-    """The loaded library for `weight_type`, compiled if need be. Raises BuildError."""
+    """The loaded library for `weight_type`, compiled if necessary. Raises BuildError."""
     library = _open(compile_library(weight_type))
     _in_use[weight_type, os.environ.get("LABKIT_ISA")] = (library, monotonic() + RECHECK_S)
     return library
@@ -314,7 +314,7 @@ _in_use: dict[tuple[str, str | None], tuple[ctypes.CDLL, float]] = {}
 
 
 def unavailable() -> str | None:
-    """The reason why the C++ kernels can't run here, or None where they can."""
+    """The reason why the C++ kernels can't run in this process, or None if they can."""
     try:
         load("float32")
     except BuildError as error:

@@ -1,7 +1,7 @@
-"""What the public ops check of their arguments, because the kernels read and write them without looking.
+"""Checks of the public ops' arguments. The kernels themselves read and write memory without checks.
 
-`checked` takes a table with a check for each argument, in the order in which they run. The engine, which made its
-arguments itself, calls `unchecked` ops.
+`checked` takes a table with a check for each argument, in the order in which they run. The engine makes its arguments
+itself and calls `unchecked` ops.
 """
 
 import inspect
@@ -40,7 +40,7 @@ IMPLS = ("cpp", "reference", "triton")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MOST = 2**31 - 1  # of an int32
 MOST_REAL = torch.finfo(torch.float32).max
-MOST_UNITS = 1 << 24  # of work that one call deals to its threads, 24 bits of Team::Hand in team.h
+MOST_UNITS = 1 << 24  # units of work that one call can give its threads: 24 bits of Team::Hand in team.h
 
 Size = int | str | None
 P = ParamSpec("P")
@@ -48,8 +48,8 @@ R = TypeVar("R")
 
 
 class ArgumentCheck:
-    """A call while its arguments are checked, and what they agree on so far: sizes by name, device, rows, and the type
-    of a floating cache.
+    """A call while its arguments are checked, with what the arguments so far have in common: sizes by name, device,
+    rows, and the type of a floating cache.
     """
 
     def __init__(self, op: str, impl: str) -> None:
@@ -60,8 +60,8 @@ class ArgumentCheck:
         self.cache_dtypes: Sequence[torch.dtype] = FLOATS
 
     def tensor(self, name: str, value: Any, dtypes: torch.dtype | Sequence[torch.dtype], *shape: Size) -> None:
-        """Raises UserError unless `value` is a contiguous tensor of one of these types, in memory on the device of the
-        call, of this shape. A size is a number, the name of one (which gets it, if it has none yet), or None for any.
+        """Raises UserError unless `value` is a contiguous tensor of one of these types, on the device of the call, and
+        of this shape. A size is a number, a name, or None for any size. The first tensor with a name sets its size.
         """
         dtypes = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
         sizes = [self.sizes.get(size, size) if isinstance(size, str) else size for size in shape]
@@ -72,14 +72,14 @@ class ArgumentCheck:
             numbers = ", ".join("any" if size is None else str(size) for size in sizes)
             kind = UserError if isinstance(value, Tensor) else UserTypeError
             raise kind(f"{name}: expected contiguous {types} [{numbers}], got {flaw}")
-        self.sizes |= {size: there for size, there in zip(sizes, value.shape, strict=True) if isinstance(size, str)}
+        self.sizes |= {size: actual for size, actual in zip(sizes, value.shape, strict=True) if isinstance(size, str)}
 
     def _flaw(self, value: Any, dtypes: Sequence[torch.dtype], sizes: Sequence[Size]) -> str | None:
-        """What `value` is where it is not as expected."""
+        """A description of `value` if it is not as expected, else None."""
         if not isinstance(value, Tensor):
             return type(value).__name__
         fits = len(sizes) == value.dim() and all(
-            not isinstance(size, int) or size == there for size, there in zip(sizes, value.shape, strict=True)
+            not isinstance(size, int) or size == actual for size, actual in zip(sizes, value.shape, strict=True)
         )
         got = f"{value.dtype} {list(value.shape)}"
         if value.dtype not in dtypes or not fits or value.numel() == 0:
@@ -109,7 +109,7 @@ class ArgumentCheck:
             raise UserError(f"got {name} = {value!r}, expected {' or '.join(map(repr, values))}")
 
     def within(self, name: str, values: Tensor, end: int, reason: str) -> None:
-        """Raises UserError unless all numbers of an integer tensor are from 0 to below `end`."""
+        """Raises UserError unless all numbers of an integer tensor are at least 0 and below `end`."""
         if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
             raise UserError(
                 f"{name}: got {int(values.min())} to {int(values.max())}, expected 0 to {end - 1}: {reason}"
@@ -120,8 +120,8 @@ Check = Callable[[str, Any, ArgumentCheck], None]
 
 
 def checked(**table: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The public op around one that trusts its arguments. table: a check for each argument, in the order to run them;
-    `impl` and `threads` are checked before.
+    """A decorator that makes a public op, which checks its arguments, of an op that does not. table: a check for each
+    argument, in running order; `impl` and `threads` are checked before.
     """
 
     def around(op: Callable[P, R]) -> Callable[P, R]:
@@ -146,7 +146,7 @@ def checked(**table: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def unchecked(op: Callable[P, R]) -> Callable[P, R]:
-    """A public op for callers that made its arguments themselves: the kernels believe them."""
+    """The public op without its checks, for callers that made the arguments themselves."""
     trusting: Callable[P, R] = op.__wrapped__  # type: ignore[attr-defined]
     return trusting
 
@@ -156,7 +156,7 @@ def floats(*shape: Size) -> Check:
 
 
 def maybe(check: Check) -> Check:
-    """The same, or None."""
+    """The check for an argument that may be None."""
     return lambda name, value, call: None if value is None else check(name, value, call)
 
 
@@ -165,7 +165,7 @@ def flag(name: str, value: Any, call: ArgumentCheck) -> None:
 
 
 def record(kind: type, check: Check) -> Check:
-    """A record of `types`, whose fields are checked then."""
+    """A check of a record's class, and then of its fields."""
 
     def run(name: str, value: Any, call: ArgumentCheck) -> None:
         if not isinstance(value, kind):
@@ -176,7 +176,7 @@ def record(kind: type, check: Check) -> Check:
 
 
 def _norm(name: str, norm: Norm, call: ArgumentCheck) -> None:
-    """Over rows of `width`."""
+    """Checks a norm over rows of `width`."""
     call.one_of(f"{name}.kind", norm.kind, NORM_KINDS)
     call.real(f"{name}.eps", norm.eps, 0.0)
     if norm.kind == "none":
@@ -191,7 +191,7 @@ def _norm(name: str, norm: Norm, call: ArgumentCheck) -> None:
 
 
 def _linear(name: str, linear: Linear, call: ArgumentCheck) -> None:
-    """Takes rows of `width`."""
+    """Checks a matrix, and sets `width` to its inputs."""
     outputs = call.number(f"{name}.outputs", linear.outputs, 1)
     inputs = call.number(f"{name}.inputs", linear.inputs, 1)
     call.sizes |= {"width": inputs, "outputs": outputs}
@@ -199,8 +199,8 @@ def _linear(name: str, linear: Linear, call: ArgumentCheck) -> None:
         raise UserTypeError(f"{name}.weight: expected a tensor, got {type(linear.weight).__name__}")
     panels, words = linear.layout == "panels", linear.layout == "words" and linear.scales is not None
     if call.impl != "reference" or not words:
-        wanted = {"cpp": "panels", "reference": "rows", "triton": "rows" if linear.scales is None else "words"}
-        linear.require(wanted[call.impl], call.impl)
+        layouts = {"cpp": "panels", "reference": "rows", "triton": "rows" if linear.scales is None else "words"}
+        linear.require(layouts[call.impl], call.impl)
     call.number(f"{name}.group", linear.group, 0)
     call.one_of(f"{name}.bits", linear.bits, (8, 4))
     call.one_of(f"{name}.activation_bits", linear.activation_bits, (16, 8))
@@ -233,7 +233,7 @@ def _scales(name: str, linear: Linear, call: ArgumentCheck) -> None:
 
 
 def _qkv(name: str, weights: QkvWeights, call: ArgumentCheck) -> None:
-    """For the heads of the call."""
+    """Checks the weights of region 1 against the heads of the call."""
     linear(f"{name}.proj", weights.proj, call)
     norm(f"{name}.norm", weights.norm, call)
     outputs = (call.sizes["query"] + 2 * call.sizes["kv"]) * call.sizes["dim"]
@@ -321,7 +321,7 @@ def _cache(name: str, cache: LayerCache, call: ArgumentCheck) -> None:
             assert scales is not None
             parts.append(scales)
         elif scales is not None:
-            raise UserError(f"{name}.{part}: expected None beside {cache.keys.dtype}, got {type(scales).__name__}")
+            raise UserError(f"{name}.{part}: expected None with {cache.keys.dtype}, got {type(scales).__name__}")
     if any(_overlap(*pair) for pair in combinations(parts, 2)):
         raise UserError(f"{name}: keys, values and their scales share memory; expected memory of its own for each")
     if cache.counter is not None:

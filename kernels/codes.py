@@ -11,19 +11,19 @@ from torch.nn import functional as F
 from labkit.system.errors import UserError
 
 BLOCK = 32  # outputs per packed block, kBlock of tile.h
-FINEST = {8: 4, 4: 32}  # inputs that a group of codes of these bits consists of at least, and is a multiple of
-DEPTH = {8: 4, 4: 64}  # inputs that are packed together, kQuad and kSpan of tile.h: a row is padded to whole ones
-HALF = DEPTH[4] // 2  # of a span of 4 bit codes: its first half is in the low nibbles, its second in the high ones
+FINEST = {8: 4, 4: 32}  # by bits: the inputs of a group are a multiple of this number
+DEPTH = {8: 4, 4: 64}  # by bits: inputs that are packed together, kQuad and kSpan of tile.h; rows are padded to them
+HALF = DEPTH[4] // 2  # of a span of 4-bit codes: the first half is in the low nibbles, the second in the high nibbles
 WORD = {8: 4, 4: 8}  # codes in a word of Triton's
 PACKED = {8: torch.int8, 4: torch.uint8}  # how packed codes are stored
-LANES = {torch.bfloat16: 2, torch.int8: 4}  # inputs that lie side by side in a packed block, kLanesPerK of tile.h
-QUANTIZED_AT_ONCE = 128  # rows: what quantising costs beyond its result
+LANES = {torch.bfloat16: 2, torch.int8: 4}  # adjacent inputs of a row in a packed block, kLanesPerK of tile.h
+QUANTIZED_AT_ONCE = 128  # rows; they bound the memory that quantising takes besides its result
 SMALLEST_NORMAL = 2.0**-14  # of float16
 
 
 def group_size(inputs: int, groups: int, bits: int = 8) -> int:
-    """Inputs that share a scale when a row is cut into `groups`: whole fours (8 bits) or whole 32 (4 bits), so that the
-    last group may be smaller, or missing.
+    """Number of inputs that share a scale when a row is cut into `groups`: a multiple of 4 (8 bits) or 32 (4 bits). So
+    the last group may be smaller, or missing.
     """
     finest = DEPTH[bits] if groups == 1 else FINEST[bits]
     return -(-inputs // (groups * finest)) * finest
@@ -38,10 +38,11 @@ def quantize(weight: Tensor, group: int, *, bits: int = 8, asymmetric: bool = Fa
 def scales_of(weight: Tensor, group: int, *, bits: int = 8, asymmetric: bool = False) -> Tensor:
     """The scales [outputs, groups, 1 or 2] of a matrix whose groups consist of `group` inputs.
 
-    Symmetric: with 8 bits a group's scale is its largest magnitude / 127. With 4 bits its number of largest magnitude
-    gets the code -8, so a scale may be negative, and a number as large of the other sign is off by a step (GGUF's Q4_0
-    does so). Asymmetric: the codes reach from the smallest to the largest number. Otherwise the error of a weight is at
-    most half a step, and what the minimum loses in float16. A group of equal numbers is the minimum alone.
+    Symmetric: with 8 bits a group's scale is its largest magnitude / 127. With 4 bits the number of largest magnitude
+    gets the code -8, as in GGUF's Q4_0. So a scale may be negative, and a number of the same magnitude and the other
+    sign has an error of a step. Asymmetric: the codes reach from the smallest to the largest number. All other errors
+    are at most half a step, plus the float16 rounding of the minimum. A group of equal numbers is described by its
+    minimum alone.
 
     Raises UserError for numbers that are too large for float16 scales.
     """
@@ -58,11 +59,11 @@ def scales_of(weight: Tensor, group: int, *, bits: int = 8, asymmetric: bool = F
 
 
 def flat_scales(weight: Tensor, groups: int, *, bits: int = 8) -> tuple[Tensor, int]:
-    """Scales as of DeepSpeed's MoQ, whose groups are equal chunks of the flattened matrix: ([outputs, groups of a row,
-    1], inputs that share one).
+    """Scales as in DeepSpeed's MoQ, whose groups are equal chunks of the flattened matrix. Returns (scales [outputs,
+    groups of a row, 1], number of inputs that share one).
 
-    A scale is (2 max + 1e-5) / 2^bits, so that the largest number of a chunk may be a step off. Raises UserError for
-    chunks that are neither whole rows nor equal parts of rows.
+    A scale is (2 max + 1e-5) / 2^bits, so the largest number of a chunk may have an error of a step. Raises UserError
+    for chunks that are neither whole rows nor equal parts of rows.
     """
     outputs, inputs = weight.shape
     check_flat(outputs, inputs, groups, bits)
@@ -74,7 +75,7 @@ def flat_scales(weight: Tensor, groups: int, *, bits: int = 8) -> tuple[Tensor, 
 
 
 def check_flat(outputs: int, inputs: int, groups: int, bits: int = 8) -> None:
-    """Raises UserError unless `groups` chunks of a flattened matrix are whole rows, or parts that the kernels take."""
+    """Raises UserError unless `groups` chunks of a flattened matrix are whole rows or parts that kernels support."""
     in_row, rest = divmod(groups, outputs)
     if outputs % groups == 0 or (rest == 0 and inputs % (in_row * FINEST[bits]) == 0):
         return
@@ -87,13 +88,13 @@ def check_flat(outputs: int, inputs: int, groups: int, bits: int = 8) -> None:
 
 
 def _flat_rows(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
-    """The matrix as rows that lie within one chunk, some at a time."""
+    """The matrix as rows that each lie within one chunk, some at a time."""
     in_row = max(1, groups // weight.shape[0])
     return tuple(rows.reshape(len(rows) * in_row, -1) for rows in weight.split(QUANTIZED_AT_ONCE))
 
 
 def codes_of(weight: Tensor, scales: Tensor, group: int, *, bits: int = 8) -> Tensor:
-    """The codes int8 [outputs, inputs] of a matrix with these scales: the nearest that there are."""
+    """The nearest codes, int8 [outputs, inputs], of a matrix with these scales."""
     codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     lowest, steps = -(1 << bits - 1), (1 << bits) - 1
     for begin in range(0, len(weight), QUANTIZED_AT_ONCE):
@@ -102,14 +103,14 @@ def codes_of(weight: Tensor, scales: Tensor, group: int, *, bits: int = 8) -> Te
         scale, *minimum = scales[rows].float()[..., None].unbind(2)
         if minimum:
             numbers = numbers - minimum[0]
-        found = numbers.div_(torch.where(scale != 0, scale, 1.0)).round_()
-        found = found.clamp_(0, steps).add_(lowest) if minimum else found.clamp_(lowest, lowest + steps)
-        codes[rows] = found.flatten(1)[:, : weight.shape[1]]
+        numbers = numbers.div_(torch.where(scale != 0, scale, 1.0)).round_()
+        numbers = numbers.clamp_(0, steps).add_(lowest) if minimum else numbers.clamp_(lowest, lowest + steps)
+        codes[rows] = numbers.flatten(1)[:, : weight.shape[1]]
     return codes
 
 
 def _grouped(rows: Tensor, group: int) -> Tensor:
-    """A float copy [rows, groups, group]; where the last group lacks numbers, its first one fills it up."""
+    """A float copy [rows, groups, group]. A short last group is padded with its first number."""
     missing = -rows.shape[1] % group
     numbers = F.pad(rows.float(), (0, missing)) if missing else rows.to(torch.float32, copy=True)
     grouped = numbers.unflatten(1, (-1, group))
@@ -133,8 +134,8 @@ def _asymmetric(grouped: Tensor, bits: int) -> Tensor:
 
 
 def _half(scales: Tensor) -> Tensor:
-    """In float16: the nearest, or among the subnormal ones, which are coarse, the next that is no smaller. So the codes
-    reach the largest number, and no scale becomes 0.
+    """Rounds scales to float16: to the nearest number, but away from zero among the subnormal numbers, which are
+    coarse. So the codes reach the largest number, and no scale becomes 0.
     """
     rounded = scales.half()
     short = (rounded.float().abs() < scales.abs()) & (rounded.abs() < SMALLEST_NORMAL)
@@ -142,11 +143,11 @@ def _half(scales: Tensor) -> Tensor:
 
 
 def cut_groups(begin: int, end: int, group: int, groups: int, bits: int = 8) -> tuple[list[int], int]:
-    """Inputs [begin, end) of rows whose `groups` scales each belong to `group` inputs: (where the groups of the part
-    begin in the whole row, their size).
+    """Groups of the inputs [begin, end) of rows that have `groups` scales for `group` inputs each. Returns (positions
+    in the whole row where the groups of the part begin, their size).
 
-    A part that begins within a group gets groups as small as it takes for each to have one scale. Raises ValueError
-    where these would be smaller than the kernels take.
+    A part that begins within a group gets groups so small that each has one scale. Raises ValueError if they would be
+    smaller than the kernels support.
     """
     if groups == 1:
         return [begin], group_size(end - begin, 1, bits)
@@ -160,8 +161,8 @@ def cut_groups(begin: int, end: int, group: int, groups: int, bits: int = 8) -> 
 
 
 def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], or with L inputs side by side, K padded to whole L,
-    [blocks, K / L, 32, L]: L is 2 for bf16 and 4 for int8. Codes of 4 bits are uint8 [blocks, K / 64, 8, 32, 4].
+    """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], or [blocks, K / L, 32, L] with L adjacent inputs and
+    K padded to whole L. L is 2 for bf16 and 4 for int8. Codes of 4 bits are uint8 [blocks, K / 64, 8, 32, 4].
     """
     blocks, lanes = -(-outputs // BLOCK), LANES.get(dtype, 1)
     if dtype == torch.uint8:
@@ -176,15 +177,15 @@ def pack_scales(scales: Tensor) -> Tensor:
 
 
 def unpack_scales(packed: Tensor) -> Tensor:
-    """What `pack_scales` made -> [blocks * 32, groups, 1 or 2], padding included."""
+    """The inverse of `pack_scales`: [blocks * 32, groups, 1 or 2], padding included."""
     return packed.permute(0, 3, 1, 2).flatten(0, 1)
 
 
 def pack_nibbles(codes: Tensor, out: Tensor) -> None:
-    """4 bit codes [blocks * 32, K], K a multiple of 64, into `out` uint8 [blocks, K / 64, 8, 32, 4].
+    """Packs 4-bit codes [blocks * 32, K], K a multiple of 64, into `out` uint8 [blocks, K / 64, 8, 32, 4].
 
-    Byte j of quad q of a span of 64 inputs holds input 4 q + j of the span in its low nibble and input 32 + 4 q + j in
-    its high one, both as code + 8: a kernel takes either half of a span with one mask.
+    A span of 64 inputs has 8 quads of 4 bytes. Byte j of quad q has input 4 q + j in its low nibble and input 32 + 4 q
+    + j in its high nibble, both as code + 8. So a kernel extracts either half of a span with one mask.
     """
     by_span = (codes + 8).view(torch.uint8).unflatten(1, (-1, 2, HALF // 4, 4)).unflatten(0, (-1, BLOCK))
     low, high = by_span.permute(0, 2, 3, 4, 1, 5).unbind(2)  # [blocks, spans, 8, 32, 4] each
@@ -192,14 +193,14 @@ def pack_nibbles(codes: Tensor, out: Tensor) -> None:
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
-    """What `pack_nibbles` made -> codes int8 [blocks * 32, K]."""
+    """The inverse of `pack_nibbles`: codes int8 [blocks * 32, K]."""
     halves = torch.stack((packed & 15, packed >> 4), dim=2).view(torch.int8) - 8  # [blocks, spans, 2, 8, 32, 4]
     return halves.permute(0, 4, 1, 2, 3, 5).flatten(2).flatten(0, 1)
 
 
 def pack_words(codes: Tensor, bits: int = 8) -> Tensor:
-    """int8 [outputs, inputs] -> int8 [outputs, ceil(inputs / codes), 4]: words of four codes of 8 bits or eight of 4,
-    one from each quarter or eighth of a row. Of 4 bits, byte j holds code j (low) and code 4 + j, each + 8.
+    """int8 [outputs, inputs] -> int8 [outputs, ceil(inputs / codes), 4]: words of four 8-bit codes or eight 4-bit
+    codes, one from each quarter or eighth of a row. With 4 bits, byte j holds code j (low) and code 4 + j, each + 8.
     """
     parts = WORD[bits]
     words = F.pad(codes, (0, -codes.shape[1] % parts)).unflatten(1, (parts, -1)).transpose(1, 2)
@@ -210,7 +211,7 @@ def pack_words(codes: Tensor, bits: int = 8) -> Tensor:
 
 
 def unpack_words(words: Tensor, inputs: int, bits: int = 8) -> Tensor:
-    """The int8 [outputs, inputs] that `pack_words` was given."""
+    """The inverse of `pack_words`: int8 [outputs, inputs]."""
     if bits == 4:
         stored = words.view(torch.uint8)
         words = torch.cat((stored & 15, stored >> 4), dim=2).view(torch.int8) - 8

@@ -1,4 +1,4 @@
-"""`impl=` and `threads=` of every op: named by the caller, never replaced in silence."""
+"""Checks `impl=` and `threads=` of every op: the caller names them, and they are never replaced silently."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.system.errors import UserError
 
-MOST_THREADS = max(256, os.cpu_count() or 1)  # OpenMP ends the process where it gets no more
+MOST_THREADS = max(256, os.cpu_count() or 1)  # OpenMP ends the process if it gets fewer threads than it needs
 
 
 def choose(op: str, impl: str, threads: int = 1, **implementations: Callable[..., Any]) -> Callable[..., Any]:

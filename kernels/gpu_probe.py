@@ -1,4 +1,4 @@
-"""How fast this GPU reads its memory right now: the yardstick of every decode step on it."""
+"""Measures how fast this GPU reads its memory right now: the yardstick of every decode step on it."""
 
 from functools import cache
 from itertools import pairwise
@@ -11,8 +11,8 @@ from torch import Tensor
 
 PROBE_BYTES = 4 << 30  # dozens of times any GPU's cache
 PASSES = 4  # queued at once
-BLOCK, STEPS, WARPS = 4096, 8, 8  # by the machine code, a thread has several loads of 16 bytes under way
-NUMBERS = BLOCK * STEPS  # that one program reads
+BLOCK, STEPS, WARPS = 4096, 8, 8  # with these, the machine code has several loads of 16 bytes in flight per thread
+NUMBERS = BLOCK * STEPS  # numbers that one program reads
 
 
 @triton.jit
@@ -26,20 +26,20 @@ def _sum_blocks(sums_ptr, data_ptr, BLOCK: tl.constexpr, STEPS: tl.constexpr):
 
 
 def read(data: Tensor, sums: Tensor) -> None:
-    """Reads all of `data`, int32 [n * NUMBERS], and writes the sums of its n parts, so that no load can be left out."""
+    """Reads all of `data`, int32 [n * NUMBERS], and writes the sums of its n parts, so that no load is left out."""
     _sum_blocks[(len(sums),)](sums, data, BLOCK=BLOCK, STEPS=STEPS, num_warps=WARPS)
 
 
 def read_bandwidth_gb_s(seconds: float = 0.05) -> float:
-    """GB/s (1e9 bytes) of reading 4 GiB, or an eighth of a smaller memory, on the current GPU: the best pass of those
-    that begin within `seconds`, by the GPU's own clock.
+    """GB/s (1e9 bytes) of reading 4 GiB, or an eighth of a smaller memory, on the current GPU: the best pass that
+    begins within `seconds`, by the GPU's own clock.
     """
     data, sums = _buffers(torch.cuda.current_device())
     deadline = perf_counter() + seconds
     best_ms = float("inf")
     while best_ms == float("inf") or perf_counter() < deadline:
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(PASSES + 1)]
-        for end in ends:  # the first pass is not timed: while it runs the others are queued, and nothing waits
+        for end in ends:  # the first pass is not timed: the other passes are queued while it runs, so none waits
             read(data, sums)
             end.record()
         ends[-1].synchronize()

@@ -1,9 +1,9 @@
 // Keys and values as int8: the numbers of a head in one slot share a scale in bfloat16, x = scale * q with q =
 // -127..127.
 //
-// The scale is the largest magnitude / 127, rounded up to bfloat16: so no q is beyond 127, and no number is off by more
-// than half a scale. bfloat16 has the range of float32, so that this holds for numbers of every size. A head that holds
-// an infinity or NaN has a scale that is none either and zeros, whose products are NaN.
+// The scale is the largest magnitude / 127, rounded up to bfloat16: so q is at most 127, and the error of a number is
+// at most half a scale. bfloat16 has the range of float32, so this holds for numbers of every size. For a head with an
+// infinity or NaN the scale is not finite and q is 0, so its products are NaN.
 #pragma once
 
 #include <cmath>
@@ -22,12 +22,12 @@ inline bf16 rounded_up(float x) {
   return scale;
 }
 
-// slot[padded_dim], *scale = x[dim], with zeros behind them.
+// slot[padded_dim], *scale = x[dim], followed by zeros.
 inline void quantise(const float* x, int dim, int padded_dim, int8_t* slot, bf16* scale) {
   alignas(64) float row[kMostDim];
   std::memcpy(row, x, size_t(dim) * sizeof(float));
   std::memset(row + dim, 0, size_t(padded_dim - dim) * sizeof(float));
-  vi top = {};  // magnitudes as integers, which are in the same order, infinity and NaN above all others
+  vi top = {};  // bits of magnitudes as integers have the same order, with infinity and NaN at the top
   for (int d = 0; d < padded_dim; d += kWidth) {
     const vi bits = (vi)magnitude(load(row + d));
     top = bits > top ? bits : top;

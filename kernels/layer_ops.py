@@ -1,4 +1,4 @@
-"""The ops of a layer in the order in which they run: one list, from which a step is counted and its regions compared.
+"""The ops of a layer in running order: one list for counting a step's bytes and FLOPs and for comparing its regions.
 
 A new op of the layer has its folder and a row here; its stage has its name in `labkit.stages`, and the engine calls it
 in `labkit.engine.runners.layer`.
@@ -34,7 +34,7 @@ Multiply = Callable[[Tensor, Linear], Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """`tokens` new tokens of a sequence after `past` ones, of which a layer with a window sees the last `window`."""
+    """`tokens` new tokens of a sequence after `past` tokens. A layer with a window sees the last `window` tokens."""
 
     past: int
     tokens: int = 1
@@ -43,19 +43,15 @@ class Pass:
 
 @dataclass(frozen=True)
 class LayerOp:
-    """An op as a stage of the layer.
-
-    `fused` is its public function. `unfused` gives its reference, with the product to use in it.
-    `weights` are the fields of `LayerWeights` that the op reads. `has_product`: whether it multiplies with a matrix.
-    """
+    """An op as a stage of the layer."""
 
     stage: str
     title: str
-    fused: Callable[..., Any]
-    unfused: Callable[[Multiply], Callable[..., Any]]
+    fused: Callable[..., Any]  # its public function
+    unfused: Callable[[Multiply], Callable[..., Any]]  # returns its reference, which uses the given product
     case: Callable[[LayerShape, Pass], OpCase]
-    weights: tuple[str, ...]
-    has_product: bool
+    weights: tuple[str, ...]  # the fields of `LayerWeights` that the op reads
+    has_product: bool  # whether it multiplies with a matrix
 
     @property
     def op(self) -> str:
@@ -64,7 +60,7 @@ class LayerOp:
 
     @property
     def trusting(self) -> Callable[..., Any]:
-        """`fused` for the engine's own arguments, which it does not check."""
+        """`fused` without checks, for the engine's own arguments."""
         return unchecked(self.fused)
 
 
@@ -92,7 +88,7 @@ LAYER_OPS = (
         title="attention output",
         fused=gemm,
         unfused=lambda multiply: multiply,
-        case=lambda shape, _: replace(cases_of(shape)[0], bias=False),  # the region behind adds the bias
+        case=lambda shape, _: replace(cases_of(shape)[0], bias=False),  # the next region adds the bias
         weights=("attn_out",),
         has_product=True,
     ),

@@ -1,4 +1,4 @@
-"""Memory for weights: of a device, or one reservation of address space, in huge pages where the system gives them."""
+"""Memory for weights: of a device, or reserved address space with huge pages where the system has them."""
 
 import ctypes
 import mmap
@@ -16,7 +16,7 @@ ALIGNMENT = 64  # bytes: a cache line, and a vector of AVX-512
 def return_freed_memory() -> None:
     """Gives the heap's free pages back to the system, where the C library can (glibc).
 
-    It would keep freed blocks, and one small block that lives behind them pins them all.
+    By itself the heap keeps freed blocks if one small block after them is still in use.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -24,7 +24,7 @@ def return_freed_memory() -> None:
 
 
 def reserved(capacity: int) -> Tensor:
-    """uint8 [capacity] of address space, from a multiple of HUGE_PAGE on; memory is used as it is filled."""
+    """uint8 [capacity] of address space, beginning at a multiple of HUGE_PAGE. It takes memory only as it is filled."""
     mapped = mmap.mmap(-1, capacity + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
@@ -33,7 +33,7 @@ def reserved(capacity: int) -> Tensor:
 
 
 class Place(Protocol):
-    """Where weights are put."""
+    """Memory for weights."""
 
     device: torch.device
 
@@ -52,13 +52,13 @@ class Heap:
 
 
 class Arena:
-    """Hands out tensors one behind the other in one piece of memory, which is freed with the last of them.
+    """Hands out consecutive tensors from one piece of memory, which is freed with the last of them.
 
     The same calls give the same places in every arena, so that weights of one shape can take turns in one memory.
     """
 
     def __init__(self, memory: Tensor) -> None:
-        """memory: uint8 [bytes], from an address that is a multiple of 64 on."""
+        """memory: uint8 [bytes], at an address that is a multiple of 64."""
         if memory.dtype != torch.uint8 or memory.dim() != 1 or memory.data_ptr() % ALIGNMENT:
             raise UserError(
                 f"memory: expected uint8 [bytes] at a multiple of {ALIGNMENT}, got {memory.dtype} {list(memory.shape)} "
@@ -68,7 +68,7 @@ class Arena:
 
     @classmethod
     def reserved(cls, capacity: int) -> Self:
-        """An arena of `capacity` bytes of address space; memory is used as the tensors are filled."""
+        """An arena of `capacity` bytes of address space. It takes memory only as the tensors are filled."""
         return cls(reserved(capacity))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm of one row, and the conversion of a row to what the GEMM multiplies with.
+// LayerNorm and RMSNorm of one row, and the conversion of a row to the GEMM's activation type.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace labkit {
 
-// The mean of (x - mean)^2. Four sums side by side, so that an addition need not wait for the one before it.
+// The mean of (x - mean)^2. With four independent sums an addition need not wait for the previous one.
 inline float mean_square(const float* x, int64_t n, float mean) {
   vf total[4] = {};
   int64_t i = 0;

@@ -1,9 +1,8 @@
-"""What ranks that share memory know of each other: whether one has ended or stands still, and whether one has left the
-call that all of them are making.
+"""How ranks that share memory notice that another rank has ended, is stopped, or has left the call by an error.
 
-A rank that leaves a call by an error counts it on its line and says why. The others see that where they wait for it,
-and leave the call too. No rank begins the next call before all have left the one that failed, so that none is ever more
-than one failure ahead of another.
+A rank that leaves a call by an error counts the failure on its line of the shared memory and writes the reason there.
+Ranks that wait for it see that, and leave the call too. No rank begins the next call before all have left the failed
+one, so no rank is ever more than one failure ahead of another.
 """
 
 from __future__ import annotations
@@ -19,32 +18,33 @@ from labkit.system.process_state import ENDED, STOPPED, process_state
 
 from .shared_memory import SharedMemory
 
-LINE = 64  # struct Arrival of exchange.h, and so the places in it
-PID, FAILED, READY = 2, 3, 4  # int32: the process; calls that failed; of those, after how many the next may begin
-SAID = 1024  # bytes for why a call failed
+LINE = 64  # bytes of a line: struct Arrival of exchange.h
+# Places in a line, int32: process id; number of failed calls; number of failed calls that this rank has cleaned up.
+PID, FAILED, READY = 2, 3, 4
+REASON_BYTES = 1024  # for the reason why a call failed
 PAUSE_S = 0.001
-LOOK_S = 0.2  # between two looks at whether the processes of the other ranks still run
-LOOKS_STOPPED = 15  # in a row, before a stopped rank is given up: all are stopped for a moment by Ctrl-Z and fg
+LOOK_S = 0.2  # between two checks of the other ranks' processes
+LOOKS_STOPPED = 15  # consecutive checks before a stopped rank counts as lost: Ctrl-Z and fg stop all for a moment
 TOGETHER = "all ranks of a model make the same calls, or none goes on"
 
 
 class LostRankError(RunError):
-    """Another rank has ended, stands still or cannot be reached: nothing comes of what is under way."""
+    """Another rank has ended, is stopped or cannot be reached: the call can't be completed."""
 
 
 class RankFailedError(RunError):
-    """Another rank failed in a call that all of them make; the message says which, and why. All can make the next."""
+    """Another rank failed in a call of all ranks; the message says which rank and why. The next call can be made."""
 
 
 def lines_bytes(ranks: int) -> int:
-    """Of the memory in which `SharedRanks` of so many ranks begin."""
-    return -(-ranks * (LINE + SAID) // mmap.PAGESIZE) * mmap.PAGESIZE
+    """Bytes at the beginning of the shared memory that `SharedRanks` take, for this number of ranks."""
+    return -(-ranks * (LINE + REASON_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class SharedRanks:
-    """This rank's view of those that it shares memory with, which begins with a line for each of them.
+    """This rank's view of the ranks that share memory with it. The memory begins with a line for each rank.
 
-    names: of the ranks in errors. A rank that is waited for longer than `timeout_s` is given up.
+    names: numbers of the ranks, for errors. A wait of more than `timeout_s` for a rank raises LostRankError.
     """
 
     def __init__(self, shared: SharedMemory, rank: int, names: Sequence[int], timeout_s: float) -> None:
@@ -54,12 +54,12 @@ class SharedRanks:
         self._lines = (line * len(names)).from_buffer(shared.memory)
         self._lost: str | None = None
         self.failed_calls = 0
-        for each, pid in zip(self._lines, shared.pids, strict=True):
-            each[PID] = pid
+        for rank_line, pid in zip(self._lines, shared.pids, strict=True):
+            rank_line[PID] = pid
 
     def look(self, waited_s: float) -> None:
-        """Called by a rank that has waited for so long. Raises RankFailedError where another rank has left the call by
-        an error, LostRankError where one has ended or stands still, and where this one has waited for too long.
+        """Checks the other ranks during a wait. Raises RankFailedError if another rank has left the call by an error,
+        and LostRankError if one has ended or is stopped, or if the wait is longer than the limit.
         """
         self.raise_failure()
         states = [process_state(pid) for pid in self._pids]
@@ -70,29 +70,29 @@ class SharedRanks:
             if state == STOPPED and self._looks_stopped >= LOOKS_STOPPED:
                 self._give_up(f"rank {self._names[rank]} is stopped (its process is {self._pids[rank]})")
         if waited_s > self._timeout_s:
-            self._give_up(f"no message came, or went, within {self._timeout_s:.0f} s")
+            self._give_up(f"no message was received or sent within {self._timeout_s:.0f} s")
 
     def raise_failure(self) -> None:
-        """Raises RankFailedError where another rank has left the call by an error."""
+        """Raises RankFailedError if another rank has left the call by an error."""
         for rank, line in enumerate(self._lines):
             if line[FAILED] > self.failed_calls:
-                begin = self._said_at(rank)
-                said = self._memory[begin : begin + SAID].partition(b"\0")[0]
-                raise RankFailedError(said.decode(errors="replace"))
+                begin = self._reason_begin(rank)
+                reason = self._memory[begin : begin + REASON_BYTES].partition(b"\0")[0]
+                raise RankFailedError(reason.decode(errors="replace"))
 
     def came(self) -> None:
-        """What was waited for is there."""
+        """The wait has ended: consecutive checks are counted anew."""
         self._looks_stopped = 0
 
     def fail_call(self, reason: str) -> None:
-        """This rank leaves the call by an error. It waits for nobody."""
-        begin = self._said_at(self._rank)
-        self._memory[begin : begin + SAID] = reason.encode()[: SAID - 1].ljust(SAID, b"\0")
+        """This rank leaves the call by an error, without waiting for other ranks."""
+        begin = self._reason_begin(self._rank)
+        self._memory[begin : begin + REASON_BYTES] = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
         self.failed_calls += 1
         self._lines[self._rank][FAILED] = self.failed_calls
 
     def begin_call(self, clear: Callable[[], None]) -> None:
-        """After a call that failed: returns when all have left it, and have cleared what it has left behind."""
+        """After a failed call: returns when all ranks have left it and have drained what it left."""
         if self._lost is not None:
             raise LostRankError(self._lost)
         if self._lines[self._rank][READY] == self.failed_calls:
@@ -111,9 +111,9 @@ class SharedRanks:
                 self.look(now - begun)
         self.came()
 
-    def _give_up(self, why: str) -> NoReturn:
-        self._lost = f"rank {self._names[self._rank]}: {why}; {TOGETHER}"
+    def _give_up(self, reason: str) -> NoReturn:
+        self._lost = f"rank {self._names[self._rank]}: {reason}; {TOGETHER}"
         raise LostRankError(self._lost)
 
-    def _said_at(self, rank: int) -> int:
-        return len(self._lines) * LINE + rank * SAID
+    def _reason_begin(self, rank: int) -> int:
+        return len(self._lines) * LINE + rank * REASON_BYTES

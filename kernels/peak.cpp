@@ -1,15 +1,15 @@
-// Multiplies registers and does nothing else, with the instruction that serves prompts in this build's weight type. How
-// many products it makes in a second is the limit that prompts and large batches are compared with.
+// Only multiplies registers, with the instruction of prompts in this build's weight type. Its products per second are
+// the limit that prompts and large batches are compared with.
 #include "gemm/panels.h"
 
 namespace labkit {
 
 constexpr int64_t kPeakSteps = 4096;  // of all sums, between two looks at the clock
-// Enough that none waits for its last product: a Zen 5 core begins two of bf16 in a cycle and ends them 6 later or
-// more.
-constexpr int kPeakSums = kWidth == 16 ? 16 : 12;  // the shorter vectors have 16 registers in all
+// Enough sums that none waits for its last product: a Zen 5 core begins two bf16 products in a cycle and ends them at
+// least 6 cycles later.
+constexpr int kPeakSums = kWidth == 16 ? 16 : 12;  // shorter vectors have 16 registers in all
 
-// Hides from the compiler what a register holds, so that it neither drops nor moves what is computed from it.
+// Hides the value of a register from the compiler, so that it neither drops nor moves computations with it.
 template <class V>
 inline void hide(V& v) {
 #if defined(__x86_64__)
@@ -19,7 +19,7 @@ inline void hide(V& v) {
 #endif
 }
 
-// Multiplications and additions of one call, which takes some 20 microseconds.
+// Multiplications and additions of one call, which takes about 20 microseconds.
 template <class T>
 int64_t multiply_registers() {
 #if defined(LABKIT_HAS_AMX)
@@ -70,8 +70,8 @@ int64_t multiply_registers() {
 
 }  // namespace labkit
 
-// Multiplications and additions per millisecond of `threads` threads that multiply for about `ns` nanoseconds: the rate
-// of each thread's fastest call, all threads together.
+// Multiplications and additions per millisecond of `threads` threads that multiply for about `ns` nanoseconds: the sum
+// over the threads of the rate of each thread's fastest call.
 extern "C" int64_t labkit_peak_flop_ms(int32_t threads, int64_t ns) {
   using namespace labkit;
   double all = 0;

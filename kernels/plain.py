@@ -17,13 +17,13 @@ def normalise(norm: Norm, x: Tensor) -> Tensor:
 
 
 def argmax_or_minus_one(logits: Tensor) -> Tensor:
-    """argmax over the last dimension; -1 where no logit is a number."""
+    """argmax over the last dimension; -1 where all logits are NaN."""
     finite = logits.masked_fill(logits.isnan(), -float("inf"))
     best, index = finite.max(dim=-1)
     return index.masked_fill(best == -float("inf"), -1)
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
-    """x W^T + b with the weight in layout "rows": of any stored type for float32 rows, else of the rows' own."""
+    """x W^T + b with the weight in layout "rows". For float32 rows any stored type, else the type of the rows."""
     weight = weights.floats() if x.dtype == torch.float32 else weights.weight
     return F.linear(x, weight, weights.bias)

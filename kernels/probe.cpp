@@ -1,14 +1,14 @@
-// Reads memory and does nothing else: each thread its share, in one of several ways. The fastest of them is the limit
-// that decode steps are compared with.
+// Only reads memory: each thread its share, in one of several ways. The fastest way is the limit that decode steps are
+// compared with.
 #include "peak.cpp"  // how fast this machine multiplies
 #include "simd.h"
 #include "team.h"
 
 namespace labkit {
 
-constexpr int64_t kProbeStep = 4 * kLine;  // of one stream, before the next one's turn
+constexpr int64_t kProbeStep = 4 * kLine;  // bytes of one stream before the next stream's turn
 
-// The sum of `steps` steps of each of kStreams streams, which lie one behind the other.
+// The sum of `steps` steps of each of kStreams consecutive streams.
 template <int kStreams>
 vf read_streams(Reading reading, const char* data, int64_t steps) {
   // Two sums for each vector. With one, Intel's cores execute so far ahead that loads overtake the prefetches.

@@ -1,8 +1,8 @@
-"""How fast this machine reads memory right now, the yardstick of every decode step, and how fast it multiplies, that of
-prompts and large batches.
+"""Measures how fast this machine reads memory right now, the yardstick of decode steps, and how fast it multiplies, the
+yardstick of prompts and large batches.
 
-The fastest of several ways to read is the limit, because no single one is the fastest everywhere: a probe that read as
-the kernels do would flatter them wherever both are slow.
+The limit is the fastest of several ways to read, because no single way is the fastest everywhere. A probe that reads
+only as the kernels do would flatter them wherever both are slow.
 """
 
 import ctypes
@@ -20,16 +20,16 @@ from .memory import Arena
 from .reading import READINGS
 
 PROBE_BYTES = 384 << 20  # several times any last-level cache a thread's share could live in
-STREAMS = (1, 2, 4)  # at which a thread reads in turns
-PASSES = 2  # in turns, before the best ways are kept
+STREAMS = (1, 2, 4)  # numbers of places from which a thread reads in turns
+PASSES = 2  # of every way, in turns, before the best ways are kept
 KEPT = 4
 
 
 class Way(NamedTuple):
-    """One way to read: prefetches, as an index into READINGS, and how many streams each thread reads in turns."""
+    """One way to read."""
 
-    reading: int
-    streams: int
+    reading: int  # prefetches, as an index into READINGS
+    streams: int  # how many streams each thread reads in turns
 
     def __str__(self) -> str:
         return f"{READINGS[self.reading]} x{self.streams}"
@@ -39,11 +39,11 @@ WAYS = tuple(Way(*way) for way in product(range(len(READINGS)), STREAMS))
 
 
 def read_bandwidth_gb_s(threads: int, seconds: float = 0.05) -> float:
-    """GB/s (1e9 bytes) of reading 384 MiB with `threads` threads: the best pass of the best ways, in turns, each at
-    least once and for `seconds` in all. The first call for a number of threads, which finds these ways, takes longer.
+    """GB/s (1e9 bytes) of reading 384 MiB with `threads` threads: the best pass of the best ways. The ways take turns
+    for `seconds`, each at least once. The first call for a number of threads takes longer, because it finds these ways.
 
-    The read bandwidth of a shared machine moves within seconds: call this right beside what is to be judged by it.
-    Raises BuildError where the kernels can't be compiled.
+    The read bandwidth of a shared machine changes within seconds: call this right before or after the timed work.
+    Raises BuildError if the kernels can't be compiled.
     """
     ways = best_ways(threads)
     best: dict[Way, float] = {}
@@ -58,17 +58,17 @@ def read_bandwidth_gb_s(threads: int, seconds: float = 0.05) -> float:
 
 
 def peak_gflop_s(dtype: torch.dtype, threads: int, seconds: float = 0.05) -> float:
-    """GFLOP/s (1e9 multiplications and additions) of `threads` threads that do nothing but multiply registers, with the
-    instruction that serves prompts of models with weights of `dtype`: the fastest that any of them was in `seconds`.
+    """GFLOP/s (1e9 multiplications and additions) of `threads` threads that only multiply registers, with the
+    instruction of prompts of models with weights of `dtype`. It is the fastest rate measured within `seconds`.
 
-    Raises BuildError where the kernels can't be compiled.
+    Raises BuildError if the kernels can't be compiled.
     """
     library = build.load(str(dtype).removeprefix("torch."))
     return float(library.labkit_peak_flop_ms(threads, int(seconds * 1e9))) / 1e6
 
 
 def rates_gb_s(threads: int, passes: int = PASSES) -> dict[Way, float]:
-    """GB/s of every way, the best of so many passes that are made in turns."""
+    """GB/s of every way: the best of `passes` passes. The ways take turns."""
     rates = dict.fromkeys(WAYS, 0.0)
     for way in WAYS * passes:
         rates[way] = max(rates[way], _pass_gb_s(way, threads))
@@ -77,13 +77,13 @@ def rates_gb_s(threads: int, passes: int = PASSES) -> dict[Way, float]:
 
 @cache
 def best_ways(threads: int) -> tuple[Way, ...]:
-    """The ways that were the fastest when this process first asked, the fastest first."""
+    """The fastest ways of this process's first measurement, the fastest first."""
     rates = rates_gb_s(threads)
     return tuple(sorted(rates, key=rates.__getitem__, reverse=True)[:KEPT])
 
 
 def probe_winner(threads: int) -> str:
-    """Which way set the limit, in how many of this process's probes; empty where there was none."""
+    """The way that set the limit most often, and in how many of this process's probes; empty without probes."""
     won = _won[threads]
     if not won:
         return ""

@@ -1,7 +1,7 @@
-"""Ways to read weights from memory, by name: software prefetches into the first (l1) or second (l2) level of the
-caches, some KiB ahead, or none. A way changes no result. `reading.h` has them in the same order.
+"""Ways to read weights from memory: with software prefetches into the first (l1) or second (l2) cache level, some KiB
+ahead, or with none. A way changes no result. `reading.h` has them in the same order.
 
-Environment: `LABKIT_READ` names the one way that every engine then uses, to compare it with the others.
+Environment: `LABKIT_READ` names one way for all engines, for comparisons between ways.
 """
 
 import os
@@ -9,13 +9,13 @@ import os
 from labkit.system.errors import UserError
 
 READINGS = ("none", "l1-2k", "l1-6k", "l2-2k", "l2-6k")
-USUAL = -1  # for what nobody times
+USUAL = -1  # the default way, for calls whose ways are not compared
 
 
 def wanted_reading() -> int | None:
-    """The way that `LABKIT_READ` asks for, as an index into READINGS; None where it is not set.
+    """The way in `LABKIT_READ`, as an index into READINGS; None if it is not set.
 
-    Raises ValueError for a name that there is not.
+    Raises ValueError for an unknown name.
     """
     name = os.environ.get("LABKIT_READ")
     if name is None:

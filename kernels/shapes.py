@@ -1,4 +1,4 @@
-"""The shapes that ops are tested, timed and counted on: of a layer, and of a model around its layers."""
+"""The shapes on which ops are tested, timed and counted: shapes of a layer, and of a model around its layers."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,33 +9,29 @@ from .int8_cache import SCALE_DTYPE
 from .types import Heads, float_dtype
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.int8: 1e-2}
-"""Largest |got - want| / |want| (Frobenius norms) of a whole result against float64, by the type of the weights; what
-int8 weights lose by rounding is not in it, since both sides have the rounded ones."""
+"""Largest |got - want| / |want| (Frobenius norms) of a whole result against float64, by the type of the weights. The
+rounding of int8 weights does not count, since both sides have the rounded weights."""
 
 SCALE_BYTES = 2  # float16
-BIASES = frozenset({"qkv", "attn_out", "ff1", "ff2"})  # of a layer, where all its products have one
+BIASES = frozenset({"qkv", "attn_out", "ff1", "ff2"})  # of a layer whose products all have a bias
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a number of each kind, as it is read from memory.
-
-    `scale`: bytes beside each row of an int8 matrix. `vector`: of norms and biases. `cache_scale`: bytes beside
-    the keys of a head in a slot of an int8 cache, and beside its values.
-    """
+    """Bytes of a number of each kind, as it is read from memory."""
 
     matrix: int
-    vector: int
-    cache: int
-    scale: int
-    cache_scale: int = 0
+    vector: int  # of norms and biases
+    cache: int  # of keys and values
+    scale: int  # bytes of scales for each row of an int8 matrix
+    cache_scale: int = 0  # bytes of the scale of a head's keys in a slot of an int8 cache; values have one too
 
     @classmethod
     def of(
         cls, dtype: torch.dtype, vectors: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None
     ) -> "Sizes":
-        """Those of a model whose matrices are `dtype`: float32 vectors, as the fused ops keep them, and a cache of what
-        is not quantised, unless given.
+        """The sizes of a model whose matrices are `dtype`. Vectors are float32 by default, as in the fused ops. Without
+        `kv_dtype` the cache is not quantised.
         """
         scale, kv_dtype = SCALE_BYTES if dtype == torch.int8 else 0, kv_dtype or float_dtype(dtype)
         cache_scale = SCALE_DTYPE.itemsize if kv_dtype == torch.int8 else 0
@@ -47,10 +43,10 @@ class Sizes:
 
 
 class OpCase(Protocol):
-    """A case of an op that knows what it has to do at least.
+    """A case of an op that knows its least work.
 
-    Activations are not counted as bytes: a few KB, they come from the cache of the core that wrote them. Only matrix
-    products and attention are counted as FLOPs: whatever else an op computes is small beside reading its bytes.
+    Activations are not counted as bytes: they are a few KB, and come from the cache of the core that wrote them. Only
+    matrix products and attention are counted as FLOPs: everything else takes little time next to reading the bytes.
     """
 
     def bytes(self, rows: int, sizes: Sizes) -> int:
@@ -62,12 +58,7 @@ class OpCase(Protocol):
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One layer of a model, and the vocabulary of its head.
-
-    `rotary`: how many numbers of a head turn; `parallel`: attention and MLP start from the same rows; `biases`: of
-    "qkv", "attn_out", "ff1", "ff2", "head"; `shared_norm`: the MLP takes the rows that attention's norm made;
-    `qk_norm`: queries and keys of each head have a norm of their own.
-    """
+    """One layer of a model, and the vocabulary of its head."""
 
     model: str
     hidden: int
@@ -77,13 +68,13 @@ class LayerShape:
     norm: str = "layer"
     activation: str = "gelu_tanh"
     gated: bool = False
-    rotary: int = 0
+    rotary: int = 0  # how many numbers of a head are rotated
     interleaved: bool = False
     alibi: bool = False
-    biases: frozenset[str] = BIASES
-    parallel: bool = False
-    shared_norm: bool = False
-    qk_norm: bool = False
+    biases: frozenset[str] = BIASES  # of "qkv", "attn_out", "ff1", "ff2", "head"
+    parallel: bool = False  # attention and MLP start from the same rows
+    shared_norm: bool = False  # the MLP takes the rows of attention's norm
+    qk_norm: bool = False  # queries and keys of each head have a norm of their own
 
     @property
     def norm_numbers(self) -> int:
@@ -93,13 +84,11 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model: its layers, which differ in nothing but their windows (None: all slots are seen), and what is around
-    them. `embedding` is the width of the embedding; where it is not that of the layers, rows are projected in and out.
-    """
+    """A model: layers that differ only in their windows, and what is around them."""
 
     layer: LayerShape
-    windows: tuple[int | None, ...]
-    embedding: int
+    windows: tuple[int | None, ...]  # per layer; None: all slots are seen
+    embedding: int  # width of the embedding; if it is not the layers' width, rows are projected in and out
     learned_positions: bool
     embedding_norm: bool
     final_norm: bool

@@ -1,5 +1,5 @@
-// One vector type for every build. `vf` holds kWidth floats: 16 with AVX-512, 8 with AVX2, 4 otherwise; the arithmetic
-// is written with the compiler's vector extensions, so the same source serves all three and ARM.
+// One vector type for every build. `vf` holds kWidth floats: 16 with AVX-512, 8 with AVX2, 4 otherwise. The arithmetic
+// uses the compiler's vector extensions, so the same source serves all three and ARM.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ typedef uint32_t vu __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t vh __attribute__((vector_size(kWidth * 2)));
 typedef int8_t vb __attribute__((vector_size(kWidth)));
 
-// Storage types of weights and KV cache, beside float and int8_t. Arithmetic is in float whatever the storage.
+// Storage types of weights and KV cache, in addition to float and int8_t. Arithmetic is always in float.
 struct bf16 {
   uint16_t bits;
 };
@@ -32,8 +32,8 @@ struct fp16 {
   uint16_t bits;
 };
 
-// `x - 0` is `x` for every x, so the compiler makes a broadcast of it. `x + 0` would turn -0 into 0, so it would have
-// to be computed, and that took half of the multiply ports on Intel.
+// `x - 0` is `x` for every x, so the compiler makes it a broadcast. `x + 0` turns -0 into 0, so it would have to be
+// computed, which took half of the multiply ports on Intel.
 inline vf broadcast(float x) { return x - vf{}; }
 
 inline vf load(const float* p) {
@@ -104,7 +104,7 @@ inline float to_float(fp16 x) {
 
 inline void from_float(float x, float* out) { *out = x; }
 
-// Round to nearest even; a NaN stays a NaN.
+// Rounds to nearest even; NaN stays NaN.
 inline void from_float(float x, bf16* out) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -146,7 +146,7 @@ inline float sum(vf v) {
 #endif
 }
 
-// out[i] = factor * sum(v[i]). A sum across a vector is a chain of shuffles; four vectors share most of them.
+// out[i] = factor * sum(v[i]). A sum across a vector is a chain of shuffles; four vectors share most of the chain.
 inline void sums(const vf (&v)[4], float factor, float* out) {
 #if defined(__AVX512F__)
   const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];

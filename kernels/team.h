@@ -1,4 +1,4 @@
-// The threads of one call: their barrier, the dealing of work, and the clock of the stage stamps.
+// The threads of one call: their barrier, the sharing of work, and the clock of the stage times.
 #pragma once
 
 #include <omp.h>
@@ -30,16 +30,16 @@ class Team {
 
   Reading reading() const { return reading_; }
 
-  // Fixes the size to what the parallel region really got; called by every thread first. All write the same number, so
-  // nobody has to wait for another.
+  // Sets the size to the number of threads that the parallel region really has. Every thread calls it first. All write
+  // the same number, so no thread has to wait.
   void join() { size_.store(omp_get_num_threads(), std::memory_order_relaxed); }
   int size() const { return size_.load(std::memory_order_relaxed); }
 
-  // Everyone waits here until all have arrived. It spins, because a stage lasts microseconds and to sleep and wake
-  // takes as long. A thread that still waits then sleeps: another program has the core of a late one. To go on spinning
-  // would use up this thread's own share of its core, and to yield gives it away for a whole time slice, so that every
-  // stage would last one. Who sleeps gets the core back as soon as it is woken. Stages need a barrier between them
-  // where one reads what other threads wrote.
+  // Every thread waits until all have arrived. It spins first, because a stage lasts microseconds, and sleeping and
+  // waking take as long. A thread that still waits then sleeps, because another program has the core of a late thread.
+  // Spinning on would use up the thread's own share of its core. Yielding would give the core away for a whole time
+  // slice, so that every stage would last one. A sleeping thread gets its core back as soon as it is woken. Stages need
+  // a barrier between them if one reads results of other threads.
   void wait() {
     const int team = size();
     if (team == 1) return;
@@ -59,14 +59,14 @@ class Team {
     sleeping_.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // The same between two parts of a call. Throws Abandoned where a thread got no memory since the barrier before:
-  // on all threads that come to this one, and to no earlier one.
+  // As `wait`, between two parts of a call. Throws Abandoned if a thread got no memory since the previous barrier, on
+  // all threads that arrive at this barrier.
   void barrier() {
     wait();
     if (failed_.load(std::memory_order_relaxed) < phase_.load(std::memory_order_relaxed)) throw Abandoned();
   }
 
-  // This thread got no memory and ends the call. It comes to one more barrier, so that nobody waits for it in vain.
+  // This thread got no memory and ends the call. It arrives at one more barrier, so that no thread waits in vain.
   void fail() {
     failed_.store(phase_.load(std::memory_order_relaxed), std::memory_order_relaxed);
     wait();
@@ -80,9 +80,9 @@ class Team {
   // Calls use(item) once for each item, on some thread. Every thread calls this, with a barrier before the next deal.
   //
   // A thread takes the items of its own share in order, so that it reads memory as one forward stream. Then it takes
-  // what nobody has begun from the far ends of the other shares. With a fixed split every stage would wait for the
-  // slowest thread, and on a shared machine one is always slow: dealing took 11 and 14 % off a token on two cores. To
-  // take or to steal two or four items at a time changed no step by 1 % (Zen 5; gpt2 in bf16 and int8, SmolLM2's
+  // items that no thread has begun from the far ends of the other shares. With a fixed split every stage would wait for
+  // the slowest thread, and on a shared machine one is always slow: dealing took 11 and 14 % off a token on two cores.
+  // Taking or stealing two or four items at a time changed no step by 1 % (Zen 5; gpt2 in bf16 and int8, SmolLM2's
   // shape).
   template <class Use>
   void deal(int64_t items, int thread, Use&& use) {
@@ -94,12 +94,12 @@ class Team {
   }
 
  private:
-  // What is left of a thread's share, in one word that can be exchanged atomically: 16 bits for the round that it
-  // belongs to, 24 bits each for its begin and its end. A word of an earlier round means a share that nobody has
-  // touched, so no round begins with writing all shares anew. On a line of its own, away from the other threads'.
+  // The rest of a thread's share, in one word that can be exchanged atomically: 16 bits for its round, 24 bits each for
+  // its begin and its end. A word of an earlier round means an untouched share, so a round need not begin with writing
+  // all shares. Each hand has its own cache line.
   struct alignas(64) Hand {
     std::atomic<uint64_t> left{0};
-    uint64_t rounds = 0;  // the owner's alone
+    uint64_t rounds = 0;  // only the owner uses it
   };
 
   int64_t take(int owner, int64_t items, uint64_t round, bool from_front) {
@@ -127,8 +127,8 @@ class Team {
   std::unique_ptr<Hand[]> hands_;
 };
 
-// Runs use(thread) on every thread of a team. Throws bad_alloc, after the parallel region, where a thread got no
-// memory: an exception that left the region would end the process.
+// Runs use(thread) on every thread of a team. If a thread got no memory, throws bad_alloc after the parallel region: an
+// exception that leaves the region would end the process.
 template <class Use>
 void run_team(Team& team, int threads, Use&& use) {
 #pragma omp parallel num_threads(threads)
@@ -157,7 +157,7 @@ int64_t guarded(Call&& call) {
   }
 }
 
-// Memory of one thread that lasts from call to call and grows when asked for more.
+// Memory of one thread that is kept between calls and grows on demand.
 class Scratch {
  public:
   ~Scratch() { std::free(data_); }
@@ -180,7 +180,7 @@ class Scratch {
 };
 
 struct ThreadScratch {
-  Scratch rows;       // normalised row and residual, alive for a whole region
+  Scratch rows;       // normalised row and residual, used for a whole region
   Scratch sums;       // GEMM accumulators
   Scratch last_tile;  // rows of a GEMM that don't fill a tile
   Scratch bytes;      // activations of a GEMM with int8 weights
@@ -189,8 +189,8 @@ struct ThreadScratch {
   Scratch head;       // keys and values of a head, packed
 };
 
-// The calling thread's scratch memory, kept from call to call. The function is static so that each library has its own:
-// the object of an inline function would be shared with the library of an edited source that is loaded later.
+// The calling thread's scratch memory, kept between calls. The function is static so that each library has its own
+// memory: libraries would share the object of an inline function, also with a later library of an edited source.
 static ThreadScratch& thread_scratch() {
   static thread_local ThreadScratch scratch;
   return scratch;

@@ -1,10 +1,10 @@
-"""Pieces that the Triton kernels are made of: rows of activations, normed on the way, times rows of a weight.
+"""Parts of the Triton kernels: products of normed rows of activations with rows of a weight.
 
 Letters: M rows of activations (tokens), padded to MP; N outputs, BN of them in a tile; K inputs, BK of them in a step.
 Matrices are row-major [N, K]. Sums are float32. Every program reads its weights once, for all M rows.
 
-At small batch a product is bound by reading its weights. So a program owns BN whole rows of the weight, and no two
-programs share a sum: nothing is exchanged between programs, and the result does not depend on their order.
+At small batch a product is bound by reading its weights. A program owns BN whole rows of the weight, so no two programs
+share a sum: nothing is exchanged between programs, and the result does not depend on their order.
 """
 
 import triton
@@ -14,10 +14,10 @@ from triton.language.extra import cuda
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Programmatic dependent launch: what the previous kernels wrote may be read after this.
+    """Programmatic dependent launch: after this call the results of the previous kernels may be read.
 
-    Every program calls it, also one that has nothing to do, so that a kernel's end implies the end of all before it.
-    Weights never change, so a kernel may read its first ones before the call.
+    Every program calls it, even a program without work, so that a kernel's end implies the end of all earlier kernels.
+    Weights never change, so a kernel may read its first weights before the call.
     """
     if PDL:
         cuda.gdc_wait()
@@ -26,11 +26,11 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @triton.jit
 def code_of(words, part, BITS: tl.constexpr, RAISED: tl.constexpr):
-    """Code number `part` of words of four codes of 8 bits or eight of 4 (codes.pack_words), as float32; RAISED: counted
-    from the lowest code on.
+    """Code number `part` of words of four 8-bit codes or eight 4-bit codes (codes.pack_words), as float32. RAISED: the
+    lowest code counts as 0.
 
-    The code plus 128 or 8 is put into the low bits of the float 2^23, whose last place is 1, from which 2^23 is
-    subtracted again. The hardware's own conversion from integers is so slow that a step would wait for it.
+    The code plus 128 or 8 is put into the low bits of the float 2^23, whose last place is 1, and 2^23 is subtracted
+    again. The hardware's own conversion from integers is so slow that a step would wait for it.
     """
     BEFORE: tl.constexpr = 0.0 if RAISED else 2.0 ** (BITS - 1)
     if BITS == 8:
@@ -45,10 +45,10 @@ def scale_tile(
     scales_ptr, rows, row_mask, first, number, BN: tl.constexpr, BK: tl.constexpr,
     K: tl.constexpr, GROUP: tl.constexpr, NUMBERS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BK], or [BN, 1] where a row is a group: number 0 or 1 of the groups that BK inputs of the rows [BN],
-    from `first` on, belong to.
+    """float32 [BN, BK], or [BN, 1] if a row is a group: number 0 (scale) or 1 (minimum) of the groups of BK inputs,
+    from `first` on, of the rows [BN].
 
-    STEP: as many consecutive inputs, from `first` on, are of one group: its number is loaded once and spread over them.
+    STEP: this many consecutive inputs belong to one group, so its number is loaded once and repeated for them.
     """
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     if GROUPS == 1:
@@ -69,7 +69,7 @@ def load_rows(
 ):
     """float32 tile [MP, BK] of x, or of x + addend (+ its bias).
 
-    Every program reads the same few rows, so they are to stay in the second-level cache (evict_last).
+    Every program reads the same few rows, so they should stay in the second-level cache (evict_last).
     """
     at = m[:, None] * K + k[None, :]
     x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
@@ -87,8 +87,8 @@ def moments(
 ):  # fmt: skip
     """mean [MP] (zeros for "rms") and 1 / sqrt(variance + eps) [MP] of the rows.
 
-    Every program computes them again: the rows are a few KB in the cache, and a kernel of its own would cost a launch.
-    The variance has a pass of its own, because the mean of squares less the square of the mean loses digits.
+    Every program computes them again: the rows are a few KB in the cache, and a separate kernel would cost a launch.
+    The variance has its own pass, because the mean of squares minus the square of the mean loses digits.
     """
     total = m.to(tl.float32) * 0.0
     if NORM == "layer":
@@ -120,8 +120,8 @@ def normed(x, mean, rstd, gain_ptr, shift_ptr, k, inside, NORM: tl.constexpr, SH
 
 @triton.jit
 def weight_tile(w_ptr, rows, k, row_mask, WIDTH: tl.constexpr):
-    """Tile [BN, BK] as it is stored. Each weight is read once in a step, so it makes room first (evict_first) for what
-    is read again: activations, and keys and values.
+    """Tile [BN, BK] in the stored type. Each weight is read once in a step, so the cache evicts weights first
+    (evict_first) and keeps activations, keys and values, which are read again.
     """
     at = rows.to(tl.int64)[:, None] * WIDTH + k[None, :]
     mask = row_mask[:, None] & (k < WIDTH)[None, :]
@@ -133,8 +133,8 @@ def decoded(
     words, part, scales_ptr, rows, row_mask, first, BN: tl.constexpr, BK: tl.constexpr,
     K: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BK]: what code number `part` of each word stands for, the inputs from `first` on; with one scale for
-    a row and no minimum, before the scale. WIDTH: words of a row. CODES: as for `product`.
+    """float32 [BN, BK]: the weights of code number `part` of each word, for inputs from `first` on. With one scale per
+    row and no minimum, the scale is not applied yet. WIDTH: words of a row. CODES: as for `product`.
     """
     BITS: tl.constexpr = CODES[0]
     GROUP: tl.constexpr = CODES[1]
@@ -159,10 +159,10 @@ def product(
     """norm(x + addend + bias) W^T for the `rows` [BN] of W: float32 [BN, MP].
 
     CODES: (0, 0, 0) for a floating weight [N, K]; else (bits, inputs that share a scale, 1 for a scale or 2 with a
-    minimum), and the weight is [N, ceil(K / parts)] words of four codes of 8 bits or eight of 4. The codes of a word
-    are from as many parts of a row, so that each code of a tile of words belongs to consecutive inputs, whose
-    activations are one contiguous load. RESIDUAL: "sum" or "normed" writes those rows, each program a share; "none"
-    does not.
+    minimum), and the weight is [N, ceil(K / parts)] words of four 8-bit codes or eight 4-bit codes. Each code of a word
+    comes from another part of the row. So code number n of all words of a tile belongs to consecutive inputs, whose
+    activations are one contiguous load. RESIDUAL: "sum" or "normed" writes these rows, each program its share; "none"
+    writes nothing.
 
     One row of activations is multiplied element by element, because 15 of the matrix unit's 16 rows would be padding.
     More rows go through the matrix unit, in the type DOT.
@@ -173,7 +173,7 @@ def product(
     m = tl.arange(0, MP)
     m_mask = m < M
     span = tl.arange(0, BK)
-    # The first weights are on their way while the previous kernel ends and the norm's statistics are computed.
+    # The first weights load while the previous kernel ends and the norm's statistics are computed.
     w = weight_tile(w_ptr, rows, span, row_mask, WIDTH)
     wait_for_previous(PDL)
     mean, rstd = m.to(tl.float32) * 0.0, m.to(tl.float32)
@@ -186,7 +186,7 @@ def product(
     else:
         acc = tl.zeros((BN, MP), tl.float32)
     for begin in range(0, WIDTH, BK):
-        if MP == 1:  # the next weights are asked for before these are used; for a dot, Triton's own pipeline does so
+        if MP == 1:  # the next weights are loaded before these are used; for a dot, Triton's own pipeline does so
             ahead = weight_tile(w_ptr, rows, begin + BK + span, row_mask, WIDTH)
         else:
             w = weight_tile(w_ptr, rows, begin + span, row_mask, WIDTH)

@@ -1,4 +1,4 @@
-"""Tile sizes of the Triton kernels, tuned per GPU model: one JSON file each, none needed to run.
+"""Tile sizes of the Triton kernels, tuned per GPU model: one JSON file each. Kernels run without such a file too.
 
 {"gpu": "NVIDIA H200", "tiles": {"mlp_gemm/float16/1/16384x4096": [16, 512, 4, 1], …}}
 """
@@ -19,12 +19,12 @@ LIMITS = {"rows": 1024, "depth": 8192, "warps": 32, "stages": 8}
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` of a weight by `depth` inputs at a time, by `warps` of 32 threads; `stages` of the loads' pipeline."""
+    """The part of a weight that one program multiplies at a time."""
 
-    rows: int
-    depth: int
-    warps: int = 4
-    stages: int = 1
+    rows: int  # of the weight
+    depth: int  # inputs
+    warps: int = 4  # of 32 threads
+    stages: int = 1  # of the loads' pipeline
 
 
 @dataclass(frozen=True)
@@ -48,29 +48,29 @@ def tuned_path(gpu: str) -> Path:
 
 
 def slug(name: str) -> str:
-    """A processor's or GPU's name as part of a file's: "NVIDIA H200" -> "nvidia-h200"."""
+    """A processor's or GPU's name as part of a file name: "NVIDIA H200" -> "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def tuned_tiles(gpu: str) -> TunedTiles:
-    """What was tuned for the GPU model; nothing if there is no file. ValueError for one that is damaged."""
+    """The tuned tiles of the GPU model; empty if it has no file. Raises ValueError for a damaged file."""
     path = tuned_path(gpu)
     if not path.exists():
         return TunedTiles({})
     again = "delete it, or write it anew with `labkit tune`"
     try:
-        read = json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not JSON ({error}); {again}") from None
-    if not isinstance(read, dict) or not isinstance(read.get("tiles"), dict):
+    if not isinstance(values, dict) or not isinstance(values.get("tiles"), dict):
         raise UserError(f'{path} is damaged: expected {{"gpu": …, "tiles": {{…}}}}; {again}')
-    if read.get("gpu") != gpu:
-        raise UserError(f"{path} was tuned for {read.get('gpu')!r}, this is {gpu!r}; {again}")
-    return TunedTiles({key: _tile(path, key, value, again) for key, value in read["tiles"].items()})
+    if values.get("gpu") != gpu:
+        raise UserError(f"{path} was tuned for {values.get('gpu')!r}, this is {gpu!r}; {again}")
+    return TunedTiles({key: _tile(path, key, value, again) for key, value in values["tiles"].items()})
 
 
 def write_tiles(gpu: str, tiles: TunedTiles) -> Path:
-    """Writes the file of a GPU model whole or not at all; its path."""
+    """Writes the file of a GPU model, whole or not at all. Returns its path."""
     path = tuned_path(gpu)
     lines = ",\n".join(f"    {json.dumps(key)}: {list(astuple(tile))}" for key, tile in sorted(tiles.tiles.items()))
     write_whole(path, f'{{\n  "gpu": {json.dumps(gpu)},\n  "tiles": {{\n{lines}\n  }}\n}}\n')

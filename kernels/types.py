@@ -1,4 +1,4 @@
-"""What the ops take: weights, row layout and cache views, as frozen records of tensors.
+"""Arguments of the ops: weights, row layout and cache views, as frozen records of tensors.
 
 Each record mirrors a struct of `abi.h` and makes it on demand (`.c`), so that Python and C++ share one vocabulary.
 Activations are float32 throughout; matrices may be float32, bfloat16, float16 or quantised to 8 or 4 bits, the KV cache
@@ -25,8 +25,8 @@ HEAD_DIM_MULTIPLE = 16
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of what is not quantised in a model whose matrices are `dtype`, and of its KV cache unless that is quantised:
-    bfloat16 beside codes, which are int8, or uint8 where packed.
+    """The type of the unquantised weights of a model whose matrices are `dtype`, and of its KV cache unless that is
+    quantised: bfloat16 for a model of codes (int8, or uint8 if packed), else `dtype` itself.
     """
     return torch.bfloat16 if dtype in (torch.int8, torch.uint8) else dtype
 
@@ -46,7 +46,7 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm or RMSNorm over the last dimension; kind "none" passes its input through."""
+    """LayerNorm or RMSNorm over the last dimension; kind "none" returns its input unchanged."""
 
     kind: str = "none"
     weight: Tensor | None = None
@@ -60,13 +60,15 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + b. `weight` is [outputs, inputs] with layout "rows", packed with layouts "panels" (gemm.pack) for C++
-    and "words" (gemm.pack_words) for a quantised matrix in Triton.
+    """y = x W^T + b.
+
+    `weight` is [outputs, inputs] with layout "rows". Layout "panels" is packed by gemm.pack for C++, and layout "words"
+    by gemm.pack_words for a quantised matrix in Triton.
 
     A quantised matrix has codes of `bits` 8 or 4, from -2^(bits-1) to 2^(bits-1) - 1; as rows they are int8 in both
-    cases. `group` inputs of a row share what is in `scales`, float16 [outputs, groups, 1 or 2] or packed
-    (gemm.pack_scales): with one number, a scale, a weight is scale * code; with two, a scale and a minimum, it is scale
-    * (code + 2^(bits-1)) + minimum. activation_bits: 16, or 8 where the kernels may round the activations so far.
+    cases. `group` inputs of a row share an entry of `scales`, float16 [outputs, groups, 1 or 2] or packed
+    (gemm.pack_scales). With one number, the scale, a weight is scale * code. With two, the scale and a minimum, it is
+    scale * (code + 2^(bits-1)) + minimum. activation_bits: 16, or 8 if the kernels may round activations to 8 bits.
     """
 
     weight: Tensor
@@ -84,7 +86,7 @@ class Linear:
         return self.c_with(self.bias)
 
     def c_with(self, bias: Tensor | None) -> CLinear:
-        """For C++, with another bias."""
+        """The struct for C++, with another bias."""
         self.require("panels", "cpp")
         return CLinear(
             pointer(self.weight),
@@ -100,12 +102,12 @@ class Linear:
 
     @property
     def asymmetric(self) -> bool:
-        """Whether a group has a minimum beside its scale."""
+        """Whether a group has a minimum as well as a scale."""
         return self.scales is not None and self.scales.shape[2] == 2
 
     @property
     def on_gpu(self) -> Tensor:
-        """For Triton: [outputs, inputs], or codes as words of four, int32 [outputs, ceil(inputs / 4), 1]."""
+        """The weight for Triton: [outputs, inputs], or codes as int32 words [outputs, words of a row, 1]."""
         if self.scales is None:
             self.require("rows", "triton")
             return self.weight
@@ -113,7 +115,7 @@ class Linear:
         return self.weight.view(torch.int32)
 
     def require(self, layout: str, impl: str) -> None:
-        """Raises ValueError if the weight has another layout than the kernels of `impl` read."""
+        """Raises ValueError unless the weight has `layout`, which the kernels of `impl` read."""
         if self.layout != layout:
             raise UserError(
                 f"the {impl} kernels take {self.weight_type} weights with layout {layout!r}, got {self.layout!r}; "
@@ -122,7 +124,7 @@ class Linear:
 
     @property
     def weight_type(self) -> str:
-        """Names the C++ library and the tiles that serve it: a dtype, of any quantised matrix int8."""
+        """The name of the C++ library and of the tiles for this matrix: its dtype, or "int8" if it is quantised."""
         return "int8" if self.scales is not None else str(self.weight.dtype).removeprefix("torch.")
 
     def floats(self) -> Tensor:
@@ -131,8 +133,8 @@ class Linear:
         return self.scaled(rows, self.scales)
 
     def scaled(self, rows: Tensor, scales: Tensor | None) -> Tensor:
-        """Rows of the matrix as they are stored, codes or numbers, and their scales, if any [rows, groups, 1 or 2] ->
-        float32 [rows, inputs].
+        """Stored rows of the matrix, codes or numbers, and their scales [rows, groups, 1 or 2] or None -> float32
+        [rows, inputs].
         """
         if scales is None:
             return rows.float()
@@ -155,7 +157,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Tables of rotary embedding: cosine and sine [positions, dim / 2]; interleaved pairs (0,1), (2,3), else halves."""
+    """Tables of rotary embedding: cosine and sine [positions, dim / 2]. The pairs are (0, 1), (2, 3), … if interleaved,
+    else (k, k + dim / 2).
+    """
 
     cosine: Tensor
     sine: Tensor
@@ -171,18 +175,14 @@ NO_ROTARY = CRotary(None, None, 0, 0)
 
 @dataclass(frozen=True)
 class Rows:
-    """Which token each of the N = batch * tokens rows is, and which cache slots its sequence shows.
-
-    positions int32 [N]; first int32 [B]: slots before it are padding; visible uint8 [B, stride]: 0 hides a slot (None:
-    all from `first` on are seen); key_positions int32 [B, stride]: position of each slot's token, for ALiBi.
-    """
+    """The tokens of the N = batch * tokens rows, and the cache slots that they see."""
 
     batch: int
     tokens: int
-    positions: Tensor
-    first: Tensor
-    visible: Tensor | None = None
-    key_positions: Tensor | None = None
+    positions: Tensor  # int32 [N]
+    first: Tensor  # int32 [B]: slots before it are padding
+    visible: Tensor | None = None  # uint8 [B, stride]: 0 hides a slot; None: all from `first` on are seen
+    key_positions: Tensor | None = None  # int32 [B, stride]: position of each slot's token, for ALiBi
 
     @cached_property
     def c(self) -> CRows:
@@ -200,22 +200,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of one layer, [B, Hkv, C, padded D] each; `past` slots are filled before this call.
+    """Keys and values of one layer."""
 
-    `counter` int32 [1]: where the same number stands on the device, for kernels that read it there.
-    `key_scales`, `value_scales`: bfloat16 [B, Hkv, C] of int8 keys and values (int8_cache.py), None for floating ones.
-    """
-
-    keys: Tensor
-    values: Tensor
-    past: int
-    counter: Tensor | None = None
-    key_scales: Tensor | None = None
-    value_scales: Tensor | None = None
+    keys: Tensor  # [B, Hkv, C, padded D]
+    values: Tensor  # [B, Hkv, C, padded D]
+    past: int  # slots that are filled before this call
+    counter: Tensor | None = None  # int32 [1]: `past` on the device, for kernels that read it there
+    key_scales: Tensor | None = None  # bfloat16 [B, Hkv, C] of int8 keys (int8_cache.py); None for floating keys
+    value_scales: Tensor | None = None  # the same for values
 
     @cached_property
     def past_on_device(self) -> Tensor:
-        """`counter`, made anew if there is none."""
+        """`counter`, or a new tensor of `past`."""
         if self.counter is not None:
             return self.counter
         return torch.full((1,), self.past, dtype=torch.int32, device=self.keys.device)
@@ -228,7 +224,7 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class QkvWeights:
-    """Region 1: norm, then one projection to query, key and value heads in this order; q_norm, k_norm: RMS over D."""
+    """Region 1: norm, then one projection to query, key and value heads in this order. q_norm, k_norm: RMS over D."""
 
     norm: Norm
     proj: Linear
@@ -245,7 +241,8 @@ class QkvWeights:
 class AttentionParams:
     """Region 2: softmax(scale q k^T + slope * key position) v over the last `window` slots (None: all).
 
-    Unless `causal` a token sees those behind it too, and there is no last slot: a window is a ValueError.
+    Unless `causal`, a token sees later tokens too. A window then raises ValueError, because it ends at the token's
+    slot.
     """
 
     scale: float
@@ -267,7 +264,7 @@ class AttentionParams:
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """Region 3: norm, first MLP matrix, activation; gated: activation(gate) * up from one interleaved matrix."""
+    """Region 3: norm, first MLP matrix, activation. gated: activation(gate) * up, from one interleaved matrix."""
 
     norm: Norm
     up: Linear
@@ -280,7 +277,7 @@ class MlpWeights:
 
 
 def check_heads(heads: Heads, impl: str) -> None:
-    """Raises ValueError for heads that the kernels of `impl` don't take."""
+    """Raises ValueError for heads that the kernels of `impl` don't support."""
     most = HEAD_DIM_LIMITS[impl]
     if heads.dim > most or (impl == "triton" and heads.dim % 2):
         sizes = f"even sizes up to {most}, impl 'cpp' any up to {HEAD_DIM_LIMITS['cpp']}"

@@ -1,4 +1,4 @@
-// How a thread waits for another one: it spins for a while, then it sleeps until the other wakes it.
+// Waits of one thread for another: it spins for a while, then it sleeps until it is woken.
 #pragma once
 
 #include <linux/futex.h>
@@ -22,7 +22,7 @@ inline void pause() {
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel compares the bare word");
 
-// Returns once the word was woken, at once if it is not `value`, or without a reason. Of threads of one process.
+// Returns once the word was woken, at once if it is not `value`, or spuriously. For threads of one process.
 inline void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }

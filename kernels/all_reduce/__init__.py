@@ -1,4 +1,4 @@
-"""What the ranks of a model exchange: sums, once or twice in a layer, and parts that are put side by side."""
+"""The exchange between the ranks of a model: sums, once or twice in a layer, and gathered parts."""
 
 from torch import Tensor
 
@@ -12,11 +12,11 @@ __all__ = ["Exchange", "all_gather", "all_reduce", "slot_bytes"]
 
 
 def all_reduce(x: Tensor, exchange: Exchange, *, impl: str) -> Tensor:
-    """x float32, each rank's part, contiguous -> the sum over the ranks of `exchange`, the same bits on all of them.
+    """x float32, each rank's part, contiguous -> the sum over the ranks of `exchange`, with the same bits on all ranks.
 
-    "cpp" goes through the memory that the ranks of one machine share, "reference" through torch.distributed, which on
-    GPUs is NCCL. "triton" does that too, but for few rows each GPU adds up the parts in one kernel, where it can read
-    the memory of the others. Raises RuntimeError where another rank has ended.
+    "cpp" uses the memory that the ranks of one machine share. "reference" uses torch.distributed, which on GPUs is
+    NCCL. "triton" does so too, but for few rows each GPU adds up the parts in one kernel if it can read the memory of
+    the other GPUs. Raises RuntimeError if another rank has ended.
     """
     run = choose("all_reduce", impl, reference=reference_all_reduce, cpp=sum_of_ranks, triton=_on_gpus)
     return run(x, exchange)

@@ -1,5 +1,5 @@
-// Sums and gathers over the ranks that share memory, as single calls: what a step does between its regions, for steps
-// that go op by op, and to measure it.
+// Sums and gathers over the ranks that share memory, as single calls: for steps that go op by op, and for measuring the
+// exchange.
 #pragma once
 
 #include "exchange.h"

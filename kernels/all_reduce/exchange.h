@@ -1,6 +1,6 @@
-// Ranks of one model that add up their parts. Each writes its part into a slot of its own, they meet, and then each
-// reads the slots of all in the order of the ranks, so that all get the same bits. Where they share memory the slots
-// are in it, and nothing is copied; else a callback brings every slot to every rank.
+// The exchange between the ranks of a model, which add up their parts. Each rank writes its part into its own slot,
+// they meet, and then each reads the slots of all ranks in rank order, so that all get the same bits. If the ranks
+// share memory, the slots are in it and nothing is copied. Else a callback brings every slot to every rank.
 #pragma once
 
 #include <signal.h>
@@ -15,10 +15,10 @@
 namespace labkit {
 
 constexpr int kMostRanks = 64;
-constexpr int64_t kLookEvery = 200'000'000;  // nanoseconds between two looks at whether a rank still lives
-constexpr int kLooksStopped = 15;            // in a row, before a stopped rank is given up
+constexpr int64_t kLookEvery = 200'000'000;  // nanoseconds between two checks whether a rank still runs
+constexpr int kLooksStopped = 15;            // consecutive checks before a stopped rank counts as lost
 
-// One rank's line in shared memory: how often it has met the others, and how many calls it has left by an error
+// One rank's line in shared memory: how often it has met the other ranks, and how many calls it has left by an error
 // (other_ranks.py).
 struct alignas(64) Arrival {
   std::atomic<uint64_t> rounds;
@@ -36,22 +36,22 @@ enum Failure : int32_t {
   kRankFailed = 5
 };
 
-// One rank's end of the exchange, made by Python (all_reduce/exchange.py).
+// One rank's end of the exchange, created by Python (all_reduce/exchange.py).
 struct Exchange {
   int32_t rank, ranks;
-  Arrival* arrivals;  // [ranks], shared; null: `bring` does the meeting
+  Arrival* arrivals;  // [ranks], shared; null: ranks meet in `bring`
   char* slots;        // [2][ranks][slot_bytes]
-  char* spare;        // [slot_bytes], of this rank alone
+  char* spare;        // [slot_bytes], used by this rank only
   int64_t slot_bytes;
-  int32_t (*bring)(int32_t turn, int64_t bytes);  // fills the other ranks' slots; not 0: it could not
+  int32_t (*bring)(int32_t turn, int64_t bytes);  // fills the other ranks' slots; not 0: it failed
   double timeout_s;
   uint64_t round;   // meetings so far
-  int32_t failure;  // a Failure; from then on nobody waits
+  int32_t failure;  // a Failure; after one no thread waits
   int32_t failed_rank;
   int32_t failed_calls;  // so far, on this rank
 };
 
-// The letter of /proc: 'T' of a process that is stopped, 'Z' or 'X' of one that has ended.
+// The state letter of /proc: 'T' for a stopped process, 'Z' or 'X' for an ended one.
 inline char state_of(int32_t pid) {
   if (kill(pid, 0) != 0 && errno == ESRCH) return 'X';
   char path[32], stat[512];
@@ -65,7 +65,7 @@ inline char state_of(int32_t pid) {
   return after_name ? after_name[2] : '?';
 }
 
-// Waits until every rank has met the others `round` times.
+// Waits until every rank has come to `round` meetings.
 inline void wait_for_ranks(Exchange& exchange, uint64_t round) {
   const int64_t begin = now_ns();
   int64_t looked = begin;
@@ -103,8 +103,8 @@ inline void wait_for_ranks(Exchange& exchange, uint64_t round) {
 }
 
 // A thread's view of the exchange during one call. A rank has two slots and uses them in turn. A rank that writes for
-// the next meeting cannot disturb one that still reads what the last meeting brought, because no rank is two meetings
-// ahead of another: so one meeting per sum is enough, and none is needed after reading.
+// the next meeting does not disturb a rank that still reads the parts of the last meeting, because no rank is two
+// meetings ahead of another. So one meeting per sum is enough, and none is needed after reading.
 class Ranks {
  public:
   explicit Ranks(Exchange* exchange) : exchange_(exchange), round_(exchange ? exchange->round : 0) {}
@@ -112,22 +112,22 @@ class Ranks {
   bool alone() const { return !exchange_; }
   int count() const { return exchange_ ? exchange_->ranks : 1; }
   int64_t room() const { return exchange_->slot_bytes; }
-  // After a meeting: whether it, or one before it, has failed. Then the slots of other ranks hold anything.
+  // After a meeting: whether it or an earlier one has failed. The contents of other ranks' slots are then undefined.
   bool failed() const { return exchange_->failure != kFine; }
 
-  // The place that this rank writes to before the next meeting. After a failure it goes on without meeting anybody, and
-  // another rank may still read both its slots: then it is `spare`.
+  // The memory that this rank writes before the next meeting. After a failure it is `spare`, because the rank goes on
+  // without meetings and another rank may still read both its slots.
   template <class V>
   V* own() const {
     return reinterpret_cast<V*>(failed() ? exchange_->spare : slot(round_, exchange_->rank));
   }
-  // What rank r wrote for the latest meeting.
+  // The part of rank r in the latest meeting.
   template <class V>
   const V* of(int r) const {
     return reinterpret_cast<const V*>(slot(round_ - 1, r));
   }
 
-  // Called by every thread of the team, once its part of `own` is written; ends behind a barrier.
+  // Called by every thread of the team once its part of `own` is written; ends after a barrier.
   void meet(Team& team, int thread, int64_t bytes) {
     team.barrier();
     ++round_;
@@ -152,7 +152,7 @@ class Ranks {
   uint64_t round_;
 };
 
-// The parts of a sum, one of each rank.
+// The parts of a sum, one from each rank.
 struct Parts {
   const float* rows[kMostRanks];
   int count;
@@ -165,7 +165,7 @@ struct Parts {
   }
 };
 
-// use(i, the sum of the parts' row m at i), the parts added in the order of the ranks.
+// Calls use(i, sum of the parts' row m at i). The parts are added in rank order.
 template <class Use>
 void add_parts(const Parts& parts, int64_t m, int64_t begin, int64_t end, Use&& use) {
   const float* first = parts.rows[0] + m * parts.stride;

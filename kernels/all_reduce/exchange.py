@@ -1,8 +1,8 @@
-"""One rank's end of the exchange between the ranks of a model: memory that they share, or gloo where they cannot.
+"""One rank's end of the exchange between the ranks of a model: over shared memory, or else over gloo.
 
 The ranks of one machine write their parts into memory that all of them map, and meet there: nothing is copied, no
-system call is made. Ranks that do not see each other's memory (several machines, containers of their own) get the
-parts of the others by torch.distributed. Either way each rank adds up the same parts in the same order.
+system call is made. Ranks that cannot map each other's memory (several machines, separate containers) get the parts of
+the other ranks by torch.distributed. Either way each rank adds up the same parts in the same order.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ from ..other_ranks import LINE, TOGETHER, LostRankError, RankFailedError, Shared
 from ..shared_memory import shared_memory
 
 MOST_RANKS = 64  # kMostRanks of exchange.h
-ROW_PADDING = 48  # row_stride of tile.h: rows of activations are that much longer at most
+ROW_PADDING = 48  # row_stride of tile.h: most numbers of padding of a row of activations
 RANK_FAILED = 5  # of exchange.h
-ROUND_BITS = 40  # meetings are counted anew after a call that failed, from where no rank has been before
+ROUND_BITS = 40  # of the number of a meeting; after a failed call meetings get numbers that no rank has used before
 BRING = ctypes.CFUNCTYPE(c_int32, c_int32, c_int64)
 Transport = Literal["shared memory", "gloo"]
 
@@ -48,17 +48,17 @@ class CExchange(ctypes.Structure):
 
 
 def slot_bytes(rows: int, width: int, vocab: int) -> int:
-    """What a rank brings to one meeting at most: `rows` of activations, or logits of one token."""
+    """Most bytes that a rank brings to one meeting: `rows` of activations, or logits of one token."""
     return 4 * max(rows * (width + ROW_PADDING), vocab + 128)
 
 
 class Exchange:
-    """Slots for `slot_bytes` of each rank of a process group on the CPU, and the way to meet.
+    """Slots for `slot_bytes` of each rank of a process group on the CPU, and the meetings of the ranks.
 
-    Every rank of `group` makes one at the same time. `transport`: shared memory where all ranks can map it, unless
-    "gloo" is asked for. A meeting that lasts longer than `timeout_s`, or whose rank has died or stands still, fails on
-    all others; one that a rank doesn't come to because it has left the call by an error ends that call on all others.
-    gloo: the way of what is not to go through shared memory.
+    Every rank of `group` creates one at the same time. `transport`: shared memory if all ranks can map it, unless it is
+    "gloo". A meeting that takes longer than `timeout_s`, or in which a rank has died or is stopped, fails on all other
+    ranks. If a rank has left the call by an error, the call ends on all other ranks. `gloo` serves exchanges that do
+    not use shared memory.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Exchange:
             raise UserError(f"{self.size} ranks cannot share a model; use at most {MOST_RANKS}")
         self.slot_bytes = -(-slot_bytes // LINE) * LINE
         self.error: BaseException | None = None
-        self.on_gpu: dict[torch.device, Any] = {}  # what sums on that GPU, or None; made on the first use
+        self.on_gpu: dict[torch.device, Any] = {}  # a `OneShot` by GPU, or None; made on first use
         arrivals = lines_bytes(self.size)
         total = arrivals + 2 * self.size * self.slot_bytes
         shared = None if transport == "gloo" else shared_memory(group, total)
@@ -84,7 +84,7 @@ class Exchange:
         self._others = None if shared is None else SharedRanks(shared, self.rank, self.gloo.names, timeout_s)
         self._slots = torch.frombuffer(self._memory, dtype=torch.uint8)[arrivals:].view(2, self.size, self.slot_bytes)
         self._spare = torch.empty(self.slot_bytes, dtype=torch.uint8)
-        self._bring = BRING(self._gather_slots)  # kept: C holds its address
+        self._bring = BRING(self._gather_slots)  # kept, because C holds its address
         self.c = CExchange(
             rank=self.rank,
             ranks=self.size,
@@ -97,7 +97,7 @@ class Exchange:
         )
 
     def check(self) -> None:
-        """Raises RuntimeError if a meeting has failed: what was computed since is worth nothing."""
+        """Raises RuntimeError if a meeting has failed: all results since then are invalid."""
         if self.c.failure == 0:
             return
         names = self.gloo.names
@@ -109,22 +109,22 @@ class Exchange:
             ) from self.error
         if self.c.failure == RANK_FAILED and self._others is not None:
             self._others.raise_failure()
-        other = names[self.c.failed_rank]
-        why = {
-            1: f"rank {other} has ended",
-            2: f"rank {other} did not come within {self.c.timeout_s:.0f} s",
-            4: f"rank {other} is stopped",
+        failed = names[self.c.failed_rank]
+        reasons = {
+            1: f"rank {failed} has ended",
+            2: f"rank {failed} did not come within {self.c.timeout_s:.0f} s",
+            4: f"rank {failed} is stopped",
         }
-        raise LostRankError(f"rank {names[self.rank]}: {why[self.c.failure]}; {TOGETHER}")
+        raise LostRankError(f"rank {names[self.rank]}: {reasons[self.c.failure]}; {TOGETHER}")
 
     def fail_call(self, reason: str) -> None:
-        """This rank leaves the call by an error, so that the others do. It waits for nobody."""
+        """This rank leaves the call by an error, without waiting. The other ranks then leave it too."""
         self.gloo.fail_call(reason)
         if self._others is not None:
             self._others.fail_call(reason)
 
     def begin_call(self) -> None:
-        """Returns when all have left a call that failed. From then on they meet anew."""
+        """Returns when all ranks have left a failed call. After that they can meet again."""
         self.gloo.begin_call()
         if self._others is not None:
             self._others.begin_call(lambda: None)
@@ -136,14 +136,14 @@ class Exchange:
         try:
             parts = [slot[:count] for slot in self._slots[turn]]
             self.gloo.all_gather(parts, parts[self.rank].clone())
-        except BaseException as error:  # noqa: BLE001 - none can pass through C; kept for `check`
+        except BaseException as error:  # noqa: BLE001 - no error can pass through C; `check` raises it
             self.error = error
             return 1
         return 0
 
 
 def sum_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
-    """A float32 tensor's sum over the ranks, the same bits on all of them."""
+    """The sum of a float32 tensor over the ranks, with the same bits on all ranks."""
     _require_plain(x, x.dtype == torch.float32)
     out = torch.empty_like(x)
     build.in_use("float32").labkit_all_reduce(ctypes.byref(exchange.c), x.data_ptr(), x.numel(), out.data_ptr())
@@ -152,7 +152,7 @@ def sum_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
 
 
 def all_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
-    """[ranks, *x.shape]: what each rank brought."""
+    """[ranks, *x.shape]: the tensor of each rank."""
     _require_plain(x, True)
     out = torch.empty(exchange.size, *x.shape, dtype=x.dtype)
     count = x.numel() * x.element_size()
@@ -162,7 +162,7 @@ def all_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
 
 
 def _require_plain(x: Tensor, fits: bool) -> None:
-    """Raises UserError for what the C++ code would read as something else, or beyond its end."""
+    """Raises UserError for a tensor that the C++ code would read wrongly or beyond its end."""
     if not fits or x.device.type != "cpu" or not x.is_contiguous():
         raise UserError(
             f"got {x.dtype} {list(x.shape)} with strides {x.stride()} on {x.device}; expected contiguous numbers on "

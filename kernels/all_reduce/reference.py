@@ -1,4 +1,4 @@
-"""Sums and gathers over the ranks by torch.distributed: NCCL's on GPUs, gloo's elsewhere."""
+"""Sums and gathers over the ranks by torch.distributed: with NCCL on GPUs, with gloo on CPUs."""
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,7 @@
-"""Sums of decode size on GPUs that read each other's memory: each adds up the parts of all by itself, in one kernel.
+"""Sums of decode size on GPUs that read each other's memory: each GPU adds up all parts by itself, in one kernel.
 
-NCCL needs several messages one after the other for that, and at decode sizes time goes into messages, not bytes. The
-memory is PyTorch's symmetric memory, which works over NVLink and over peer access on PCIe.
+NCCL needs several consecutive messages for a sum, and at decode sizes messages take the time, not bytes. The memory is
+PyTorch's symmetric memory, which works over NVLink and over peer access on PCIe.
 """
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from .exchange import Exchange
 
-MOST_BYTES = 256 << 10  # beyond, a ring moves fewer bytes
+MOST_BYTES = 256 << 10  # above this size a ring is better: it moves fewer bytes
 
 
 class OneShot:
-    """A buffer of each rank's GPU that all ranks of the exchange's group can read. All of them make it together."""
+    """A buffer on each rank's GPU that all ranks of the exchange's group can read. All ranks create it together."""
 
     def __init__(self, exchange: Exchange, device: torch.device) -> None:
         from torch.distributed import _symmetric_memory as symmetric
@@ -33,11 +33,11 @@ class OneShot:
 
 
 def one_shot(exchange: Exchange, device: torch.device) -> OneShot | None:
-    """None where some rank's GPU can't read the others' memory; all ranks come to the same answer."""
+    """The buffer, or None if some rank's GPU can't read the memory of the other GPUs. All ranks get the same answer."""
     if device.type != "cuda" or exchange.transport != "shared memory":
         return None
-    others = range(torch.cuda.device_count())
-    reads = all(torch.cuda.can_device_access_peer(device, other) for other in others if other != device.index)
+    gpus = range(torch.cuda.device_count())
+    reads = all(torch.cuda.can_device_access_peer(device, gpu) for gpu in gpus if gpu != device.index)
     able: list[bool] = [False] * exchange.size
-    dist.all_gather_object(able, reads and len(others) >= exchange.size, exchange.group)
+    dist.all_gather_object(able, reads and len(gpus) >= exchange.size, exchange.group)
     return OneShot(exchange, device) if all(able) else None

@@ -33,11 +33,11 @@ def attention(
     threads: int = 1,
     impl: str,
 ) -> Tensor:
-    """queries [N, Hq*D] float32 -> context [N, Hq*D]; the new keys and values are in `cache` already.
+    """queries [N, Hq*D] float32 -> context [N, Hq*D]; `cache` already has the new keys and values.
 
-    Token t of a sequence sees the slots `first <= j <= past + t`, within the window, that are visible; those up to
-    `past + T - 1` unless `params.causal`. A row that sees nothing (padding) gives zeros. Bytes: the KV cache of what is
-    seen, once per tile of 4 queries.
+    Token t of a sequence sees the visible slots `first <= j <= past + t` within the window; unless `params.causal`, the
+    slots up to `past + T - 1`. A row that sees no slot (padding) gives zeros. Bytes: the KV cache of the seen slots,
+    once per tile of 4 queries.
     """
     run = choose("attention", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
     return run(queries, params, heads, rows, cache, threads)

@@ -7,8 +7,8 @@ from ..shapes import ODD, REAL, LayerShape, Sizes
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """`tokens` new tokens after `past` for each sequence; `window` slots are seen (None: all), with `causal` none
-    behind a token itself.
+    """`tokens` new tokens after `past` tokens, for each sequence. A token sees the last `window` slots (None: all), and
+    with `causal` no slot after its own.
     """
 
     shape: LayerShape
@@ -23,14 +23,14 @@ class AttentionCase:
         return f"{self.shape.model}-{self.past}+{self.tokens}{seen}"
 
     def bytes(self, sequences: int, sizes: Sizes) -> int:
-        """The keys and values of the slots that are seen, once."""
+        """The keys and values of the seen slots, once."""
         heads, slots = self.shape.heads, self.past + self.tokens
         if self.window is not None:
             slots = min(slots, self.window + self.tokens - 1)
         return 2 * sequences * heads.kv * slots * (heads.dim * sizes.cache + sizes.cache_scale)
 
     def flops(self, sequences: int) -> int:
-        """Multiplications and additions of scores and context, for the pairs of token and slot that are seen."""
+        """Multiplications and additions of scores and context, for all pairs of a token and a slot that it sees."""
         total = self.past + self.tokens
         if self.causal:
             pairs = seen_pairs(total, self.window) - seen_pairs(self.past, self.window)
@@ -40,7 +40,9 @@ class AttentionCase:
 
 
 def seen_pairs(tokens: int, window: int | None) -> int:
-    """Pairs of token and slot of a causal sequence: the sum over i = 1..tokens of min(i, window)."""
+    """Number of pairs of a token and a slot that it sees in a causal sequence: the sum over i = 1..tokens of min(i,
+    window).
+    """
     full = tokens if window is None else min(tokens, window)
     return full * (full + 1) // 2 + (tokens - full) * full
 

@@ -1,8 +1,8 @@
 // Region 2: scores, softmax and context of new queries against the KV cache, which is never transposed or copied.
 //
-// The cache keeps each head's keys and values one behind the other, [batch][KV head][slot][head_dim], so the slots of a
+// The cache keeps each head's keys and values in consecutive slots, [batch][KV head][slot][head_dim], so the slots of a
 // head are one forward stream. The scores of a tile of queries for all slots fit in the second-level cache for contexts
-// of some ten thousand tokens, so there is no running softmax: scores, softmax and values are three plain passes.
+// of about ten thousand tokens, so there is no running softmax: scores, softmax and values are three plain passes.
 #pragma once
 
 #include "../gemm/cpp_impl.cpp"
@@ -14,7 +14,7 @@ namespace labkit {
 // Query rows that share one pass over keys and values. 4 queries x 4 keys are 16 sums, enough to cover the latency of a
 // multiply-add, and leave AVX-512 registers for the operands.
 constexpr int kQueries = 4;
-constexpr int kMostQueries = kMaxRows > kQueries ? kMaxRows : kQueries;  // of a tile, those of a prompt included
+constexpr int kMostQueries = kMaxRows > kQueries ? kMaxRows : kQueries;  // of a tile, also in a prompt
 
 // Queries that read the same keys and values: neighbouring tokens of one head, or the heads that share a KV head.
 struct QueryTile {
@@ -23,7 +23,7 @@ struct QueryTile {
   int64_t low[kMostQueries], high[kMostQueries];  // slots [low, high) are seen
   float slope[kMostQueries];
 
-  // The slots that any of them sees, and those between.
+  // The range from the first to the last slot that any of the queries sees.
   Range seen() const {
     Range slots{low[0], high[0]};
     for (int r = 1; r < count; ++r) {
@@ -34,17 +34,17 @@ struct QueryTile {
   }
 };
 
-// How to read a cache that was last read a step ago, so that the weights have pushed it out since.
+// How to read a KV cache that was last read a step ago, so that the weights have evicted it since.
 struct Cold {
   Reading reading;
   int64_t to_next;  // elements from a KV head's keys to the next one's
 };
 
-constexpr int64_t kNextBytes = 16 << 10;  // of the next head's keys, prefetched: the processor asks for what follows
+constexpr int64_t kNextBytes = 16 << 10;  // prefetched bytes of the next head's keys; the processor reads on by itself
 
-// scores[r][j] = scale * q_r . k_j for the slots [begin, end), of int8 keys without the keys' own scales. `cold`: null
-// where the keys are in a cache. Else the values are prefetched with the keys, so that they are in a cache when the
-// last pass reads them, and so are the scales of both.
+// scores[r][j] = scale * q_r . k_j for the slots [begin, end); for int8 keys without the keys' own scales. `cold`: null
+// if the keys are in a processor cache. Else values and the scales of both are prefetched with the keys, so that they
+// are in a cache when the last pass reads them.
 template <class T, int R>
 void score(const QueryTile& tile, const HeadSlots<T>& head, float scale, int64_t begin, int64_t end, const Cold* cold,
            float* scores, int64_t stride) {
@@ -65,7 +65,7 @@ void score(const QueryTile& tile, const HeadSlots<T>& head, float scale, int64_t
         prefetch(into, reinterpret_cast<const char*>(head.value_scales + j));
       }
     }
-    const T* k[kKeys];  // past the end the last key again, whose scores nobody reads
+    const T* k[kKeys];  // past the end the last key is repeated; its scores are not used
     for (int i = 0; i < kKeys; ++i) k[i] = keys + (j + (i < n ? i : n - 1)) * padded_dim;
     vf acc[R][kKeys] = {};
     for (int d = 0; d < padded_dim; d += kWidth) {
@@ -84,8 +84,9 @@ void score(const QueryTile& tile, const HeadSlots<T>& head, float scale, int64_t
   }
 }
 
-// Asks for the beginning of the next head's keys while this head's softmax computes and the memory would rest: with
-// many sequences the heads are short, and each began with a wait (a third of the attention of 32 sequences on a Zen 4).
+// Prefetches the beginning of the next head's keys while this head's softmax computes and the memory would be idle.
+// With many sequences the heads are short, and each began with a wait (a third of the attention of 32 sequences on a
+// Zen 4).
 template <class T>
 void prefetch_next_head(const Cold& cold, const T* keys, int padded_dim, int64_t begin, int64_t end) {
   const char* next = reinterpret_cast<const char*>(keys + cold.to_next + begin * padded_dim);
@@ -123,8 +124,8 @@ void weighted_values(const T* values, int padded_dim, int64_t begin, int64_t end
   }
 }
 
-// In place: the scores of the slots [begin, end) become probabilities. Slots that are hidden, or outside [low, high) of
-// this row, get 0: the rows of a tile share the slots that any of them sees.
+// Turns the scores of the slots [begin, end) into probabilities in place. The rows of a tile share the slots that any
+// of them sees, so slots that are hidden or outside [low, high) of this row get 0.
 inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const int32_t* key_positions, int64_t begin,
                     int64_t end, float* s) {
   const int64_t count = end - begin, low = tile.low[r] - begin, high = tile.high[r] - begin;
@@ -140,7 +141,7 @@ inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const 
   vf top = broadcast(-INFINITY);
   for (int64_t j = 0; j < padded; j += kWidth) top = max(load(s + j), top);
   const float peak = maximum(top);
-  if (peak == -INFINITY) {  // a padding row sees nothing
+  if (peak == -INFINITY) {  // a padding row sees no slot
     std::memset(s, 0, size_t(padded) * 4);
     return;
   }
@@ -154,7 +155,7 @@ inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const 
   for (int64_t j = 0; j < padded; j += kWidth) store(s + j, load(s + j) * inverse);
 }
 
-// A value's scale joins its probability, so that the values are multiplied as they are stored.
+// A value's scale is applied to its probability, so that the values are multiplied in their stored type.
 template <class T, int R = kQueries>
 void attend(const QueryTile& tile, const HeadSlots<T>& head, float scale, const uint8_t* visible,
             const int32_t* key_positions, const Cold* cold, float* scores, int64_t stride, float (*out)[kMostDim]) {
@@ -173,12 +174,12 @@ void attend(const QueryTile& tile, const HeadSlots<T>& head, float scale, const 
   weighted_values<T, R>(head.values, head.padded_dim, begin, end, scores, stride, out);
 }
 
-// The same for queries of a prompt, whose head is packed. queries: those of the tile, [count][padded_dim].
+// As `attend`, for queries of a prompt with a packed head. queries: of the tile, [count][padded_dim].
 inline void attend_packed(const PackedHead& head, const QueryTile& tile, const float* queries, float scale,
                           const uint8_t* visible, const int32_t* key_positions, float* scores, int64_t stride,
                           float (*out)[kMostDim]) {
   const Range seen = tile.seen();
-  const int64_t low = seen.begin < head.begin() ? head.begin() : seen.begin;  // a padding row sees none, before all
+  const int64_t low = seen.begin < head.begin() ? head.begin() : seen.begin;  // a padding row sees an empty range
   const int64_t first = head.block_of(low), last = seen.end > low ? head.block_of(seen.end - 1) + 1 : first;
   const int64_t begin = head.first_slot(first), end = seen.end > begin ? seen.end : begin;
   head.score(tile.count, queries, scale, first, last, scores, stride);
@@ -186,14 +187,14 @@ inline void attend_packed(const PackedHead& head, const QueryTile& tile, const f
   head.weigh(tile.count, scores, stride, begin, end, out);
 }
 
-// The region. qkv: [rows][qkv_stride] with the rotated queries first; context: [rows][context_stride], query heads side
-// by side, and zeros up to the deepest padding that a GEMM reads. Ends behind a barrier.
+// The region. qkv: [rows][qkv_stride] with the rotated queries first; context: [rows][context_stride], one query head
+// after the other, followed by zeros up to the deepest padding that a GEMM reads. Ends after a barrier.
 //
 // The unit of work is one tile of queries of one sequence. With several new tokens a tile is neighbouring tokens of a
-// head. With one, it is the query heads of a KV head, which read the same keys and values. Units are dealt out, because
-// under a causal mask late tokens see more slots than early ones.
+// head. With one new token it is the query heads of a KV head, which read the same keys and values. Units are dealt
+// out, because under a causal mask late tokens see more slots than early tokens.
 //
-// T: of the slots. X: of the context.
+// T: type of the slots. X: type of the context.
 template <class T, class X>
 void attend_all(Team& team, int thread, const AttentionParams& params, const Heads& heads, const Rows& rows,
                 const Cache& cache, const float* qkv, int64_t qkv_stride, X* context, int64_t context_stride,
@@ -253,7 +254,7 @@ void attend_all(Team& team, int thread, const AttentionParams& params, const Hea
   team.barrier();
 }
 
-// On a cache of T, or of int8 where it has scales.
+// The region on a cache of T, or of int8 if it has scales.
 template <class T>
 void attention_region(Team& team, int thread, const AttentionParams& params, const Heads& heads, const Rows& rows,
                       const Cache& cache, const float* qkv, int64_t qkv_stride, Activation<T>* context,

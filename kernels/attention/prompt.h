@@ -1,6 +1,6 @@
-// Attention of many new tokens. Every tile of queries reads all keys and values of its head, so a thread packs them
-// once, as floats and in the layout of weights, and the register tiles of the GEMM multiply both: queries with keys,
-// then probabilities with values.
+// Attention of many new tokens. Every tile of queries reads all keys and values of its head. So a thread packs them
+// once, as floats and in the layout of weights, and the register tiles of the GEMM multiply queries with keys, then
+// probabilities with values.
 #pragma once
 
 #include "../gemm/tile.h"
@@ -8,7 +8,7 @@
 
 namespace labkit {
 
-constexpr int64_t kMostPacked = 8192;  // slots of a head that are packed: 4 MB of a thread's memory for 64 dimensions
+constexpr int64_t kMostPacked = 8192;  // packed slots of a head: 4 MB of a thread's memory for 64 dimensions
 
 // The keys and values of one head, slots [begin, end).
 class PackedHead {
@@ -18,7 +18,7 @@ class PackedHead {
     values_ = keys_ + slots_ * dim_;
   }
 
-  // Packs the head `id`, unless it is the one that is packed.
+  // Packs the head `id`, unless it is packed already.
   template <class T>
   void pack(int64_t id, const HeadSlots<T>& slots, int64_t begin, int64_t end) {
     if (id == id_) return;

@@ -16,7 +16,7 @@ def attention(
     threads: int = 1,
     all_seen: bool = False,
 ) -> Tensor:
-    """In the type of the queries. `all_seen`: the caller knows that no slot is hidden, so there is nothing to mask."""
+    """Computes in the type of the queries. `all_seen`: the caller knows that no slot is hidden, so no mask is made."""
     total = cache.past + rows.tokens
     q = queries.view(rows.batch, rows.tokens, heads.query, heads.dim).transpose(1, 2)
     stored = ((cache.keys, cache.key_scales), (cache.values, cache.value_scales))
@@ -35,7 +35,7 @@ def attention(
 
 
 def seen(rows: Rows, past: int, window: int | None, *, causal: bool = True) -> Tensor:
-    """bool [B, T, past + T]: which slots each new token sees."""
+    """bool [B, T, past + T]: the slots that each new token sees."""
     device = rows.first.device
     slot = torch.arange(past + rows.tokens, device=device)
     own = past + torch.arange(rows.tokens, device=device)[:, None]

@@ -1,4 +1,4 @@
-// The slots of one KV head, as attention reads them.
+// The slots of one KV head, for attention.
 #pragma once
 
 #include <type_traits>
@@ -7,7 +7,7 @@
 
 namespace labkit {
 
-// Keys and values, [slots][padded_dim] each, and the scales of int8 ones, [slots].
+// Keys and values, [slots][padded_dim] each, and their scales, [slots], if they are int8.
 template <class T>
 struct HeadSlots {
   static constexpr bool kScaled = std::is_same_v<T, int8_t>;
@@ -15,7 +15,7 @@ struct HeadSlots {
   const bf16 *key_scales, *value_scales;
   int padded_dim;
 
-  // Number `id` of the heads of all sequences.
+  // id: number of the head among the heads of all sequences.
   HeadSlots(const Cache& cache, int64_t id, int padded_dim)
       : keys(static_cast<const T*>(cache.keys) + id * cache.capacity * padded_dim),
         values(static_cast<const T*>(cache.values) + id * cache.capacity * padded_dim),

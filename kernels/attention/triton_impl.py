@@ -1,7 +1,7 @@
 """Region 2 in Triton: one query per sequence over split KV, or many queries in tiles.
 
 Both walk over the slots with a running softmax: the largest score so far, the sum, and the weighted values, which are
-scaled down when a larger score comes. So scores never leave the registers, whatever the length of the context.
+scaled down when a larger score comes. So scores stay in registers for any length of the context.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ MOST_SPLITS = 64
 
 @triton.jit
 def key_tile(base_ptr, j, d, mask, DP: tl.constexpr):
-    """Keys or values [BS, DB] of the slots j, as they are stored."""
+    """Keys or values [BS, DB] of the slots j, in the stored type."""
     return tl.load(base_ptr + j[:, None] * DP + d[None, :], mask=mask, other=0)
 
 
 @triton.jit
 def times_scales(x, scales_ptr, j, live, SCALED: tl.constexpr):
-    """x [rows, BS] times the scales of the slots j, where they have some: int8 keys and values are multiplied as they
-    are stored, and their scales join scores and probabilities.
+    """x [rows, BS] times the scales of the slots j, if they have scales: int8 keys and values are multiplied as codes,
+    and their scales are applied to scores and probabilities.
     """
     if SCALED:
         x = x * tl.load(scales_ptr + j, mask=live, other=0.0).to(tl.float32)[None, :]
@@ -40,7 +40,7 @@ def masked_scores(
     scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride,
     ALIBI: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """scores [rows, BS] with the position bias, and -inf where a slot is not seen; `live` [BS]: slots of this share."""
+    """scores [rows, BS] with the position bias, and -inf for unseen slots. `live` [BS]: slots of this share."""
     if ALIBI:
         places = tl.load(key_positions_ptr + b * stride + j, mask=live, other=0).to(tl.float32)
         scores += slope[:, None] * places[None, :]
@@ -51,7 +51,7 @@ def masked_scores(
 
 @triton.jit
 def softmax_step(scores, largest, total):
-    """One step of the running softmax over rows [rows, BS]: (probabilities, correction of what was, largest, total)."""
+    """One step of the running softmax of scores [rows, BS]: (probabilities, factor of earlier sums, largest, total)."""
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
     base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
     p = tl.exp(scores - base[:, None])
@@ -70,11 +70,11 @@ def _attend_one(
     """One new token per sequence. Program (split, KV head, sequence) takes a share of the slots, for the G query heads
     of a KV head, which read the same keys and values.
 
-    At batch 1 there are fewer KV heads than multiprocessors, so the slots are split until all have work. The program
-    that arrives last adds the shares up, in the order of the slots: that saves a launch, and the result does not depend
-    on who was last.
+    At batch 1 there are fewer KV heads than multiprocessors, so the slots are split until all have work. The last
+    program to arrive adds up the shares in the order of the slots. This saves a launch, and the result does not depend
+    on which program was last.
     """
-    wait_for_previous(PDL)  # at once: queries, keys and values are the previous kernel's
+    wait_for_previous(PDL)  # at once, because the previous kernel wrote queries, keys and values
     split, kv_head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     past = tl.load(past_ptr)
     begin = tl.load(first_ptr + b)
@@ -99,7 +99,7 @@ def _attend_one(
     total = tl.zeros((GP,), tl.float32)
     if GP == 1:  # one query is multiplied element by element, and summed over the slots once after the loop
         acc = tl.zeros((BS, DB), tl.float32)
-    else:  # several go through the matrix unit, padded to its 16 rows
+    else:  # several queries go through the matrix unit, padded to its 16 rows
         acc = tl.zeros((GP, DB), tl.float32)
     for start in range(low, high, BS):
         j = start + tl.arange(0, BS)
@@ -130,11 +130,11 @@ def _attend_one(
         tl.store(partial_ptr + (part + split)[:, None] * D + d[None, :], acc, mask=head_mask)
         tl.store(sums_ptr + 2 * (part + split), largest, mask=g < G)
         tl.store(sums_ptr + 2 * (part + split) + 1, total, mask=g < G)
-        # The barrier: all threads of the program have written before one says so. acq_rel: others see what they wrote.
+        # Barrier: all threads of the program write before one counts up. acq_rel: other programs see the writes.
         tl.debug_barrier()
         before = tl.atomic_add(arrived_ptr + b * HKV + kv_head, 1, sem="acq_rel")
         if before == SPLITS - 1:
-            # The shares of other programs are read past the first-level cache (.cg), which is not kept coherent.
+            # Shares of other programs bypass the first-level cache (.cg), which is not coherent.
             tl.debug_barrier()
             largest = tl.full((GP,), float("-inf"), tl.float32)
             for s in range(SPLITS):
@@ -212,15 +212,15 @@ def _attend_many(
 
 @dataclass(frozen=True)
 class Partials:
-    """Where the shares of one attention call meet: contexts, (largest score, sum) pairs, and who has arrived."""
+    """Memory for the shares of one attention call."""
 
     contexts: Tensor
-    sums: Tensor
-    arrived: Tensor
+    sums: Tensor  # pairs of (largest score, sum)
+    arrived: Tensor  # number of programs that have arrived, by sequence and KV head; zero between two calls
 
     @classmethod
     def of(cls, batch: int, heads: Heads, device: torch.device) -> "Partials":
-        """For up to MOST_SPLITS shares per sequence. `arrived` is zero between two calls."""
+        """Memory for up to MOST_SPLITS shares per sequence."""
         shares = batch * heads.query * MOST_SPLITS
         return cls(
             torch.empty(shares, heads.dim, device=device),
@@ -239,7 +239,7 @@ def attention(
     launch: Launcher,
     partials: Partials | None = None,
 ) -> Tensor:
-    """Writes context [M, Hq*D] of any floating type; see the op's contract. `partials`: to be used again, else new."""
+    """Writes context [M, Hq*D] of any floating type; see the op's contract. `partials`: memory to reuse; None: new."""
     table = rows.visible if rows.visible is not None else rows.key_positions
     alibi = params.slopes is not None and rows.key_positions is not None
     width = triton.next_power_of_2(heads.dim)
@@ -297,6 +297,8 @@ def attention(
 
 
 def splits_for(batch: int, heads: Heads, capacity: int) -> int:
-    """Shares of a sequence's slots: two programs per multiprocessor, at least 64 slots each at full capacity."""
-    wanted = triton.cdiv(2 * processors(), batch * heads.kv)
-    return max(1, min(wanted, triton.cdiv(capacity, 64), MOST_SPLITS))
+    """Number of shares of a sequence's slots: two programs per multiprocessor, at least 64 slots each if the cache is
+    full.
+    """
+    splits = triton.cdiv(2 * processors(), batch * heads.kv)
+    return max(1, min(splits, triton.cdiv(capacity, 64), MOST_SPLITS))

@@ -1,6 +1,6 @@
-"""Keys and values that lie in a file and pass through slots of memory, layer by layer, pass after pass.
+"""Keys and values that are offloaded to a file and pass through slots of memory, layer by layer, pass after pass.
 
-One thread reads them ahead of a layer's turn, another writes behind it what the layer has changed.
+One thread prefetches a layer's keys and values before its turn, another writes its changes after the turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CSection(ctypes.Structure):
 
 
 class CacheStream(SlotStream):
-    """The layers of a file of keys and values. Beside the slots it has 8 MiB at most to read and write through."""
+    """The layers of a file of keys and values. Besides the slots it takes at most 8 MiB for reads and writes."""
 
     def __init__(self, library: ctypes.CDLL, file: CacheFile, slots: int, filled: int) -> None:
         """filled: tokens of every layer that are in the file. library: of the kernels that use the slots."""
@@ -37,7 +37,7 @@ class CacheStream(SlotStream):
         super().__init__(library, slots, shape.layer_bytes)
         self.file = file
         descriptor = file.descriptor()
-        sections = (CSection * len(shape.sections))(*(CSection(*each) for each in shape.sections))
+        sections = (CSection * len(shape.sections))(*(CSection(*section) for section in shape.sections))
         address = library.labkit_cache_stream_open(
             descriptor,
             shape.layers,
@@ -51,26 +51,26 @@ class CacheStream(SlotStream):
         self._opened(address, descriptor)
 
     def begin_pass(self, written: range) -> CachePass:
-        """A pass that writes the tokens `written` of every sequence, behind which no more count."""
+        """A pass that writes the tokens `written` of every sequence; later tokens do not count as cached."""
         return CachePass(self, self._begin_pass(written.start), written)
 
     def release(self, turn: int, written: range) -> None:
-        """The turn's slot may be filled anew, once these tokens are in the file."""
+        """Allows the next layer in the turn's slot, once these tokens are in the file."""
         self._release(turn, written)
 
     def layer(self, turn: int, past: int) -> LayerCache:
-        """The layer that the turn's slot has, with `past` tokens in it."""
+        """The layer in the turn's slot, with `past` tokens in it."""
         return self.file.shape.layer(self.memory(turn), past)
 
     def flush(self) -> None:
-        """Returns once all that was released is in the file. Raises RunError where it can't be written."""
+        """Returns once all released tokens are in the file. Raises RunError if they can't be written."""
         self._library.labkit_stream_flush(self.address)
         if self._state().failure == WRITE_ERROR:
             self.check()
 
     @property
     def blocks_written(self) -> int:
-        """So many times tokens of a layer have been written since the beginning."""
+        """Number of writes of a layer's tokens since the beginning."""
         return int(self._state().blocks_written)
 
     @property
@@ -79,11 +79,11 @@ class CacheStream(SlotStream):
 
     @property
     def write_s(self) -> float:
-        """Seconds that were spent writing, of those since the beginning."""
+        """Seconds spent writing since the beginning."""
         return float(self._state().write_ns / 1e9)
 
-    def _said(self, failure: int, layer: int, offset: int, reason: str) -> str:
-        where = f"keys and values of layer {layer}, which lie in a file in {self.file.folder},"
+    def _failure_message(self, failure: int, layer: int, offset: int, reason: str) -> str:
+        where = f"keys and values of layer {layer}, which are in a file in {self.file.folder},"
         return {
             READ_ERROR: f"{where} can't be read at byte {offset}: {reason}; see whether the disk is whole, then go on",
             ENDS: f"{where} are missing from byte {offset} on: the file was cut short; begin the text anew",
@@ -109,11 +109,11 @@ class CachePass:
     written: range
 
     def wait(self, layer: int) -> None:
-        """Returns once the layer's keys and values are there, or the pass has failed."""
+        """Returns once the layer's keys and values are in their slot, or the pass has failed."""
         self.stream.wait(self.first + layer)
 
     def layer(self, layer: int) -> LayerCache:
-        """Its keys and values, for which it has waited."""
+        """The layer's keys and values, after `wait`."""
         return self.stream.layer(self.first + layer, self.written.start)
 
     def release(self, layer: int) -> None:
@@ -121,13 +121,13 @@ class CachePass:
 
     @contextmanager
     def at_hand(self, layer: int, waiting: AbstractContextManager[object]) -> Iterator[LayerCache]:
-        """The layer's keys and values, for as long as they are needed. They are waited for within `waiting`."""
+        """A context with the layer's keys and values in memory; `waiting` surrounds the wait for them."""
         with awaited(self.stream, self.first + layer, layer, waiting):
             yield self.layer(layer)
             self.release(layer)
 
     def in_turn(self, layers: int) -> Iterator[LayerCache]:
-        """The layers one after the other, each until the next is asked for. Raises RunError where one can't be read."""
+        """The layers one after the other, each in memory until the next. Raises RunError if one can't be read."""
         for index in range(layers):
             with self.at_hand(index, nullcontext()) as layer:
                 self.stream.check()

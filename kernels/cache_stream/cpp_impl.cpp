@@ -1,4 +1,4 @@
-// A stream of keys and values, as Python makes it.
+// C interface: creates a stream of keys and values.
 #pragma once
 
 #include "../slot_stream/cpp_impl.cpp"

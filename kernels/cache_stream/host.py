@@ -1,7 +1,7 @@
-"""Keys and values of all layers in the host's memory, beside a GPU that has a few layers of them at a time.
+"""Backing store of offloaded keys and values in the host's memory, for a GPU that has a few layers at a time.
 
-A layer stands there token by token. So what its sequences have filled is one piece of memory, and what they add is
-another one: each crosses the link as one copy, and the GPU, whose memory is far faster than the link, transposes.
+A layer is stored token by token. So its filled tokens are one piece of memory and its new tokens another: each crosses
+the link as one copy. The GPU transposes them, because its memory is far faster than the link.
 
 B batch, H KV heads, D padded head_dim, T tokens.
 """
@@ -19,12 +19,12 @@ from ..int8_cache import SCALE_DTYPE
 from ..memory import reserved
 from ..slot_stream.queues import Queues
 
-WORD = torch.int64  # in which numbers are moved, whatever their type: D of them are always whole words
+WORD = torch.int64  # unit in which numbers of any type are moved: D numbers are always whole words
 
 
 @dataclass(frozen=True)
 class TokenShape:
-    """What a layer keeps of one token: keys and values [B, H, D] of `dtype`; beside int8 their scales [B, H]."""
+    """The shape of one token in a layer: keys and values [B, H, D] of `dtype`; int8 has scales [B, H] too."""
 
     batch: int
     heads: int
@@ -33,7 +33,7 @@ class TokenShape:
 
     @property
     def token_bytes(self) -> int:
-        """Of a token of all sequences, in one layer."""
+        """Bytes of a token of all sequences, in one layer."""
         return -(-sum(self._section_bytes) // WORD.itemsize) * WORD.itemsize
 
     @property
@@ -51,17 +51,17 @@ class TokenShape:
         )
 
     def by_head(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """The same views as kernels have it: words [B, H, T, D in words], and scales [B, H, T]."""
+        """The same views in the kernels' order: words [B, H, T, D in words], and scales [B, H, T]."""
         keys, values, *scales = self.sections(rows)
-        words = (each.view(WORD).unflatten(2, (self.heads, -1)).permute(1, 2, 0, 3) for each in (keys, values))
-        return (*words, *(each.view(SCALE_DTYPE).permute(1, 2, 0) for each in scales))
+        words = (numbers.view(WORD).unflatten(2, (self.heads, -1)).permute(1, 2, 0, 3) for numbers in (keys, values))
+        return (*words, *(scale.view(SCALE_DTYPE).permute(1, 2, 0) for scale in scales))
 
 
 class HostCache:
-    """Keys and values of all layers, zeros at first, in memory that is pinned layer by layer as long as this lives."""
+    """Keys and values of all layers, zeros at first. The memory of each layer is pinned while this object lives."""
 
     def __init__(self, queues: Queues, shape: TokenShape, layers: int, capacity: int) -> None:
-        """Raises UserError where the system allows no more pinned memory."""
+        """Raises UserError if the system allows no more pinned memory."""
         self.shape, self._queues = shape, queues
         self._layers: list[Tensor] = []
         self.close = weakref.finalize(self, _closed, queues, self._layers)
@@ -74,12 +74,12 @@ class HostCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens of each sequence that every layer has room for."""
+        """The number of tokens of each sequence that every layer has room for."""
         return min(len(layer) for layer in self._layers)
 
     @property
     def bytes(self) -> int:
-        """Of all layers."""
+        """Bytes of all layers."""
         return sum(layer.nbytes for layer in self._layers)
 
     def rows(self, layer: int, tokens: range) -> Tensor:
@@ -87,8 +87,8 @@ class HostCache:
         return self._layers[layer][tokens.start : tokens.stop]
 
     def grow(self, capacity: int, held: int) -> None:
-        """Makes room for `capacity` tokens, layer by layer; the first `held` stay. Raises UserError where that fails:
-        nothing is lost then, and `capacity` is what it was.
+        """Makes room for `capacity` tokens, layer by layer; the first `held` stay. Raises UserError if that fails:
+        nothing is lost then, and `capacity` stays the same.
         """
         self._queues.finish_copies()
         for index, old in enumerate(self._layers):
@@ -99,8 +99,8 @@ class HostCache:
                 self._queues.unpin(old)
 
     def select(self, rows: Tensor, held: int) -> HostCache:
-        """The sequences `rows` (int64, indices of these), of which `held` tokens count: in their places where they are
-        as many as before, else in a cache of their own.
+        """A cache of the sequences `rows` (int64 indices), with `held` cached tokens each: this object if the number of
+        sequences stays the same, else a new one.
         """
         if len(rows) != self.shape.batch:
             return self.copied(rows, held)
@@ -112,18 +112,18 @@ class HostCache:
         return self
 
     def copied(self, rows: Tensor, held: int) -> HostCache:
-        """A cache of the sequences `rows`, of which `held` tokens count. Raises UserError as a new one does."""
+        """A new cache of the sequences `rows`, with `held` cached tokens each. Raises UserError as the constructor."""
         shape = replace(self.shape, batch=len(rows))
-        made = HostCache(self._queues, shape, self.layers, self.capacity)
+        new = HostCache(self._queues, shape, self.layers, self.capacity)
         self._queues.finish_copies()
-        for mine, theirs in zip(self._layers, made._layers, strict=True):
-            _copy_rows(self.shape, mine[:held], shape, theirs[:held], rows)
-        return made
+        for source, target in zip(self._layers, new._layers, strict=True):
+            _copy_rows(self.shape, source[:held], shape, target[:held], rows)
+        return new
 
     def shrink(self, rows: Tensor, held: int) -> None:
-        """Goes on with the sequences `rows`, no more than there are, of which `held` tokens count: layer by layer, so
-        that it needs room for one more. Raises UserError where there is none; everything is lost then. A cache without
-        sequences has no memory, and is not used again.
+        """Keeps only the sequences `rows`, no more than before, with `held` cached tokens each. Goes layer by layer, so
+        it needs room for one more layer. Raises UserError without that room; everything is lost then. A cache without
+        sequences has no memory, and must not be used again.
         """
         shape, capacity = self.shape, self.capacity
         self.shape = replace(shape, batch=len(rows))
@@ -139,20 +139,20 @@ class HostCache:
             self._queues.unpin(old)
 
     def _pinned(self, capacity: int) -> Tensor:
-        with torch.inference_mode(False):  # steps write to it outside of it
+        with torch.inference_mode(False):  # because steps write to this memory outside of inference mode
             memory = reserved(capacity * self.shape.token_bytes).view(capacity, self.shape.token_bytes)
         self._queues.pin(memory)
         return memory
 
 
-def _copy_rows(shape: TokenShape, source: Tensor, new_shape: TokenShape, to: Tensor, rows: Tensor) -> None:
-    """Copies some of the sequences of a layer. source, to: uint8 [T, token_bytes] of their shapes."""
-    for old, new in zip(shape.sections(source), new_shape.sections(to), strict=True):
+def _copy_rows(shape: TokenShape, source: Tensor, new_shape: TokenShape, target: Tensor, rows: Tensor) -> None:
+    """Copies the sequences `rows` of a layer. source, target: uint8 [T, token_bytes] of their shapes."""
+    for old, new in zip(shape.sections(source), new_shape.sections(target), strict=True):
         new.copy_(old.index_select(1, rows))
 
 
 def _closed(queues: Queues, pinned: Sequence[Tensor]) -> None:
-    """Lets the copies end that read or write the host's memory, before that is gone."""
+    """Waits for the copies that read or write the host's memory, then unpins it."""
     queues.finish_copies()
     for memory in pinned:
         queues.unpin(memory)

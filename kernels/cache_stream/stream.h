@@ -1,8 +1,9 @@
-// Keys and values that lie in a file and pass through slots: read ahead of a layer's turn, written back behind it.
+// Keys and values that are offloaded to a file and pass through slots: prefetched before a layer's turn, written back
+// after it.
 //
-// A second thread writes, so that a read need not wait for the disk to have taken the tokens of the layer before. A
-// layer is read again only once it is written. What could not be written stays in its slot, and the next pass begins by
-// trying again: so whatever failed, no token is lost that was there before.
+// A second thread writes, so that a read need not wait until the disk has taken the tokens of the previous layer. A
+// layer is read again only once it is written. Tokens that could not be written stay in their slot, and the next pass
+// begins by trying again. So no failure loses tokens that were cached before.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,11 +18,11 @@ namespace labkit {
 
 constexpr int64_t kHugePage = 2 << 20;
 
-// Made by Python (cache_stream/file.py): in a slot `rows` one behind the other of `row_bytes` each, a multiple of
-// kPage, in which a token has `token_bytes`.
+// Created by Python (cache_stream/file.py): in a slot `rows` consecutive rows of `row_bytes` each, a multiple of kPage,
+// with `token_bytes` for a token.
 //
-// In the file the first pages of all rows come first, then the second pages, and so on: what is filled is read as one
-// piece, and what a token changes is written as one.
+// In the file the first pages of all rows come first, then the second pages, and so on. So the filled part is read as
+// one piece, and the changes of a token are written as one.
 struct Section {
   int64_t rows, row_bytes, token_bytes;
 };
@@ -58,8 +59,8 @@ class CacheStream final : public SlotStream {
     Range tokens;
   };
 
-  // Where pages stand as they do in the file, in huge pages: a virtual disk moves a few large pieces of memory about
-  // twice as fast as it moves pages one by one to their rows in a slot.
+  // Memory for pages in the file's order, in huge pages. A virtual disk moves a few large pieces of memory about twice
+  // as fast as single pages to their rows in a slot.
   struct Staging {
     explicit Staging(int64_t most)
         : bytes(most < kAtOnce ? most : kAtOnce),
@@ -77,7 +78,7 @@ class CacheStream final : public SlotStream {
       if (filled > held) filled = held;
   }
 
-  // Nothing is written of a slot that was never filled: its tokens are another layer's.
+  // A slot that was never filled is not written: its tokens are another layer's.
   void over(int64_t turn, Range tokens) override {
     if (tokens.begin == tokens.end || !holds(turn)) return;
     filled_[size_t(turn % pieces_)] = tokens.end;
@@ -110,9 +111,9 @@ class CacheStream final : public SlotStream {
         });
   }
 
-  // Moves the pages that these tokens touch in every row, as many at once as are in the staging memory.
-  // move(pages, bytes, offset, each): a run of them in the file. each(count, use): use(place in the slot, page) for the
-  // first `count` of the run.
+  // Moves the pages that these tokens touch in every row, as many at once as fit into the staging memory.
+  // move(pages, bytes, offset, each): moves a run of pages of the file. each(count, use): calls use(place in the slot,
+  // page) for the first `count` pages of the run.
   template <class Move>
   Outcome for_pages(int64_t layer, Range tokens, const Staging& staging, Move&& move) {
     Outcome all;

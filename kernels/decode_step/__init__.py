@@ -1,7 +1,7 @@
 """A step of a range of layers in one C call: embedding, layers, LM head, with the time of every stage.
 
-The same pieces as the single ops, under one parallel region: no Python, no allocation and no thread wake-up between
-stages. There is no reference implementation of its own; the reference is the sequence of reference ops.
+It runs the code of the single ops in one parallel region: no Python, no allocation and no thread wake-up between
+stages. Its reference is the sequence of reference ops.
 """
 
 import ctypes
@@ -77,65 +77,57 @@ class CStepArgs(ctypes.Structure):
 
 
 class ChunkArgs(NamedTuple):
-    """Tokens that go through a layer together: B sequences, T tokens of each, N = B * T.
+    """Tokens that go through a layer together: B sequences, T tokens of each, N = B * T. All tensors are contiguous.
 
-    In: tokens int64 [B, T], contiguous, each in the vocabulary (the caller checks); for a range of layers without an
-    embedding inputs float32 [N, H], contiguous. Their keys and values are written at slot `past` of every cache.
-    Out: for the last `keep` tokens of each sequence `logits` float32 [B*keep, V] or `argmax` int64 [B*keep] (-1: no
-    logit is a number), and `hidden` float32 [B*keep, H] after the final norm if given; outputs float32 [N, H],
-    contiguous: all rows after the final norm, if there is one, without a head.
+    The step fills the given tensors among `logits`, `argmax`, `hidden` and `outputs`.
     """
 
     rows: Rows
-    past: int
-    tokens: Tensor | None = None
-    keep: int = 0
-    logits: Tensor | None = None
-    argmax: Tensor | None = None
-    hidden: Tensor | None = None
-    inputs: Tensor | None = None
-    outputs: Tensor | None = None
+    past: int  # keys and values are written from this slot of every cache on
+    tokens: Tensor | None = None  # int64 [B, T], each in the vocabulary (the caller checks)
+    keep: int = 0  # the last tokens of each sequence that logits, argmax and hidden are for
+    logits: Tensor | None = None  # float32 [B*keep, V]
+    argmax: Tensor | None = None  # int64 [B*keep]; -1: all logits are NaN
+    hidden: Tensor | None = None  # float32 [B*keep, H], after the final norm
+    inputs: Tensor | None = None  # float32 [N, H], instead of tokens for a range of layers without an embedding
+    outputs: Tensor | None = None  # float32 [N, H], for a range without a head: all rows, after the final norm if any
 
     @property
     def num_rows(self) -> int:
-        """N"""
+        """N: rows of all sequences."""
         return self.rows.batch * self.rows.tokens
 
     @property
     def c(self) -> CChunk:
-        given = (self.logits, self.argmax, self.hidden, self.inputs, self.outputs)
-        return CChunk(self.rows.c, self.past, pointer(self.tokens), self.keep, *map(pointer, given))
+        tensors = (self.logits, self.argmax, self.hidden, self.inputs, self.outputs)
+        return CChunk(self.rows.c, self.past, pointer(self.tokens), self.keep, *map(pointer, tensors))
 
 
 @dataclass(frozen=True)
 class StreamedLayers:
-    """Layers that a step finds in the slots of a stream.
-
-    blocks: of each layer, or -1 for one in memory. resident_bytes: of all weights that are in memory, and of the slots.
-    The weights of a streamed layer point into the first slot.
-    """
+    """Layers that a step finds in the slots of a stream. The weights of a streamed layer point into the first slot."""
 
     stream: LayerStream | DeviceStream
-    blocks: tuple[int, ...]
-    resident_bytes: int
+    blocks: tuple[int, ...]  # block of each layer in the stream; -1: the layer is resident
+    resident_bytes: int  # of all resident weights and of the slots
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those that are streamed."""
+        """The streamed layers."""
         return tuple(layer for layer, block in enumerate(self.blocks) if block >= 0)
 
     @property
     def file(self) -> Path | None:
-        """That they are read from; None where they come from the host's memory."""
+        """The file of the streamed layers; None if they come from the host's memory."""
         return self.stream.path
 
     @property
     def bytes_per_step(self) -> int:
-        """That are read for every step."""
+        """Bytes that every step reads."""
         return sum(block.bytes for block in self.stream.blocks)
 
     def layer(self, weights: LayerWeights, turn: int) -> LayerWeights:
-        """The layer where the slot of a turn has it."""
+        """The layer with its matrices in the slot of a turn."""
         first, memory = self.stream.memory(0), self.stream.memory(turn)
 
         def moved(tensor: Tensor) -> Tensor:
@@ -148,8 +140,8 @@ class StreamedLayers:
     def at_hand(
         self, index: int, weights: LayerWeights, first_turn: int, waiting: AbstractContextManager[object]
     ) -> Iterator[LayerWeights]:
-        """Layer `index` in a pass whose first block has `first_turn`, for as long as it is needed: where it always is,
-        or in a slot, which is waited for within `waiting`.
+        """Layer `index` while it is needed, in a pass whose first block has `first_turn`: resident, or in a slot. The
+        context `waiting` surrounds the wait for the slot.
         """
         if self.blocks[index] < 0:
             yield weights
@@ -161,11 +153,14 @@ class StreamedLayers:
 
 
 class DecodeStep:
-    """Runs steps of one model; holds the library, the workspace and the times, and no model state.
+    """Runs steps of one model. Holds the library, the workspace and the times, and no model state.
 
-    exchange: with the ranks that have the other parts of the model, which must run the same steps; its slots hold as
-    many rows as a chunk has. kv_streamed: whether every step has a pass over keys and values. times: nanoseconds of the
-    latest step in the embedding, each stage of each layer, and the head. One instance must not run two steps at a time.
+    exchange: with the ranks that have the other parts of the model and run the same steps; its slots have room for the
+        rows of a chunk.
+    kv_streamed: whether every step has a pass over offloaded keys and values.
+    times: nanoseconds of the latest step in the embedding, each stage of each layer, and the head.
+
+    One instance must not run two steps at a time.
     """
 
     def __init__(
@@ -202,12 +197,11 @@ class DecodeStep:
         reading: int = USUAL,
         kv_pass: CachePass | None = None,
     ) -> None:
-        """Runs the chunks, each on the keys and values of those before it; layers may share a cache.
+        """Runs the chunks in order; each sees the keys and values of the chunks before it. Layers may share a cache.
 
         `reading`: how the weights are read, an index into READINGS. `own_logits`: fill in only the columns of this
-        rank's vocabulary. `kv_pass`: over keys and values that lie in a file; `caches` point into its first slot.
-        Raises RuntimeError where another rank has ended, RunError where a streamed layer, or its keys and values, can't
-        be read.
+        rank's vocabulary. `kv_pass`: a pass over keys and values in a file; `caches` point into its first slot. Raises
+        RuntimeError if another rank has ended, and RunError if a streamed layer, or its keys and values, can't be read.
         """
         assert (kv_pass is not None) == self.kv_streamed
         args, counts = self._args, [chunk.num_rows for chunk in chunks]
@@ -226,7 +220,7 @@ class DecodeStep:
         if self.exchange is not None:
             self.exchange.check()
         if self.streamed is not None or kv_pass is not None:
-            require_whole([each.stream for each in (self.streamed, kv_pass) if each is not None], not failed)
+            require_whole([part.stream for part in (self.streamed, kv_pass) if part is not None], not failed)
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
         most_in_all, most, most_threads = self._sized_for

@@ -1,4 +1,4 @@
-"""What a whole model step has to do: the sum of its ops, each counted in its own `cases.py`."""
+"""The least work of a whole model step: the sum of its ops, each counted in its own `cases.py`."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from ..shapes import LayerShape, ModelShape, OpCase, Sizes
 
 def layer_cases(shape: LayerShape, at: Pass) -> dict[str, OpCase]:
     """The ops of one layer by their stage."""
-    return {each.stage: each.case(shape, at) for each in LAYER_OPS}
+    return {op.stage: op.case(shape, at) for op in LAYER_OPS}
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class EmbedCase:
     def bytes(self, rows: int, sizes: Sizes) -> int:
         """A row of each table for every token, the norm, and the projection, which has no scales."""
         shape, hidden = self.shape, self.shape.layer.hidden
-        looked_up = rows * (shape.embedding + (hidden if shape.learned_positions else 0))
+        lookups = rows * (shape.embedding + (hidden if shape.learned_positions else 0))
         projection = hidden * shape.embedding if shape.projected else 0
         norm = shape.layer.norm_numbers if shape.embedding_norm else 0
-        return sizes.matrix * (looked_up + projection) + sizes.vector * norm
+        return sizes.matrix * (lookups + projection) + sizes.vector * norm
 
     def flops(self, rows: int) -> int:
         """Multiplications and additions of the projection."""
@@ -58,14 +58,14 @@ class HeadCase:
 
 @dataclass(frozen=True)
 class StepCase:
-    """`tokens` new tokens after `past` ones, for each sequence, through all layers; logits of the last one only."""
+    """`tokens` new tokens after `past` tokens, for each sequence, through all layers. Logits of the last token only."""
 
     shape: ModelShape
     past: int
     tokens: int = 1
 
     def bytes(self, sequences: int, sizes: Sizes) -> int:
-        """Every weight that is multiplied with once, the rows that are looked up, and the cache that is seen."""
+        """Every weight of a product once, the rows that are looked up, and the seen part of the cache."""
         return sum(times * case.bytes(rows, sizes) for case, rows, times in self._ops(sequences))
 
     def flops(self, sequences: int) -> int:
@@ -73,7 +73,7 @@ class StepCase:
         return sum(times * case.flops(rows) for case, rows, times in self._ops(sequences))
 
     def _ops(self, sequences: int) -> Iterator[tuple[OpCase, int, int]]:
-        """The ops of the step, with the rows that each gets (attention: the sequences), and how often it runs."""
+        """The ops of the step, each with the number of its rows (attention: sequences) and of its runs."""
         tokens = sequences * self.tokens
         yield EmbedCase(self.shape), tokens, 1
         for window, layers in Counter(self.shape.windows).items():

@@ -1,12 +1,12 @@
-// A step of a range of layers in one call and one parallel region: embedding, layers, LM head. The same pieces as the
-// single ops; one new token per sequence (decode) or many (prompt, several tokens on a cache). Thread 0 takes the time
-// of every stage. A range without an embedding begins with rows that the caller gives, one without a head ends with
-// rows that the caller gets: an encoder, or some of the layers of a model.
+// A step of a range of layers in one call and one parallel region: embedding, layers, LM head. It runs the code of the
+// single ops, for one new token per sequence (decode) or many (prompt, several tokens on a cache). Thread 0 takes the
+// time of every stage. A range without an embedding begins with the caller's rows, and a range without a head returns
+// rows: an encoder, or some of the layers of a model.
 //
-// The tokens of a long prompt come in chunks. A layer takes all of them, one after the other, before the next layer has
-// its turn: so layers that are read from a file are read once, however long the prompt is.
+// The tokens of a long prompt come in chunks. A layer takes all chunks, one after the other, before the next layer. So
+// layers that are read from a file are read once for a prompt of any length.
 //
-// This file is what gets compiled, once per weight type (LABKIT_WEIGHT); it includes the ops and the probes.
+// This file is compiled once per weight type (LABKIT_WEIGHT). It includes the ops and the probes.
 #include "../all_reduce/cpp_impl.cpp"
 
 #include "../attention/cpp_impl.cpp"
@@ -39,7 +39,7 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
                            work.context, context_stride, scratch);
   clock.stamp();
   Linear attn_out = layer.attn_out;
-  attn_out.bias = nullptr;  // joins in later
+  attn_out.bias = nullptr;  // added later
   const bool add_up = !ranks.alone() && !parallel;
   float* attended = add_up ? ranks.own<float>() : work.attn_out;
   gemm_into<Weight>(team, thread, attn_out, work.context, context_stride, rows, attended, stride, scratch);
@@ -56,21 +56,21 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
     input = normalised_rows<Weight>(team, thread, layer.mlp.norm, residual, stride, attention, layer.attn_out.bias,
                                     from_norm, rows, hidden, stride, work.x, work.residual, scratch);
     residual = input.residual;
-  } else if (layer.mlp.norm.kind != kNoNorm) {  // GPT-NeoX; GPT-J's MLP takes the rows that attention took
+  } else if (layer.mlp.norm.kind != kNoNorm) {  // GPT-NeoX; GPT-J's MLP takes the same rows as its attention
     input = normalised_rows<Weight>(team, thread, layer.mlp.norm, work.h, stride, {}, nullptr, false, rows, hidden,
                                     stride, work.x, work.residual, scratch);
   }
   mlp_region<Weight>(team, thread, layer.mlp, input, rows, work.act, act_stride, scratch);
   clock.stamp();
   Linear mlp_out = layer.mlp_out;
-  mlp_out.bias = nullptr;  // joins in later
+  mlp_out.bias = nullptr;  // added later
   if (ranks.alone()) {
     gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, work.mlp_out, stride, scratch);
     team.barrier();
     clock.stamp();
     residual_share(team, thread, residual, stride, {parallel ? attention : Parts(), layer.attn_out.bias},
                    {Parts(work.mlp_out, stride), layer.mlp_out.bias}, rows, hidden, work.h, stride);
-  } else {  // with a parallel residual the attention's part goes along, and both biases are mlp_out's
+  } else {  // with a parallel residual the attention's part is added, and mlp_out's bias is the sum of both biases
     gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, ranks.own<float>(), stride, scratch,
                       parallel ? attended : nullptr);
     team.barrier();
@@ -84,7 +84,7 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   clock.stamp();
 }
 
-// A streamed layer where its slot has it.
+// A streamed layer with its matrices in its slot.
 inline Layer shifted(Layer layer, const char* from, const char* to) {
   for (Linear* linear : {&layer.qkv.proj, &layer.attn_out, &layer.mlp.up, &layer.mlp_out})
     for (const void** at : {&linear->weight, &linear->scales})
@@ -92,7 +92,7 @@ inline Layer shifted(Layer layer, const char* from, const char* to) {
   return layer;
 }
 
-// The slot of a layer's turn, once it is filled.
+// Waits until the slot of a layer's turn is filled, and returns the slot.
 inline char* awaited(SlotStream& stream, int64_t turn, int64_t layer, int thread) {
   const int64_t wanted = thread == 0 ? now_ns() : 0;
   char* const slot = stream.wait(turn);
@@ -100,7 +100,7 @@ inline char* awaited(SlotStream& stream, int64_t turn, int64_t layer, int thread
   return slot;
 }
 
-// All layers, each on all chunks. The first block of the stream has this turn.
+// All layers, each on all chunks. first_turn: turn of the stream's first block.
 inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model, const StepArgs& args, Workspace work,
                         int64_t stride, int64_t first_turn, Clock& clock, ThreadScratch& scratch) {
   float* const first_h = work.h;
@@ -127,7 +127,7 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
       work.h += chunk.count() * stride;
     }
     if (thread != 0) continue;
-    const int64_t end = args.stream || args.kv_stream ? now_ns() : 0;  // before slots are given back, and filled anew
+    const int64_t end = args.stream || args.kv_stream ? now_ns() : 0;  // before slots are released and refilled
     if (block >= 0) args.stream->release(first_turn + block);
     if (args.kv_stream) args.kv_stream->release(args.kv_turn + l, written);
     for (SlotStream* stream : {args.stream, args.kv_stream})
@@ -135,8 +135,8 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
   }
 }
 
-// Whether a rank of the model could not read its layers, or keys and values: all have to know, because all go on
-// together.
+// Whether any rank of the model could not read its layers, or its keys and values. All ranks have to know, because they
+// go on together.
 inline bool any_failed(Team& team, int thread, Ranks& ranks, const StepArgs& args) {
   const bool mine = (args.stream && args.stream->failed()) || (args.kv_stream && args.kv_stream->failed());
   if (ranks.alone()) return mine;
@@ -157,7 +157,7 @@ int64_t labkit_workspace_bytes(const Model* model, int64_t all_rows, int64_t row
   return Workspace(*model, all_rows, rows, threads, nullptr).bytes;
 }
 
-// Returns whether a stream failed, of this rank or another: then the results count for nothing.
+// Returns whether a stream of any rank has failed. The results are then invalid.
 static int64_t run_step(const Model* model, const StepArgs* args) {
   Team team(args->threads, reading_of(args->reading));
   int64_t all_rows = 0, rows = 0;
@@ -191,7 +191,7 @@ static int64_t run_step(const Model* model, const StepArgs* args) {
     work.h = whole.h;
     for (int64_t c = 0; c < args->num_chunks; ++c) {
       const Chunk& chunk = args->chunks[c];
-      if (c > 0) team.barrier();  // thread 0 may still look for the largest logits of the chunk before
+      if (c > 0) team.barrier();  // thread 0 may still search the largest logits of the previous chunk
       clock.back_to(head);
       if (chunk.keep) head_step(team, thread, ranks, *model, chunk, args->own_logits, work, stride, scratch);
       if (chunk.outputs) give_outputs(team, thread, *model, chunk, work, stride, clock);

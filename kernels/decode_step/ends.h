@@ -1,4 +1,4 @@
-// Where a step begins and ends: embedding or given rows, logits or rows.
+// The begin and the end of a step: embedding or input rows, logits or output rows.
 #pragma once
 
 #include "../qkv_gemm/cpp_impl.cpp"
@@ -6,7 +6,7 @@
 
 namespace labkit {
 
-// A token's row of the embedding table, which is the LM head where they are tied; zeros where another rank has it.
+// A token's row of the embedding table, which is the LM head if they are tied; zeros if another rank has the row.
 inline void look_up(const Embedding& embedding, int64_t token, float* row) {
   const int64_t width = embedding.size, n = token - embedding.begin;
   if (n < 0 || n >= embedding.rows)
@@ -54,7 +54,7 @@ inline void embed(Team& team, int thread, Ranks& ranks, const Model& model, cons
   team.barrier();
 }
 
-// h = the rows that the caller gives.
+// h = the caller's rows.
 inline void take_inputs(Team& team, int thread, const Model& model, const Chunk& chunk, Workspace& work,
                         int64_t stride) {
   const Range mine = team.share(chunk.count(), thread);
@@ -63,12 +63,13 @@ inline void take_inputs(Team& team, int thread, const Model& model, const Chunk&
   team.barrier();
 }
 
-// What a rank brings to the meeting about the logits: its columns of some rows.
+// A rank's part in a gather of logits: its columns of some rows.
 struct alignas(64) Columns {
   int64_t begin, count;
 };
 
-// Every rank gets the columns of the others, a few rows at a time. logits: [rows][vocab], this rank's filled in.
+// Every rank gets the columns of the other ranks, a few rows at a time. logits: [rows][vocab], with this rank's
+// columns.
 inline void gather_logits(Team& team, int thread, Ranks& ranks, const Model& model, int64_t rows, float* logits) {
   const int64_t vocab = model.head.vocab, most = vocab / ranks.count() + 64;
   const int64_t at_once = (ranks.room() - int64_t(sizeof(Columns))) / (most * int64_t(sizeof(float)));
@@ -81,7 +82,7 @@ inline void gather_logits(Team& team, int thread, Ranks& ranks, const Model& mod
     for (int64_t m = mine.begin; m < mine.end; ++m)
       std::memcpy(part + m * own.count, logits + (first + m) * vocab + own.begin, size_t(own.count) * 4);
     ranks.meet(team, thread, int64_t(sizeof(Columns)) + count * most * int64_t(sizeof(float)));
-    if (ranks.failed()) return;  // columns that another rank has not written could point anywhere
+    if (ranks.failed()) return;  // unwritten columns of another rank could point anywhere
     for (int r = 0; r < ranks.count(); ++r) {
       const Columns columns = *ranks.of<Columns>(r);
       if (columns.begin == own.begin) continue;
@@ -152,7 +153,8 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
   }
 }
 
-// Every row, after the final norm if there is one (in an encoder the last layer's own): its time is the last stage's.
+// Returns every row, after the final norm if any (in an encoder the last layer's own). Its time counts for the last
+// stage.
 inline void give_outputs(Team& team, int thread, const Model& model, const Chunk& chunk, const Workspace& work,
                          int64_t stride, Clock& clock) {
   const Range mine = team.share(chunk.count(), thread);

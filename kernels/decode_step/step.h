@@ -1,4 +1,4 @@
-// What a step is given, the memory that it works in, and the clock of its stages.
+// The arguments of a step, its working memory, and the clock of its stages.
 #pragma once
 
 #include "../all_reduce/exchange.h"
@@ -10,14 +10,14 @@ namespace labkit {
 // Tokens that go through a layer together.
 struct Chunk {
   Rows rows;
-  int64_t past;           // tokens before them in every sequence's cache; the caches' own `past` does not count
+  int64_t past;           // tokens before them in every sequence's cache; the caches' own `past` is not used
   const int64_t* tokens;  // [rows]
   int64_t keep;           // logits of the last `keep` tokens of each sequence; 0: none
   float* logits;          // [batch * keep][vocab] or null
-  int64_t* argmax;        // [batch * keep] or null; -1 where no logit is a number
+  int64_t* argmax;        // [batch * keep] or null; -1 where all logits are NaN
   float* hidden;          // [batch * keep][hidden] after the final norm, or null
-  const float* inputs;    // [rows][hidden] in place of `tokens`; or null
-  float* outputs;         // [rows][hidden] after the final norm, if there is one, in place of logits; or null
+  const float* inputs;    // [rows][hidden] instead of `tokens`, or null
+  float* outputs;         // [rows][hidden] after the final norm if any, instead of logits, or null
 
   int64_t count() const { return int64_t(rows.batch) * rows.tokens; }
 };
@@ -27,18 +27,18 @@ struct StepArgs {
   int64_t num_chunks;
   Rotary rotary;
   const Cache* caches;  // [layers]
-  int64_t* times;       // nanoseconds, one of each stage of Clock, to be added to; or null
+  int64_t* times;       // nanoseconds per stage of Clock, to which the step adds; or null
   void* workspace;
   int32_t threads;
   Exchange* exchange;      // null: this process has the whole model
-  int32_t own_logits;      // each rank's columns of the logits are enough for it
+  int32_t own_logits;      // whether a rank needs only its own columns of the logits
   int32_t reading;         // of the weights: an index into kReadings; -1: the usual one
-  SlotStream* stream;      // where some layers come from; null: all are in memory
-  const int64_t* blocks;   // [layers] with a stream: the layer's block, or -1 for one in memory
-  const char* first_slot;  // that the weights of the streamed layers point into
-  SlotStream* kv_stream;   // where the keys and values are; null: in memory
-  int64_t kv_turn;         // of the first layer's, in a pass that has begun
-  const char* kv_slot;     // the first one, which the caches point into
+  SlotStream* stream;      // of streamed layers; null: all layers are resident
+  const int64_t* blocks;   // [layers] with a stream: the layer's block; -1: the layer is resident
+  const char* first_slot;  // the weights of the streamed layers point into it
+  SlotStream* kv_stream;   // of keys and values; null: they are resident
+  int64_t kv_turn;         // of the first layer's keys and values, in a pass that has begun
+  const char* kv_slot;     // the first slot; the caches point into it
 };
 
 // The widest row between two stages.
@@ -56,7 +56,7 @@ struct Workspace {
   Best* best;
   int64_t bytes;
 
-  // all_rows: of all chunks, whose `h` lie one behind the other; rows: of the largest one.
+  // all_rows: rows of all chunks, whose `h` are consecutive; rows: rows of the largest chunk.
   Workspace(const Model& model, int64_t all_rows, int64_t rows, int64_t threads, char* base) {
     int64_t at = 0;
     auto cut = [&](int64_t count, int64_t size) {
@@ -80,7 +80,7 @@ struct Workspace {
   }
 };
 
-// slot: where the layer's keys and values are for now; null: where they always are.
+// slot: the slot of the layer's keys and values; null: they are resident.
 inline Cache cache_of(const StepArgs& args, const Chunk& chunk, int64_t layer, char* slot) {
   Cache cache = args.caches[layer];
   cache.past = chunk.past;
@@ -92,9 +92,9 @@ inline Cache cache_of(const StepArgs& args, const Chunk& chunk, int64_t layer, c
   return cache;
 }
 
-// Thread 0 adds up the time of every stage: embedding, those of each layer, head. A layer's are (fetch,) (fetch_kv,)
-// qkv, attention, attn_out, (all_reduce,) mlp, mlp_out, (all_reduce,) residual; with a parallel residual ranks add up
-// once.
+// Thread 0 adds up the time of every stage: embedding, the stages of each layer, head. A layer's stages are (fetch,)
+// (fetch_kv,) qkv, attention, attn_out, (all_reduce,) mlp, mlp_out, (all_reduce,) residual. With a parallel residual
+// ranks add up once.
 class Clock {
  public:
   Clock(int64_t* times, int thread) : next_(thread == 0 ? times : nullptr), last_(next_ ? now_ns() : 0) {}
@@ -104,11 +104,11 @@ class Clock {
     add_to(*next_);
     ++next_;
   }
-  // What has been done since belongs to the last stage too.
+  // Adds the time since the last stamp to the last stage.
   void again() {
     if (next_) add_to(next_[-1]);
   }
-  // The next stages are those from `mark` on again.
+  // The next stages are again the stages from `mark` on.
   int64_t* mark() const { return next_; }
   void back_to(int64_t* mark) { next_ = mark; }
 

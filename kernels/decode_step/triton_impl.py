@@ -1,7 +1,7 @@
-"""A decode step in Triton: five kernels per layer, three where attention and MLP start from the same rows.
+"""A decode step in Triton: five kernels per layer, or three if attention and MLP start from the same rows.
 
-Everything that changes from step to step (token, slot, position) stands in tensors on the device, where the last kernel
-of a step writes it for the next one, so that a recording of a step, a CUDA graph, can be played again and again.
+Everything that changes from step to step (token, slot, position) is in tensors on the device. The last kernel of a step
+writes them for the next step, so that a recorded step, a CUDA graph, can be replayed.
 """
 
 from collections.abc import Callable
@@ -28,21 +28,21 @@ from .weights import FETCH, FETCH_KV, EmbeddingWeights, HeadWeights, LayerWeight
 PLAIN = Norm()
 ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
 LEAST_ROWS = 4  # of a tile
-Best = tuple[int, int]  # programs that have each found its largest logits, and rows of each, padded
-Around = Callable[[str, int | None], AbstractContextManager[object]]  # of a stage and its layer
+Best = tuple[int, int]  # (number of programs that wrote their largest logits, padded rows of each)
+Around = Callable[[str, int | None], AbstractContextManager[object]]  # the context of a stage and its layer
 
 
 @dataclass(frozen=True)
 class StepState:
-    """What a step reads and moves on: tokens int64 [B], positions int32 [B], past int32 [1], all on the device."""
+    """The state that a step reads and advances, on the device."""
 
-    tokens: Tensor
-    positions: Tensor
-    past: Tensor
+    tokens: Tensor  # int64 [B]
+    positions: Tensor  # int32 [B]
+    past: Tensor  # int32 [1]
 
 
 class Buffers:
-    """The activations of a step for B sequences, written by one kernel and read by the next."""
+    """The activations of a step for B sequences. Kernels write them, and later kernels read them."""
 
     def __init__(self, model: ModelWeights, batch: int, device: torch.device) -> None:
         stored = model.cache_dtype
@@ -66,20 +66,20 @@ class Buffers:
 
     @property
     def given(self) -> Tensor:
-        """float32 [B, H]: the rows that layers without an embedding begin with. A step writes over them."""
+        """float32 [B, H]: the input rows of layers without an embedding. A step overwrites them."""
         return self.hidden[0]
 
     def spare(self, hidden: Tensor) -> Tensor:
-        """Of the two buffers for the residual stream, the other one."""
+        """The other one of the two buffers for the residual stream."""
         first, second = self.hidden
         return second if hidden is first else first
 
 
 class TritonStep:
     """One token for each of B sequences, through a range of layers: from the embedding, or from rows, to the next token
-    or the logits, or to rows where there is no head.
+    or the logits, or to rows without a head.
 
-    streamed: layers that are in a slot of their stream when their turn is; None: all stay where they are.
+    streamed: layers that pass through the slots of a stream; None: all layers are resident.
     """
 
     def __init__(self, model: ModelWeights, launch: Launcher, streamed: StreamedLayers | None = None) -> None:
@@ -98,11 +98,11 @@ class TritonStep:
         greedy: bool,
         kv_pass: CachePass | None = None,
     ) -> Tensor:
-        """The chosen tokens, `state.tokens`, or logits float32 [B, V]; rows float32 [B, H] without a head. Keys and
-        values go to slot `state.past`.
+        """Returns the chosen tokens, `state.tokens`, or logits float32 [B, V]; without a head rows float32 [B, H]. Keys
+        and values go to slot `state.past`.
 
-        Each stage is launched within `around(stage, layer)`. `rows.positions` must be `state.positions`. kv_pass: over
-        keys and values that are in `caches` when it is their layer's turn; None: all of them always are.
+        Each stage is launched within `around(stage, layer)`. `rows.positions` must be `state.positions`. kv_pass: a
+        pass over offloaded keys and values, which are in `caches` at their layer's turn; None: all are resident.
         """
         w, hidden = self.model, buffers.given
         if w.embedding is not None:
@@ -112,8 +112,8 @@ class TritonStep:
         for index, (layer, cache) in enumerate(zip(w.layers, caches, strict=True)):
             run = self._parallel_layer if self._joins(layer, len(hidden), cache) else self._layer
             fetched = nullcontext() if kv_pass is None else kv_pass.at_hand(index, around(FETCH_KV, index))
-            with self._at_hand(index, layer, first_turn, around) as here, fetched:
-                hidden = run(here, index, hidden, buffers, rows, rotary, cache, around)
+            with self._in_memory(index, layer, first_turn, around) as resident, fetched:
+                hidden = run(resident, index, hidden, buffers, rows, rotary, cache, around)
         if w.head is None:
             self._move_on(state, buffers, around)
             return normalise(w.final_norm, hidden)
@@ -124,7 +124,9 @@ class TritonStep:
     def _head(
         self, head: HeadWeights, hidden: Tensor, state: StepState, buffers: Buffers, around: Around, greedy: bool
     ) -> Best | None:
-        """The best logits of each program, of which the next tokens are still to be chosen; None where nothing is."""
+        """The best logits of each program, for `_move_on` to choose the next tokens from; None if they are chosen, or
+        not to be chosen.
+        """
         with around("lm_head", None):
             norm = self.model.final_norm
             if head.project_out is not None:
@@ -137,7 +139,7 @@ class TritonStep:
             return None
 
     def _move_on(self, state: StepState, buffers: Buffers, around: Around, best: Best | None = None) -> None:
-        """To the next slot and positions; with `best`, to the next tokens too."""
+        """Advances slot and positions; with `best` also the tokens."""
         (programs, padded), batch = best or (0, 1), len(state.positions)
         with around("sample", None):
             self.launch(
@@ -157,7 +159,7 @@ class TritonStep:
                 BLOCK=2048 if padded == 1 else 256,
             )
 
-    def _at_hand(
+    def _in_memory(
         self, index: int, layer: LayerWeights, first_turn: int, around: Around
     ) -> AbstractContextManager[LayerWeights]:
         if self.streamed is None:
@@ -171,11 +173,11 @@ class TritonStep:
         if w.project_in is None:
             return self._gather(hidden, table, w.norm, state, w.positions, w.position_offset)
         embedded = self._gather(buffers.embedded, table, w.norm, state)
-        places = None
+        residual = None
         if w.positions is not None:
             at = StepState(state.positions, state.positions, state.past)
-            places = self._gather(spare, _rows_of(w.positions), PLAIN, at, begin=w.position_offset)
-        return gemm(embedded, w.project_in, hidden, self.launch, residual=places)
+            residual = self._gather(spare, _rows_of(w.positions), PLAIN, at, begin=w.position_offset)
+        return gemm(embedded, w.project_in, hidden, self.launch, residual=residual)
 
     def _gather(
         self,
@@ -222,7 +224,7 @@ class TritonStep:
         cache: LayerCache,
         around: Around,
     ) -> Tensor:
-        """Five kernels: the additions to the residual are what the two output products end with."""
+        """Five kernels: the two output products also add to the residual."""
         launch, from_norm = self.launch, self.model.residual_from_norm
         parallel = self.model.parallel_residual
         residual = buffers.residual if from_norm else hidden
@@ -249,7 +251,7 @@ class TritonStep:
         attention(buffers.queries, w.attention, heads, rows, cache, context, self.launch, buffers.partials)
 
     def _joins(self, w: LayerWeights, rows: int, cache: LayerCache) -> bool:
-        """Whether regions 1 and 3 of the layer fit into one kernel."""
+        """Whether regions 1 and 3 of the layer can run in one kernel."""
         return (
             self.model.parallel_residual
             and not self.model.residual_from_norm
@@ -272,7 +274,7 @@ class TritonStep:
         cache: LayerCache,
         around: Around,
     ) -> Tensor:
-        """Three kernels: regions 1 and 3 from the same rows, attention, and both output products with the residual."""
+        """Three kernels: regions 1 and 3 together, attention, and both output products with the residual."""
         launch, out = self.launch, buffers.spare(hidden)
         with around("qkv+mlp", index):
             self._qkv_and_mlp(w, hidden, buffers, rows, rotary, cache)

@@ -1,4 +1,4 @@
-"""The kernels of a decode step that no single op has: embedding, two regions from the same rows, choice of a token."""
+"""Kernels of a decode step that belong to no single op: embedding, regions 1 and 3 together, choice of a token."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def embed(
     """out [M, E] = norm(table[begin + token]) + position_table[position + offset], one row per program."""
     wait_for_previous(PDL)
     m = tl.program_id(0)
-    token = (begin + tl.maximum(tl.load(tokens_ptr + m), 0)).to(tl.int64)  # -1: no logit was a number
+    token = (begin + tl.maximum(tl.load(tokens_ptr + m), 0)).to(tl.int64)  # -1: all logits were NaN
     k = tl.arange(0, BLOCK)
     inside = k < E
     BITS: tl.constexpr = CODES[0]
@@ -58,7 +58,7 @@ def qkv_and_mlp(
     MLP_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Regions 1 and 3 of a parallel layer, which read the same rows, each by some of the programs."""
+    """Regions 1 and 3 of a parallel layer, which read the same rows. Each has some of the programs."""
     at = tl.program_id(0)
     if at < qkv_programs:
         qkv_tile(
@@ -80,7 +80,7 @@ def head_argmax(
     NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of BN, and the first row that has it, to best and where [programs, MP]; NaN counts as -inf."""
+    """Writes the largest of BN logits and its first row to best and where [programs, MP]. NaN counts as -inf."""
     tile = tl.program_id(0)
     rows = tile * BN + tl.arange(0, BN)
     inside = rows < N
@@ -103,8 +103,8 @@ def next_step(
     tokens_ptr, past_ptr, positions_ptr, best_ptr, where_ptr, programs, M,
     CHOOSE: tl.constexpr, MB: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Moves slot and positions on by one; with CHOOSE, the next tokens are those of the largest logits, the first of
-    equal ones, and -1 where no logit is a number.
+    """Advances slot and positions by one. With CHOOSE, the next tokens have the largest logits, the first token among
+    equal logits, and are -1 if all logits are NaN.
     """
     wait_for_previous(PDL)
     m = tl.arange(0, MB)

@@ -1,4 +1,4 @@
-"""The weights of a range of layers, and of what is before the first and behind the last, as kernels read them."""
+"""The weights of a range of layers, the embedding and the head, as kernels read them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..build import mirrors
 from ..layer_ops import LAYER_OPS
 from ..types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
 
-STAGES_PER_LAYER = tuple(each.stage for each in LAYER_OPS)
+STAGES_PER_LAYER = tuple(op.stage for op in LAYER_OPS)
 ALL_REDUCE = "all_reduce"
 FETCH = "fetch"
 FETCH_KV = "fetch_kv"
@@ -65,9 +65,9 @@ class CModel(ctypes.Structure):
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer's weights. `mlp.norm` is always the norm that the MLP's input goes through; with `shared_norm` it is
-    region 1's, and the one-call step reuses region 1's rows. Biases of the two output matrices belong to the region
-    after them.
+    """One layer's weights. `mlp.norm` is always the norm of the MLP's input. With `shared_norm` it is the norm of
+    region 1, and the one-call step reuses region 1's rows. The biases of the two output matrices are added by the next
+    region.
     """
 
     qkv: QkvWeights
@@ -80,7 +80,7 @@ class LayerWeights:
     shared_norm: bool = False
 
     def with_matrices(self, at: Callable[[Tensor], Tensor]) -> LayerWeights:
-        """The same layer with what its matrices are made of, codes or numbers and scales, where `at` has each."""
+        """The same layer with its matrices and their scales replaced by `at(tensor)`."""
 
         def moved(linear: Linear) -> Linear:
             return replace(
@@ -110,19 +110,15 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class EmbeddingWeights:
-    """Tokens in, rows out: norm(row of the token), projected, plus positions[position + position_offset].
+    """Tokens in, rows out: norm(row of the token), projected, plus positions[position + position_offset]."""
 
-    table: [rows, size]; None where the rows are those of `packed`, the matrix of a tied LM head. vocab: the tokens
-    whose rows are here. positions: float32 [P, H].
-    """
-
-    table: Tensor | None
-    packed: Linear | None
+    table: Tensor | None  # [rows, size]; None: the rows are in `packed`
+    packed: Linear | None  # the matrix of a tied LM head
     size: int
-    vocab: range
+    vocab: range  # the tokens whose rows this rank holds
     norm: Norm
     project_in: Linear | None = None
-    positions: Tensor | None = None
+    positions: Tensor | None = None  # float32 [P, H]
     position_offset: int = 0
 
     @property
@@ -142,11 +138,11 @@ class EmbeddingWeights:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Rows in, logits out. vocab: the tokens whose logits are computed here, of `vocab_size` in all."""
+    """Rows in, logits out."""
 
     matrix: Linear
-    vocab: range
-    vocab_size: int
+    vocab: range  # the tokens whose logits this rank computes
+    vocab_size: int  # of all ranks
     project_out: Linear | None = None
 
     @property
@@ -157,35 +153,31 @@ class HeadWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """The weights of a range of layers.
-
-    embedding: None where the range begins with rows. head: None where it ends with rows. final_norm: what the rows
-    behind the last layer go through; no norm where other layers of the model follow.
-    """
+    """The weights of a range of layers."""
 
     layers: tuple[LayerWeights, ...]
     heads: Heads
     hidden: int
     intermediate: int
-    embedding: EmbeddingWeights | None
-    final_norm: Norm
-    head: HeadWeights | None
+    embedding: EmbeddingWeights | None  # None: the range begins with rows
+    final_norm: Norm  # of the rows after the last layer; kind "none" if other layers of the model follow
+    head: HeadWeights | None  # None: the range ends with rows
     parallel_residual: bool
     residual_from_norm: bool
 
     @property
     def weight_type(self) -> str:
-        """Of the layers' matrices; the head of a quantised model may be another."""
+        """The type of the layers' matrices. The head of a quantised model may have another."""
         return self.layers[0].qkv.proj.weight_type
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Of keys and values."""
+        """The type of unquantised keys and values."""
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
     def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[str, ...]:
-        """Of one layer, in the order that they run in: among several ranks with their sums, with a stream of layers, or
-        of keys and values, with the wait for it.
+        """The stages of one layer in running order. Several ranks have sums, and a stream of layers or of keys and
+        values has a wait.
         """
         if streamed or kv_streamed:
             return (*(FETCH,) * streamed, *(FETCH_KV,) * kv_streamed, *self.stages(ranks))

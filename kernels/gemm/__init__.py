@@ -75,8 +75,8 @@ def _triton(x: Tensor, linear: Linear, threads: int) -> Tensor:
 
 
 def pack(weight: Tensor, out: Tensor | None = None, *, bits: int = 8) -> Tensor:
-    """[outputs, inputs] -> the packed layout of panels.h, zero-padded, in the same dtype; codes of `bits` 4 as uint8.
-    Written into `out` if given.
+    """[outputs, inputs] -> the packed layout of panels.h, zero-padded, in the same dtype; 4-bit codes as uint8. Writes
+    into `out` if given.
     """
     outputs, inputs = weight.shape
     dtype = PACKED[4] if bits == 4 else weight.dtype
@@ -103,7 +103,7 @@ def pack(weight: Tensor, out: Tensor | None = None, *, bits: int = 8) -> Tensor:
 
 
 def unpack(panels: Tensor) -> Tensor:
-    """What `pack` made -> [blocks * 32, K], padding included."""
+    """The inverse of `pack`: [blocks * 32, K], padding included."""
     if panels.dtype == PACKED[4]:
         return unpack_nibbles(panels)
     if panels.dim() == 4:
@@ -112,7 +112,7 @@ def unpack(panels: Tensor) -> Tensor:
 
 
 def packed(linear: Linear, impl: str = "cpp") -> Linear:
-    """The same matrix of layout "rows" as the kernels of `impl` read it."""
+    """A matrix of layout "rows" in the layout that the kernels of `impl` read."""
     if impl == "reference":
         return linear
     if impl == "triton":

@@ -1,9 +1,9 @@
 // The bf16 GEMM for many rows on Intel's AMX, where one instruction multiplies tiles of 16 rows x 32 k x 16 outputs.
-// The packed weights need no other layout: a pair of k of a block is 64 bytes for outputs 0 to 15 and 64 bytes for
-// outputs 16 to 31, and 16 such pairs are two tiles.
+// The packed layout of weights fits: a pair of k of a block is 64 bytes for outputs 0 to 15 and 64 bytes for outputs 16
+// to 31, and 16 such pairs are two tiles.
 //
-// An instruction takes the same time for 1 and for 16 rows. So AMX is for prompts and batches; RegisterRows (panels.h)
-// serves up to kFewRows.
+// An instruction takes the same time for 1 and for 16 rows. So AMX is for prompts and batches. RegisterRows (panels.h)
+// is for up to kFewRows.
 #pragma once
 
 #if defined(LABKIT_AMX) && defined(__AMX_BF16__)
@@ -24,8 +24,8 @@ struct alignas(64) TileConfig {
 
 // acc[16 or 32][32] (+)= x * block[depth][32]: 16 rows from `x` and, when Pair, 16 more from `below`.
 //
-// Of the 8 tile registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. With a pair of row tiles each loaded
-// tile is used twice, and tile loads, not products, are what limits AMX.
+// Tile registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. With a pair of row tiles each loaded tile is
+// used twice, because tile loads limit AMX, and not products.
 template <bool Pair>
 void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int64_t depth, bool accumulate, float* acc,
                Ahead ahead) {
@@ -45,7 +45,7 @@ void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int
   }
   const int64_t step = ahead.step;
   // Prefetches half a step's lines. All lines of a step at once would fill the queue of outstanding reads, and the tile
-  // loads would wait behind them; so each half goes before one of the two weight tiles.
+  // loads would wait for them. So each half goes before one of the two weight tiles.
   const auto ask = [&](const char* from) {
 #pragma GCC unroll 16
     for (int k = 0; k < int(kTileRows); ++k) prefetch(ahead.into, from + k * step);
@@ -87,10 +87,10 @@ class AmxRows {
   ~AmxRows() { _tile_release(); }
   AmxRows(const AmxRows&) = delete;
 
-  bool one_tile() const { return tiles_ <= 2; }  // a pair is multiplied at once, so the weights are used once
+  bool one_tile() const { return tiles_ <= 2; }  // a pair is multiplied at once, and uses the weights once
   int64_t padded() const { return tiles_ * kTileRows; }
 
-  // As of RegisterRows. A depth that is no multiple of kTileDepth ends with the dot product instruction.
+  // As RegisterRows::multiply. The end of a depth that is no multiple of kTileDepth uses the dot product instruction.
   void multiply(const Reading* reading, const bf16* w, int64_t k, int64_t depth, bool accumulate, float* out) const {
     const int64_t whole = depth / kTileDepth * kTileDepth, pairs = (tiles_ + 1) / 2;
     for (int64_t pair = 0; pair < pairs; ++pair) {

@@ -24,7 +24,7 @@ class GemmCase:
 
 
 def cases_of(shape: LayerShape) -> tuple[GemmCase, ...]:
-    """The products of a layer that are no region, and the LM head."""
+    """The products of a layer that are not part of a region, and the LM head."""
     context = shape.heads.query * shape.heads.dim
     return (
         GemmCase(f"{shape.model}-attn_out", shape.hidden, context, "attn_out" in shape.biases),

@@ -1,12 +1,12 @@
 // out = x * weight^T + bias: attention output, second MLP matrix and LM head. For greedy steps the LM head gives the
-// argmax in place of the logits, which are then never written.
+// argmax instead of the logits, which are then never written.
 #pragma once
 
 #include "../norm.h"
 #include "panels.h"
 
 #ifndef LABKIT_WEIGHT
-#define LABKIT_WEIGHT float  // storage type of the weights and the KV cache: one library for each
+#define LABKIT_WEIGHT float  // storage type of the weights and the KV cache: one library per type
 #endif
 
 namespace labkit {
@@ -36,13 +36,13 @@ void gemm_into(Team& team, int thread, const Linear& linear, const Activation<T>
 
 struct Best {
   float value;
-  int64_t index;  // -1: nothing finite was seen
+  int64_t index;  // -1: no finite value yet
 
-  // Of equal values the first wins.
+  // The first of equal values wins.
   bool loses_to(float other, int64_t at) const { return other > value || (other == value && at < index); }
 };
 
-// This thread's candidate for the argmax of each row; a NaN is never one.
+// This thread's candidate for the argmax of each row; NaN is never a candidate.
 template <class T>
 void gemm_argmax(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                  Best* best, ThreadScratch& scratch) {
@@ -55,8 +55,8 @@ void gemm_argmax(Team& team, int thread, const Linear& linear, const Activation<
       if (linear.bias)
         for (int64_t i = 0; i < count; ++i) row[i] += linear.bias[column + i];
       for (int64_t i = count; i < kBlock; ++i) row[i] = -INFINITY;
-      // Most blocks hold no new maximum, and vectors find that out faster than a search for the index.
-      vf top = broadcast(-INFINITY);  // which `max` keeps where the other is a NaN
+      // Most blocks hold no new maximum, and a maximum of vectors shows that faster than a search for the index.
+      vf top = broadcast(-INFINITY);  // `max` keeps it where the row has NaN
       for (int v = 0; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
       if (!(maximum(top) >= best[m].value)) continue;
       for (int64_t i = 0; i < count; ++i)
@@ -77,7 +77,7 @@ using Weight = LABKIT_WEIGHT;
 using Act = Activation<Weight>;
 using Stored = Unquantised<Weight>;  // of the KV cache and the embeddings
 
-// The calling thread's buffers for the single-op calls below; a whole step brings its own workspace.
+// The calling thread's buffers for the single-op calls below. A whole step has its own workspace.
 struct CallBuffers {
   Scratch x, h, residual, wide, context;
 };

@@ -8,18 +8,18 @@
 
 namespace labkit {
 
-// All rows of a GEMM, in register tiles of nearly equal size. 13 rows are 6 and 7: with 12 and 1, the second tile would
-// load all weights for a single row and wait for most of them.
+// All rows of a GEMM, in register tiles of nearly equal size. 13 rows are split into 6 and 7. With 12 and 1 the second
+// tile would load all weights for a single row and wait for most of them.
 template <class T>
 class RegisterRows {
  public:
   RegisterRows(const Operand<T>* x, int64_t ldx, int64_t rows, ThreadScratch&)
       : x_(x), ldx_(ldx), rows_(rows), tiles_((rows + kMaxRows - 1) / kMaxRows) {}
 
-  bool one_tile() const { return tiles_ == 1; }  // each weight is used once, so there is nothing to keep in a cache
+  bool one_tile() const { return tiles_ == 1; }  // each weight is used once, so a cache need not keep it
   int64_t padded() const { return rows_; }       // rows that `multiply` writes
 
-  // out[padded][32] (+)= the rows' columns [k, k + depth) * w[depth][32]. `reading`: of w; null if it is in a cache.
+  // out[padded][32] (+)= columns [k, k + depth) of the rows * w[depth][32]. `reading`: of w; null if it is in a cache.
   void multiply(const Reading* reading, const T* w, int64_t k, int64_t depth, bool accumulate, float* out) const {
     for (int64_t t = 0; t < tiles_; ++t) {
       const int64_t first = rows_ * t / tiles_, count = rows_ * (t + 1) / tiles_ - first;
@@ -33,8 +33,8 @@ class RegisterRows {
   int64_t ldx_, rows_, tiles_;
 };
 
-// A thread's part of a GEMM whose weights are multiplied as they are stored. One tile takes a block's whole depth in
-// one pass, and its sums stay in registers; several tiles take kDepth at a time.
+// A thread's part of a GEMM that multiplies weights in their stored type. One tile takes a block's whole depth in one
+// pass, and its sums stay in registers. Several tiles take kDepth at a time.
 template <class T, class Rows, class Finish>
 void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows, ThreadScratch& scratch,
                  Finish&& finish) {
@@ -50,8 +50,7 @@ void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows,
 }
 
 // This thread's part of out = x * weight^T. `finish(block, acc)` gets the sums of one block for all rows,
-// acc[rows][32], while they are in the cache: bias, activation and argmax are applied there, without another pass over
-// memory.
+// acc[rows][32], while they are in the cache. It applies bias, activation and argmax without another pass over memory.
 template <class T, class Finish>
 void gemm_part(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                ThreadScratch& scratch, Finish&& finish) {
@@ -64,7 +63,7 @@ void gemm_part(Team& team, int thread, const Linear& linear, const Activation<T>
     if (rows <= kMostVnniRows && linear.activation_bits == 8)
       return vnni_part<1>(team, thread, linear, x, ldx, rows, scratch, finish);
     if (rows <= kMostVnniRows) return vnni_part<2>(team, thread, linear, x, ldx, rows, scratch, finish);
-#else  // then there are no bf16 products either, and the activations are floats
+#else  // without VNNI there are no bf16 products either, and the activations are floats
     if (rows <= kMaxRows) return run_by_run(team, thread, matrix, blocks, x, ldx, rows, scratch, finish);
 #endif
 #if defined(LABKIT_HAS_AMX)

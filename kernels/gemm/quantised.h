@@ -1,9 +1,9 @@
-// A quantised matrix as it is packed, and its GEMM where codes are turned into floating numbers.
+// The packed layout of a quantised matrix, and its GEMM that turns codes into floating numbers.
 //
 // Codes of 8 bits are [N/32][K/4][32][4] bytes. Codes of 4 bits are [N/32][K/64][8][32][4]: the bytes of a span of 64 k
-// hold the fours of its first half in their lower nibbles and those of its second half in the higher ones, each as code
-// + 8. So half a span is read as the bytes of 32 k, with another mask. Scales are fp16 [N/32][groups][1 or 2][32]; the
-// second of two is the minimum, and the weight then scale * (code + kLowest) + minimum.
+// hold the quads of its first half in their lower nibbles and the quads of its second half in the higher nibbles, each
+// as code + 8. So half a span is read as the bytes of 32 k, with another mask. Scales are fp16 [N/32][groups][1 or
+// 2][32]. The second number is the minimum, and the weight is then scale * (code + kLowest) + minimum.
 #pragma once
 
 #include "../abi.h"
@@ -12,7 +12,7 @@
 namespace labkit {
 
 constexpr int64_t kQuad = 4;               // k in a lane
-constexpr int64_t kSpan = 64, kHalf = 32;  // k whose codes of 4 bits share bytes, and those in one nibble of them
+constexpr int64_t kSpan = 64, kHalf = 32;  // k whose 4-bit codes share bytes, and k in one nibble of these bytes
 
 class Quantised {
  public:
@@ -31,9 +31,9 @@ class Quantised {
   int64_t groups() const { return groups_; }
   bool nibbles() const { return nibbles_; }
   bool asymmetric() const { return terms_ == 2; }
-  float lowest() const { return nibbles_ ? 8 : 128; }  // what is added to a code to make it a number from 0 on
+  float lowest() const { return nibbles_ ? 8 : 128; }  // added to a code, so that the lowest code becomes 0
 
-  // The lane of input k of a block, for output 0. Of 4 bits it is shared with the other half of the span.
+  // The lane of input k of a block, for output 0. With 4 bits the other half of the span shares it.
   const char* lane(int64_t block, int64_t k) const {
     const int64_t row = nibbles_ ? k / kSpan * kHalf + k % kHalf / kQuad * kQuad : k / kQuad * kQuad;
     return codes_ + (block * stored_ + row) * kBlock;
@@ -43,10 +43,10 @@ class Quantised {
     return scales_ + (block * groups_ + group) * terms_ * kBlock;
   }
 
-  // Bytes of a block from input `begin` to `end`.
+  // Bytes of `depth` inputs of a block.
   int64_t bytes(int64_t depth) const { return (nibbles_ ? depth / 2 : depth) * kBlock; }
 
-  // Where a run of k ends that begins at `begin`: its codes follow each other and share a scale.
+  // The end of the run of k that begins at `begin`. The codes of a run are consecutive and share a scale.
   int64_t run_end(int64_t begin, int64_t end) const {
     const int64_t group_end = (begin / group_ + 1) * group_, half_end = (begin / kHalf + 1) * kHalf;
     const int64_t after = nibbles_ && half_end < group_end ? half_end : group_end;
@@ -70,7 +70,7 @@ class Quantised {
   bool nibbles_;
 };
 
-// Calls use(codes) with the type of the codes at input k.
+// Calls use(codes) with the type of the codes of input k.
 template <class Use>
 void with_codes(const Quantised& matrix, int64_t k, Use&& use) {
   if (!matrix.nibbles())
@@ -94,13 +94,13 @@ struct Affine {
   }
 };
 
-// A pair of k as bf16, rounded to the nearest.
+// A pair of k as bf16, rounded to nearest.
 inline vu rounded_pair(vf first, vf second) {
   return (((vu)first + 0x8000) >> 16) | (((vu)second + 0x8000) & 0xffff0000u);
 }
 
-// Widens a run of codes to weights in bf16 pairs or floats, `out` [k][32]; without scales (null) to codes, which both
-// hold exactly. Prefetches what follows.
+// Widens a run of codes to weights in bf16 pairs or floats, `out` [k][32]. Without scales (null) `out` gets the codes,
+// which both types hold exactly. Prefetches the following codes.
 template <class Codes, class W>
 void widen_run(const char* from, int64_t depth, const Affine* affine, Reading reading, W* out) {
   for (int64_t k = 0; k < depth; k += kQuad, from += kQuad * kBlock) {
@@ -127,10 +127,10 @@ void widen_run(const char* from, int64_t depth, const Affine* affine, Reading re
   }
 }
 
-// A thread's part of a GEMM with many rows: the weights are widened once for all of them, a slice at a time.
+// A thread's part of a GEMM with many rows: the weights are widened once for all rows, a slice at a time.
 //
-// Where a whole row shares a scale, it is applied to the sum, and nothing is rounded. Else the weights are scaled as
-// they are widened: to scale the sums of each group took longer.
+// If a whole row of the matrix shares a scale, it is applied to the sum, and nothing is rounded. Else the weights are
+// scaled as they are widened, because scaling the sums of each group took longer.
 template <class W, class Rows, class Finish>
 void widened_part(Team& team, int thread, const Quantised& matrix, int64_t blocks, const Rows& rows,
                   ThreadScratch& scratch, Finish&& finish) {
@@ -160,8 +160,8 @@ void widened_part(Team& team, int thread, const Quantised& matrix, int64_t block
   });
 }
 
-// A thread's part of a GEMM with few rows: codes are multiplied as floats and the sum of a run scaled. A minimum counts
-// as often as the activations of its run add up to.
+// A thread's part of a GEMM with few rows: codes are multiplied as floats, and the sum of a run is scaled. A minimum is
+// multiplied with the sum of the activations of its run.
 template <class X, class Finish>
 void run_by_run(Team& team, int thread, const Quantised& matrix, int64_t blocks, const X* x, int64_t ldx, int64_t count,
                 ThreadScratch& scratch, Finish&& finish) {

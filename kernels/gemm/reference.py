@@ -7,5 +7,5 @@ from ..types import Linear
 
 
 def gemm(x: Tensor, weights: Linear, threads: int = 1) -> Tensor:
-    """x W^T + b with the weight in layout "rows"; `threads` is torch's own affair."""
+    """x W^T + b with the weight in layout "rows". Ignores `threads`: torch uses its own number."""
     return linear(x, weights)

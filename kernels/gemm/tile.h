@@ -1,10 +1,10 @@
 // The packed layout of weights and the register tile that multiplies it.
 //
-// The weight's rows are cut into blocks of 32 outputs, and each block is stored k by k: [N/32][K][32]. For bf16 it is
-// stored in pairs of k, [N/32][K/2][32][2], and for codes of 8 bits by fours, [N/32][K/4][32][4], which is what the dot
-// product instructions read; codes of 4 bits are in the nibbles of such fours (quantised.h). A thread owns consecutive
-// blocks, so it reads memory as one forward stream, whatever the batch. At batch 1 that runs at the
-// machine's read bandwidth; for many rows the same layout feeds register tiles of kMaxRows x 32.
+// The weight's rows are cut into blocks of 32 outputs, and each block is stored k by k: [N/32][K][32]. bf16 is stored
+// in pairs of k, [N/32][K/2][32][2], and 8-bit codes in quads, [N/32][K/4][32][4], as the dot product instructions read
+// them. 4-bit codes are in the nibbles of such quads (quantised.h). A thread owns consecutive blocks, so it reads
+// memory as one forward stream at any batch size. At batch 1 that runs at the machine's read bandwidth. For many rows
+// the same layout feeds register tiles of kMaxRows x 32.
 //
 // A vector holds different outputs at one k, never different k of one output. So an activation is broadcast once and
 // multiplies all vectors of the block, and no sum across the lanes of a vector is needed at the end.
@@ -20,20 +20,20 @@ namespace labkit {
 constexpr int kBlock = 32;
 constexpr int kVectors = kBlock / kWidth;
 
-// Rows of a register tile. Their sums take kMaxRows * kVectors registers: 24 of the 32 of AVX-512, 12 of the 16 of
-// AVX2, 16 of the 32 of ARM. The rest is for weights and activations. More rows would spill sums to memory,
-// fewer would load the same weights more often.
+// Rows of a register tile. Their sums take kMaxRows * kVectors registers: 24 of 32 with AVX-512, 12 of 16 with AVX2, 16
+// of 32 on ARM. The other registers are for weights and activations. More rows would spill sums to memory, fewer rows
+// would load the same weights more often.
 constexpr int kMaxRows = kWidth == 16 ? 12 : kWidth == 8 ? 3 : 2;
 
-// Rows up to which AMX gains nothing, because reading the weights takes longer than multiplying them either way.
+// Up to this number of rows AMX gains nothing, because reading the weights takes longer than multiplying them.
 constexpr int64_t kFewRows = 4;
 
-// k per pass where several tiles use the same weights: a block's slice (32 KB in fp32) stays in the first-level cache
-// from one tile to the next, so each weight is read from memory once.
+// k per pass if several tiles use the same weights: a block's slice (32 KB in fp32) stays in the first-level cache from
+// one tile to the next, so each weight is read from memory once.
 constexpr int64_t kDepth = 256;
 
-// How activations are stored beside weights of a type: as bf16 where the machine multiplies bf16 pairs, else as floats.
-// In a model with int8 matrices whatever is not quantised is bf16, so its activations are those of bf16.
+// The stored type of activations, by the type of the weights: bf16 if the machine multiplies bf16 pairs, else floats.
+// In a model with int8 matrices all unquantised weights are bf16, so its activations are as for bf16.
 template <class T>
 struct ActivationOf {
   using type = float;
@@ -54,11 +54,11 @@ using Activation = typename ActivationOf<T>::type;
 template <class T>
 constexpr bool kIsQuad = false;
 
-// The type of the activations that one tile multiplies. A tile turns codes into floats, so it takes floats.
+// The type of the activations that one tile multiplies. A tile turns codes into floats, so it multiplies floats.
 template <class T>
 using Operand = typename std::conditional_t<kIsQuad<T>, ActivationOf<float>, ActivationOf<T>>::type;
 
-// How the KV cache, the embeddings and unquantised matrices are stored in a model with weights of a type.
+// The stored type of the KV cache, the embeddings and unquantised matrices, by the type of a model's weights.
 template <class T>
 using Unquantised = std::conditional_t<std::is_same_v<T, int8_t>, bf16, T>;
 
@@ -69,7 +69,7 @@ inline constexpr int kLanesPerK<bf16> = 2;
 template <>
 inline constexpr int kLanesPerK<int8_t> = 4;
 
-// K of activations, and of weights of a floating type as they are stored: whole lanes.
+// K of activations and of stored floating weights: padded to whole lanes.
 template <class T>
 int64_t padded_depth(int64_t k) {
   return (k + kLanesPerK<T> - 1) / kLanesPerK<T> * kLanesPerK<T>;
@@ -77,8 +77,8 @@ int64_t padded_depth(int64_t k) {
 
 inline int64_t blocks_of(int64_t outputs) { return (outputs + kBlock - 1) / kBlock; }
 
-// Row stride of activation buffers in elements: half a block past a whole number of blocks. With a stride that is a
-// power of two, the rows of a tile would compete for the same few sets of the cache.
+// Row stride of activation buffers in elements: whole blocks and a half. With a power of two as stride, the rows of a
+// tile would compete for the same few sets of the cache.
 inline int64_t row_stride(int64_t columns) { return blocks_of(columns) * kBlock + 16; }
 
 template <class T>
@@ -88,8 +88,8 @@ float weight_at(const T* packed, int64_t depth, int64_t n, int64_t k) {
   return to_float(block[(k / lanes) * kBlock * lanes + (n % kBlock) * lanes + k % lanes]);
 }
 
-// Rows of a tile, of which `at` is the address of one. A core has too few registers for a pointer to each of 12 rows,
-// but an instruction adds a distance, or twice the distance, to a pointer: so there is a pointer to every third.
+// Rows of a tile; `at` is the address of a row. A core has too few registers for pointers to 12 rows, but an
+// instruction adds a distance, or twice the distance, to a pointer. So there is a pointer to every third row.
 template <class X, int R>
 struct RowPointers {
   const X *row0, *row3, *row6, *row9;
@@ -103,7 +103,7 @@ struct RowPointers {
 
   [[gnu::always_inline]] void advance(int64_t k) {
     row0 += k, row3 += k, row6 += k, row9 += k;
-    // Without these the compiler would make a pointer for each row after all.
+    // Without these the compiler would still make a pointer for each row.
     if constexpr (R > 3) asm("" : "+r"(row0), "+r"(row3));
     if constexpr (R > 6) asm("" : "+r"(row6));
     if constexpr (R > 9) asm("" : "+r"(row9));
@@ -111,7 +111,7 @@ struct RowPointers {
 };
 
 // One k (fp32, fp16) or one pair of k (bf16) of a block, times one or two activations of each row. Loops over
-// registers are unrolled by pragma: with a variable index the sums would live in memory.
+// registers are unrolled by pragma: with a variable index the sums would be in memory.
 template <class T>
 struct Step {
   static constexpr int kAdvance = 1;
@@ -167,17 +167,17 @@ struct Step<bf16> {
   }
 };
 
-// What a tile prefetches while it computes: `step` bytes for each k, from `from` on.
+// The bytes that a tile prefetches while it computes: `step` bytes for each k, from `from` on.
 struct Ahead {
   Into into;
   const char* from;
   int64_t step;
 };
 
-// What the `t`-th of `tiles` that multiply the same weights prefetches. A single tile prefetches its own weights.
-// Several tiles find the present weights in the cache, so each prefetches a share of the next ones: the memory then
+// The prefetches of the `t`-th of `tiles` that multiply the same weights. A single tile prefetches its own weights.
+// Several tiles find the present weights in the cache, so each prefetches a share of the next weights. The memory then
 // works all the time and not just while the first tile computes, which halves a step of 16 rows (gpt2 in bf16, Zen 4).
-// So they prefetch whatever the way to read.
+// So several tiles prefetch with every way to read.
 template <class T>
 Ahead ahead_of(Reading reading, const T* w, int64_t depth, int64_t t, int64_t tiles) {
   constexpr int64_t kStep = kBlock * sizeof(T);
@@ -187,19 +187,19 @@ Ahead ahead_of(Reading reading, const T* w, int64_t depth, int64_t t, int64_t ti
   return {reading.between(), here + depth * kStep + t * depth * step, step};
 }
 
-// The codes of four k, which share a 32-bit lane, one after the other as floats: int8, or the lower or the higher
-// nibbles of the four bytes, which hold code + 8.
+// Unpacks the codes of four k, which share a 32-bit lane, to floats: int8, or the lower or the higher nibbles of the
+// four bytes, which hold code + 8.
 struct Bytes {
   static vi prepared(vi quads) { return quads; }
   static vf nth(vi quads, int n) { return __builtin_convertvector((quads << (24 - 8 * n)) >> 24, vf); }
 };
-template <int kUp>  // bits from where the lower nibbles are
+template <int kUp>  // 0: the lower nibbles; 4: the higher nibbles
 struct Nibbles {
   static vi prepared(vi quads) { return quads ^ int32_t(0x88888888); }
   static vf nth(vi quads, int n) { return __builtin_convertvector((quads << (28 - 8 * n - kUp)) >> 28, vf); }
 };
 
-// What a lane of four codes is called as a type of weights. Codes are multiplied as floats, without their scales.
+// The weight type of lanes of four codes. Codes are multiplied as floats, without their scales.
 template <class Codes>
 struct Quad {
   uint8_t byte;
@@ -238,7 +238,7 @@ template <class T, int R>
 void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out, Ahead ahead) {
   constexpr int kAdvance = Step<T>::kAdvance;
   constexpr int kLines = kBlock * kAdvance * sizeof(T) / kLine;
-  // A multiply-add takes 4 cycles and two can begin in each, so 8 independent sums keep the units busy. Tiles of few
+  // A multiply-add takes 4 cycles, and two can begin per cycle, so 8 independent sums keep the units busy. Tiles of few
   // rows have fewer sums, and split each over several k.
   constexpr int kChains = R * kVectors >= 8 ? 1 : 8 / (R * kVectors);
   vf acc[kChains][R][kVectors] = {};
@@ -273,7 +273,7 @@ void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accu
     }
 }
 
-// The tile for a number of rows that is known only now; the compiler makes one for each number.
+// The tile for a number of rows that is known only at run time; the compiler makes one for each number.
 template <class T, int R = kMaxRows>
 void tile_rows(int rows, const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out,
                Ahead ahead) {

@@ -1,6 +1,6 @@
-"""The product in Triton, with everything that may surround it in one kernel.
+"""The product in Triton, in one kernel with optional norm, bias, second product and residual.
 
-More than 16 rows go through torch's GEMM: they are bound by arithmetic, which it does best.
+More than 16 rows go through torch's GEMM: they are bound by arithmetic, where it is the fastest.
 """
 
 import torch
@@ -27,8 +27,8 @@ def _gemm(
 ):  # fmt: skip
     """out = norm(x) W^T + bias (+ x2 W2^T + bias2) (+ residual), each [M, N].
 
-    Two products in one kernel are for attention output and second MLP matrix where both are added to the residual: a
-    launch less, and the sum is not written in between. The first one's wait serves both.
+    Two products in one kernel serve a parallel residual, to which attention output and second MLP matrix are both
+    added: that saves a launch and writing the sum in between. The wait of the first product serves both.
     """
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = rows < N
@@ -64,9 +64,9 @@ def gemm(
     also: tuple[Tensor, Linear, Tensor | None] | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """out [M, N] = norm(x) W^T + bias + residual. `also`: (x2, W2, bias2), whose product is added in the same kernel.
+    """out [M, N] = norm(x) W^T + bias + residual. `also`: (x2, W2, bias2); its product is added in the same kernel.
 
-    `bias` stands in for one that `weights` don't have. `residual` is float32, the others of any floating type.
+    `bias` replaces the bias of `weights`. `residual` is float32, the other tensors are of any floating type.
     """
     bias = weights.bias if bias is None else bias
     x2, weights2, bias2 = also or (None, None, None)
@@ -115,21 +115,21 @@ def gemm(
 
 
 def codes(weights: Linear) -> tuple[int, int, int]:
-    """Bits of a code, inputs that share a scale, and 1 for a scale or 2 with a minimum; zeros for a floating weight."""
+    """(bits of a code, inputs that share a scale, 1 for a scale or 2 with a minimum); zeros for a floating weight."""
     if weights.scales is None:
         return (0, 0, 0)
     return (weights.bits, min(weights.group, weights.inputs), weights.scales.shape[2])
 
 
 def tile_type(weights: Linear) -> str:
-    """What tiles are tuned for: a floating type, int8 or int4 by row, or int8-32 and the like in groups."""
+    """The key of tuned tiles: a floating type, int8 or int4 for a scale per row, or int8-32 and the like for groups."""
     if weights.scales is None:
         return weights.weight_type
     return f"int{weights.bits}" + (f"-{weights.group}" if weights.group < weights.inputs else "")
 
 
 def matmul(x: Tensor, weights: Linear) -> Tensor:
-    """x W^T by torch, in the type of the weight (int8: bfloat16): many rows keep its GEMM busy."""
+    """x W^T by torch, in the type of the weight (int8: bfloat16). Many rows keep its GEMM busy."""
     if weights.scales is None:
         return x.to(weights.weight.dtype) @ weights.weight.T
     return x.to(torch.bfloat16) @ weights.floats().to(torch.bfloat16).T

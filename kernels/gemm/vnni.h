@@ -1,6 +1,6 @@
-// The GEMM of quantised weights with the VNNI instruction, which multiplies 64 pairs of bytes and adds them up by fours
-// in a cycle. To turn the codes into floats instead takes four times as long, which is all the time that memory leaves
-// a Zen 4 core.
+// The GEMM of quantised weights with the VNNI instruction, which multiplies 64 pairs of bytes and adds up each four
+// products in a cycle. Turning codes into floats takes four times as long, which is all the time that memory leaves a
+// Zen 4 core.
 #pragma once
 
 #include "vnni_rows.h"
@@ -11,9 +11,9 @@
 
 namespace labkit {
 
-constexpr int kSpanRows = 2;            // rows up to which both nibbles have sums of their own
+constexpr int kSpanRows = 2;            // up to this number of rows both nibbles have sums of their own
 constexpr int64_t kScalesAhead = 2048;  // bytes: the fastest of 0 to 2,048 with a Xeon, by a twentieth
-// With more rows, converting the weights once for all of them takes no longer (Zen 4), or AMX serves them.
+// With more rows, converting the weights once for all rows takes no longer (Zen 4), or AMX multiplies them.
 #if defined(LABKIT_HAS_AMX)
 constexpr int64_t kMostVnniRows = 12;
 #else
@@ -26,7 +26,7 @@ inline __m512i broadcast_quad(const int8_t* from) {
   return _mm512_set1_epi32(quad);
 }
 
-// The codes of 16 outputs x 4 k as numbers from 0 on.
+// The codes of 16 outputs x 4 k, with the lowest code as 0.
 enum class Taken { kBytes, kLow, kHigh };
 template <Taken kTaken>
 [[gnu::always_inline]] inline __m512i counted_codes(const char* w) {
@@ -35,7 +35,7 @@ template <Taken kTaken>
   return _mm512_and_si512(bytes, _mm512_set1_epi8(kTaken == Taken::kLow ? 0x0f : char(0xf0)));
 }
 
-// sums[r] += row r's terms of `depth` k from `x` on times the codes from `w` on, which follow each other.
+// sums[r] += row r's terms of `depth` k from `x` on times the consecutive codes from `w` on.
 template <Taken kTaken, int R, int kTerms>
 [[gnu::always_inline]] inline void vnni_run(const char* w, const int8_t* x, int64_t depth, Ahead ahead,
                                             __m512i (&sums)[kTerms][R][2]) {
@@ -50,15 +50,15 @@ template <Taken kTaken, int R, int kTerms>
         const __m512i xr = broadcast_quad(x + kTerms * k * R + kQuad * (kTerms * r + term));
         sums[term][r][0] = _mm512_dpbusd_epi32(sums[term][r][0], w0, xr);
         sums[term][r][1] = _mm512_dpbusd_epi32(sums[term][r][1], w1, xr);
-        // Without this the compiler moves the sums of three rows and more from register to register, and to memory.
+        // Without this the compiler moves the sums of three and more rows between registers, and to memory.
         if constexpr (R > 2) asm("" : "+v"(sums[term][r][0]), "+v"(sums[term][r][1]));
       }
     }
   }
 }
 
-// The same for both nibbles of the bytes from `w` on, which stand for spans of 64 k, each in sums of its own. They are
-// twice as many that wait for no other, which takes up to a fifth off the time of one row in the cache (Xeon).
+// The same for both nibbles of the bytes from `w` on, which are spans of 64 k. Each nibble has its own sums, so twice
+// as many sums are independent, which takes up to a fifth off the time of one row in the cache (Xeon).
 template <int R, int kTerms>
 [[gnu::always_inline]] inline void vnni_spans(const char* w, const int8_t* x, int64_t spans, Ahead ahead,
                                               __m512i (&low)[kTerms][R][2], __m512i (&high)[kTerms][R][2]) {
@@ -92,7 +92,7 @@ struct VnniTotals {
   const Quantised& matrix;
   const VnniRows<kTerms>& rows;
   int64_t t, block;
-  Into into;  // what the scales are prefetched into
+  Into into;  // the cache for prefetched scales
   vf of[R][2] = {};
 
   [[gnu::always_inline]] void start(int64_t n, __m512i (&sums)[kTerms][R][2]) const {
@@ -129,7 +129,7 @@ struct VnniTotals {
   }
 };
 
-// Sums of lower nibbles, to which those of higher ones can be added.
+// Sums of lower nibbles, ready for adding sums of higher nibbles.
 template <int R, int kTerms>
 [[gnu::always_inline]] inline void raise(__m512i (&sums)[kTerms][R][2]) {
 #pragma GCC unroll 8

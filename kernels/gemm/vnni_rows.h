@@ -1,8 +1,8 @@
-// Activations as the VNNI instruction takes them: bytes.
+// Activations as bytes, for the VNNI instruction.
 //
-// One byte would quantise an activation, so it is two: x = s (256 high + low), with a scale s for 128 inputs. Its error
-// is 2^-16 of the largest of them, a 128th of bfloat16's. Where the activations may be quantised, x = s high, and half
-// of the instructions are saved.
+// One byte would be too coarse for an activation, so there are two: x = s (256 high + low), with a scale s for 128
+// inputs. The error is 2^-16 of the largest input, a 128th of bfloat16's error. If activations may be quantised, x = s
+// high, which saves half of the instructions.
 #pragma once
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
@@ -15,14 +15,15 @@
 namespace labkit {
 
 constexpr int64_t kSegment = 128;  // inputs that share a scale of the activations; their products fit in 32 bits
-constexpr int64_t kSlice = 1024;   // inputs that all tiles of rows multiply before the next: 16 or 32 KB of a block
-constexpr int kVnniRows = 6;       // of a register tile: 24 sums and the weights fill the 32 registers
+constexpr int64_t kSlice =
+    1024;                     // inputs that all tiles of rows multiply before the next slice: 16 or 32 KB of a block
+constexpr int kVnniRows = 6;  // of a register tile: 24 sums and the weights fill the 32 registers
 
-// Inputs that share a scale of the activations and one of the weights, that of a group. Of 4 bits, those in the higher
-// nibbles count 16 times as much.
+// Inputs that share a scale of the activations and a scale of the weights (a group's). With 4 bits, inputs in the
+// higher nibbles count 16 times as much.
 struct Segment {
   int64_t begin, end, group;
-  bool low, high;  // which nibbles there are; codes of 8 bits are in neither
+  bool low, high;  // the nibbles of its codes; both false for 8-bit codes
 
   Segment(const Quantised& matrix, int64_t begin, int64_t group) : begin(begin), group(group), low(false), high(false) {
     const int64_t group_end = (group + 1) * matrix.group();
@@ -33,19 +34,19 @@ struct Segment {
     high = matrix.high(begin) || end > begin / kSpan * kSpan + kHalf;
   }
 
-  // The group of the segment behind this one.
+  // The group of the next segment.
   int64_t next_group(const Quantised& matrix) const { return group + (end == (group + 1) * matrix.group()); }
 };
 
-// What a tile reads of a row's segment. The instruction takes one side without a sign, so it gets codes that are
-// counted from 0 on. Unless the group has a minimum, the sums begin with what that adds to them, taken away.
+// A tile's data of a row's segment. One operand of the instruction is unsigned, so codes are counted from 0 on. Unless
+// the group has a minimum, the sums begin with the negative of what this offset adds to them.
 struct Portion {
   float scale, total;  // total: the sum of the segment's activations
   int32_t starts[2];   // of the sums of high and of low terms
 };
 
-// Rows of activations as bytes, a register tile of rows after the other: [K/4][rows of the tile][kTerms][4], so that a
-// tile reads them as one stream.
+// Rows of activations as bytes, one register tile of rows after the other: [K/4][rows of the tile][kTerms][4], so that
+// a tile reads them as one stream.
 template <int kTerms>
 class VnniRows {
  public:
@@ -77,7 +78,7 @@ class VnniRows {
   const Segment& segment(int64_t n) const { return segments_[n]; }
   const Portion& portion(int64_t m, int64_t n) const { return portions_[m * count_ + n]; }
 
-  // The segment behind those from `first` on that make up a slice.
+  // The segment after the slice that begins with segment `first`.
   int64_t slice_end(int64_t first) const {
     int64_t n = first;
     while (n < count_ && segments_[n].end - segments_[first].begin <= kSlice) ++n;
@@ -85,7 +86,7 @@ class VnniRows {
   }
 
  private:
-  // Segment n of the r-th row of tile t, which is `x`.
+  // Segment n of the r-th row of tile t; `x` is the row.
   template <class X>
   void store_segment(const Quantised& matrix, const X* x, int64_t inputs, int64_t t, int64_t r, int64_t n) {
     const Segment& segment = segments_[n];
@@ -99,8 +100,8 @@ class VnniRows {
     portions_[(first(t) + r) * count_ + n] = portion_of(matrix, segment, floats, to, kTerms * kQuad * size(t));
   }
 
-  // Stores the floats of a segment, with zeros behind them up to a whole vector, as terms: a quad of k at `to`, the
-  // next one a step behind it. Where one is not finite, the scale is no number.
+  // Stores the floats of a segment, padded with zeros to a whole vector, as terms: a quad of k at `to`, the next quad
+  // one step later. If a float is not finite, the scale is NaN.
   static Portion portion_of(const Quantised& matrix, const Segment& segment, const float* x, int8_t* to, int64_t step) {
     constexpr float kMost = kTerms == 2 ? 127 * 256 : 127;
     const int64_t count = segment.end - segment.begin;
@@ -133,7 +134,7 @@ class VnniRows {
     }
     const int32_t high = _mm512_reduce_add_epi32(sums[0]), low = _mm512_reduce_add_epi32(sums[1]);
     const float scale = spoiled ? std::numeric_limits<float>::quiet_NaN() : peak / kMost;
-    // What the higher nibbles alone make is 16 times too large, and so is everything once they have joined in.
+    // Sums of the higher nibbles alone are 16 times too large, and so is every sum that includes them.
     const int32_t up = segment.high && !segment.low ? 16 : 1;
     const int32_t taken = matrix.asymmetric() ? 0 : -up * int32_t(matrix.lowest());
     return {segment.high ? scale / 16 : scale,

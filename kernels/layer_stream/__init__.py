@@ -1,4 +1,4 @@
-"""Layers read from a file ahead of their use, pass after pass, into a few slots of memory by one thread."""
+"""Layers that one thread prefetches from a file into a few slots of memory, pass after pass."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ from ..slot_stream import ALTERED, ENDS, PAGE, READ_ERROR, SlotStream, StreamSpa
 
 __all__ = ["PAGE", "Block", "LayerStream", "StreamSpan", "digest_of"]
 
-LOOK_S = 0.002  # between two looks at whether the reader rests
+LOOK_S = 0.002  # between two checks whether the reader rests
 
 build.declare("labkit_layer_stream_open", INT, POINTER, LONG, POINTER, LONG, LONG, result=True)
 build.declare("labkit_digest", POINTER, LONG, result=True)
 
 
 class Block(NamedTuple):
-    """Where a layer stands: in a file, offset and bytes are multiples of PAGE, and digest is the XXH64 of these bytes;
-    or in memory, where nothing compares them with a digest.
-    """
+    """The place of a layer in a file or in memory. In a file, offset and bytes are multiples of PAGE."""
 
     layer: int
     offset: int
     bytes: int
-    digest: int = 0
+    digest: int = 0  # XXH64 of the bytes in a file; not used in memory
 
 
 @build.mirrors("Block")
@@ -42,10 +40,10 @@ class CBlock(ctypes.Structure):
 
 
 class LayerStream(SlotStream):
-    """The blocks of a file, in the order given."""
+    """A stream of blocks of a file, in the order of `blocks`."""
 
     def __init__(self, library: ctypes.CDLL, path: Path, blocks: Sequence[Block], slots: int) -> None:
-        """library: of the kernels that use the slots. Raises OSError where the file can't be opened."""
+        """library: of the kernels that use the slots. Raises OSError if the file can't be opened."""
         super().__init__(library, slots, max(block.bytes for block in blocks))
         self.path, self.blocks = path, tuple(blocks)
         descriptor = _descriptor(path)
@@ -60,36 +58,36 @@ class LayerStream(SlotStream):
         return self._begin_pass(0)
 
     def release(self, turn: int) -> None:
-        """The slots of this turn and of those before it may be filled anew."""
+        """Allows new blocks in the slots of this turn and of earlier turns."""
         self._release(turn, range(0))
 
     def rest(self) -> None:
         """Returns once all slots are filled for the next pass, so that nothing is read until it begins. Raises RunError
-        where a block can't be read.
+        if a block can't be read.
         """
         while (self.blocks_read - self.slots) % len(self.blocks):
             self.check()
             sleep(LOOK_S)
 
-    def _said(self, failure: int, layer: int, offset: int, reason: str) -> str:
+    def _failure_message(self, failure: int, layer: int, offset: int, reason: str) -> str:
         where = f"layer {layer} of {self.path}"
         again = "copy the file again, or remove its folder so that it is made again"
         return {
             READ_ERROR: f"{where} can't be read at byte {offset}: {reason}; see whether the disk is whole, then go on "
             "or start again",
             ENDS: f"{where} is missing from byte {offset} on: the file was cut short; {again}",
-            ALTERED: f"{where} was altered: its digest is not the one that was written; {again}",
+            ALTERED: f"{where} was altered: its digest is not the digest of the save; {again}",
         }[failure]
 
 
 def digest_of(library: ctypes.CDLL, data: Tensor) -> int:
     """XXH64 of the bytes of a contiguous tensor."""
-    found: int = library.labkit_digest(data.data_ptr(), data.numel() * data.element_size())
-    return found % (1 << 64)
+    digest: int = library.labkit_digest(data.data_ptr(), data.numel() * data.element_size())
+    return digest % (1 << 64)
 
 
 def _descriptor(path: Path) -> int:
-    """A descriptor that reads past the page cache, where the file system takes that."""
+    """A file descriptor that bypasses the page cache if the file system supports that."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
     except OSError as error:

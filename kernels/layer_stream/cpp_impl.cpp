@@ -1,4 +1,4 @@
-// A stream of layers, as Python makes it.
+// C interface: creates a stream of layers.
 #pragma once
 
 #include "../slot_stream/cpp_impl.cpp"

@@ -1,5 +1,5 @@
-// Layers that are read from a file, each compared with its digest when it is first read, and again after the file was
-// changed.
+// Layers that are read from a file. Each is compared with its digest when it is first read, and again after the file
+// was changed.
 #pragma once
 
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 
 namespace labkit {
 
-// Made by Python (layer_stream/__init__.py). Offset and bytes are multiples of kPage.
+// Created by Python (layer_stream/__init__.py). Offset and bytes are multiples of kPage.
 struct Block {
   int64_t layer, offset, bytes;
   uint64_t digest;
@@ -61,13 +61,13 @@ class LayerStream final : public SlotStream {
     }
     if (!verified_[size_t(index)] && !stopping()) {
       if (digest_of(to, size_t(block.bytes)) != block.digest) return {kAltered, 0, block.offset};
-      verified_[size_t(index)] = before == now;  // else these bytes may be older than a change that was made meanwhile
+      verified_[size_t(index)] = before == now;  // else these bytes may be older than a change of the file meanwhile
     }
     return {kWhole, 0, 0, block.bytes};
   }
 
   const std::vector<Block> blocks_;
-  std::vector<bool> verified_;  // the reader's own, like identity_
+  std::vector<bool> verified_;  // only the reader uses it, like identity_
   Identity identity_;
 };
 

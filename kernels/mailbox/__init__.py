@@ -1,8 +1,7 @@
-"""What the stages of a pipeline send each other: messages from each rank to the next one, and the last one's to the
-first.
+"""Messages between the stages of a pipeline: from each rank to the next, and from the last rank to the first.
 
-Ranks of one machine write and read in memory that they share; no system call is made. Others, and those without a
-compiler, go through torch.distributed. Between GPUs rows go by NCCL.
+Ranks of one machine write and read in shared memory, without system calls. Ranks without shared memory or without a
+compiler use torch.distributed. Between GPUs rows go by NCCL.
 """
 
 import torch
@@ -23,17 +22,20 @@ from .reference import GlooMailboxes
 __all__ = ["LEAST_CAPACITY", "LostRankError", "Message", "RankFailedError", "Ring"]
 
 LEAST_CAPACITY = 4 << 20  # bytes; a message may be longer
-GATHERED = -1  # the kind of what `gather` sends
+GATHERED = -1  # kind of the messages of `gather`
 
 
 class Ring:
-    """This rank's end of a ring of one-way mailboxes. Messages arrive whole, and in the order in which they were sent.
+    """This rank's end of a ring of one-way mailboxes. Messages arrive whole, in the order in which they were sent.
 
-    Every rank of `group` makes one at the same time. capacity: bytes that a rank may send before the next one receives
-    any. transport: shared memory where all ranks can map it, unless "gloo" is asked for. gpu: where the rows lie, which
-    then go from GPU to GPU; None: on the CPU. A rank that has ended or is stopped, and a wait of more than `timeout_s`,
-    raise LostRankError with the rank's number, on all that wait. A rank that has left the call by an error raises
-    RankFailedError there.
+    Every rank of `group` creates one at the same time.
+
+    capacity: bytes that a rank may send before the next rank receives any.
+    transport: shared memory if all ranks can map it, unless it is "gloo".
+    gpu: the GPU of the rows, which then go from GPU to GPU; None: rows are on the CPU.
+
+    All waiting ranks raise LostRankError with the rank's number if a rank has ended or is stopped, or if a wait is
+    longer than `timeout_s`. They raise RankFailedError if a rank has left the call by an error.
     """
 
     def __init__(
@@ -58,31 +60,31 @@ class Ring:
             self._ends = DeviceMailboxes(self._ends, PairLinks(group, gpu), capacity)
 
     def send(self, message: Message) -> None:
-        """To the next rank; the payload is contiguous, and not changed before it has arrived."""
+        """Sends to the next rank. The payload must be contiguous, and must not change before it has arrived."""
         self._ends.send(message)
 
     def receive(self) -> Message:
-        """The next message of the rank before."""
+        """The next message of the previous rank."""
         return self._ends.receive()
 
     def fail_call(self, reason: str) -> None:
-        """This rank leaves the call by an error, so that the others do. It waits for nobody; what is under way nobody
-        gets.
+        """This rank leaves the call by an error, without waiting. The other ranks then leave it too, and messages in
+        flight are lost.
         """
         self._ends.fail_call(reason)
 
     def begin_call(self) -> None:
-        """After a call that failed: returns when all have left it, and nothing of it is left in the mailboxes."""
+        """After a failed call: returns when all ranks have left it and the mailboxes are drained."""
         self._ends.begin_call()
 
     def await_computed(self) -> None:
-        """Returns when the GPU has computed what it was told to; at once where there is none."""
+        """Returns when the GPU has done all its work; at once without a GPU."""
         if isinstance(self._ends, DeviceMailboxes):
             self._ends.await_computed()
 
     def gather(self, x: Tensor) -> Tensor:
-        """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank. Then all
-        have what was sent to them before. Raises RunError where a rank sends something else.
+        """x, of one shape and type on all ranks -> [ranks, the shape of x], by rank. All ranks call it. Afterwards they
+        have all earlier messages. Raises RunError if a rank sends something else.
         """
         parts = {self.rank: x.contiguous()}
         passing = parts[self.rank].view(torch.uint8).view(1, -1)
@@ -90,8 +92,8 @@ class Ring:
             self.send(Message(GATHERED, 0, hop, passing))
             message = self.receive()
             if message.kind != GATHERED or message.payload.nbytes != passing.nbytes:
-                raise RunError(f"a rank has sent something else than all were to gather; {TOGETHER}")
+                raise RunError(f"a rank sent another message while all ranks were to gather; {TOGETHER}")
             passing = message.payload
             parts[(self.rank - hop) % self.size] = passing.view(x.dtype).view(x.shape)
-        self._ends.flush()  # what was sent reaches the next rank now, whatever becomes of this one
+        self._ends.flush()  # the next rank now gets all messages, even if this rank ends
         return torch.stack([parts[rank] for rank in range(self.size)])

@@ -1,5 +1,5 @@
-// Writing to a mailbox and reading from it, as much as comes about without waiting longer than `patience_ns` for the
-// other side: the caller then looks whether it still lives, and goes on.
+// Writes to a mailbox and reads from it, until the wait for the other process exceeds `patience_ns`. The caller then
+// checks whether that process still runs, and goes on.
 #pragma once
 
 #include "mailbox.h"

@@ -1,25 +1,25 @@
-"""Mailboxes between ranks whose rows lie on GPUs: the rows go from GPU to GPU by NCCL and never touch the host.
+"""Mailboxes between ranks whose rows are on GPUs: the rows go from GPU to GPU by NCCL and never touch the host.
 
-Everything else goes through the mailboxes of the host as it does without GPUs: what a message is, how long its rows
-are, and the few numbers that the host knows anyway (tokens that have been chosen, last words). Rows are given to NCCL
-first, and then announced. So a rank waits at the mailbox for whatever comes, and asks NCCL for rows only once they have
-been sent. Then
+Everything else goes through the mailboxes of the host, as it does without GPUs: the kind of a message, the size of its
+rows, and the few numbers that the host knows anyway (chosen tokens, last messages). A rank gives rows to NCCL first,
+and then announces them. The receiver waits at its mailbox for any message, and requests rows from NCCL only once they
+have been sent. This has three effects:
 
-- nothing waits for ever. NCCL does what it is given for two ranks in order, and a send ends when it is received.
-  Receives are asked for in the order of the sends, because they follow what was said. Each direction has a communicator
-  of its own; with one for both, two ranks that send to each other before they receive would wait for each other, and so
-  would all stages of a full ring.
-- a stage takes whatever is ready: which messages come in which order need not be known ahead.
-- an idle pipeline has nothing under way, which NCCL's watchdog would end after some minutes.
+- No wait is endless. NCCL works in order for a pair of ranks, and a send ends when it is received. Receives have the
+  order of the sends, because they follow the announcements. Each direction has its own communicator. With one for both
+  directions, two ranks that send to each other before they receive would wait for each other, and so would all stages
+  of a full ring.
+- A stage takes any message that is ready: the order of messages need not be known in advance.
+- An idle pipeline has no transfers in flight, which NCCL's watchdog would end after some minutes.
 
-The host waits by asking again and again. Meanwhile it looks whether the other ranks still live and are in the same
-call, since a GPU that waits for one that has ended waits for ever.
+The host waits by polling. Meanwhile it checks that the other ranks still run and are in the same call, because a GPU
+that waits for an ended rank waits for ever.
 
-NCCL can't take a send back, which would meet the first receive of the next call. So after a call that failed the ranks
-say what they have sent, and each asks for what it has not asked for yet. Until then the sends of the failed call are
-under way.
+NCCL can't cancel a send, and it would meet the first receive of the next call. So after a failed call the ranks tell
+each other what they have sent, and each rank drains the rows that it has not requested yet. Until then the sends of the
+failed call stay in flight.
 
-None of this has run on GPUs yet: the tests have gloo, and a played NCCL, in its place.
+None of this has run on GPUs yet: the tests use gloo, and a simulated NCCL, instead.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from labkit.system.errors import UserError
 from ..other_ranks import LOOK_S, TOGETHER, LostRankError
 from .message import Message
 
-ON_DEVICE = 1 << 20  # is added to the kind of a message whose rows come by another way
-SENT = -2  # the kind of what ranks say to each other after a call that failed
+ON_DEVICE = 1 << 20  # is added to the kind of a message whose rows come by NCCL
+SENT = -2  # kind of the messages after a failed call that say what was sent
 MOST_UNDER_WAY = 4096  # messages
-MOST_LEFT = 2 * MOST_UNDER_WAY  # that are asked for after a call that failed: NCCL may end a send ahead of its receive
-WATCHDOG = timedelta(days=14)  # NCCL ends a process whose sends nobody takes; whoever waits here has a limit
+MOST_LEFT = 2 * MOST_UNDER_WAY  # messages drained after a failed call: NCCL may end a send before its receive
+WATCHDOG = timedelta(days=14)  # NCCL ends a process whose sends are not received; all waits in labkit have a limit
 
-Passed = Callable[[], bool]  # whether something has happened; once it has, later work on the device comes behind it
+Passed = Callable[[], bool]  # whether an event has happened; once true, later work on the device comes after the event
 
 
-class Told(Protocol):
+class HostMailboxes(Protocol):
     """The mailboxes of the host."""
 
     def send(self, message: Message) -> None: ...
@@ -66,91 +66,91 @@ class Told(Protocol):
 
 
 class Links(Protocol):
-    """What moves rows between this device and those of two other ranks."""
+    """Moves rows between this device and the devices of two other ranks."""
 
     device: torch.device
 
     def send(self, rows: Tensor) -> Passed:
-        """Once it has passed, the next rank has the rows, which are not changed before."""
+        """Sends to the next rank, which has the rows once the result has passed. Until then they must not change."""
 
     def receive(self, rows: Tensor) -> Passed:
-        """Once it has passed, the rows of the rank before are there."""
+        """Receives from the previous rank. Once the result has passed, the rows are filled."""
 
     def computed(self) -> Passed:
-        """Once it has passed, the device has computed what it was told to so far."""
+        """An event that has passed once the device has done its work so far."""
 
 
 class DeviceMailboxes:
-    """See `SharedMailboxes`. What is sent is kept until it has arrived, and so many bytes of it at most."""
+    """See `SharedMailboxes`. Rows are kept until they have arrived, `most_bytes` of them at most."""
 
-    def __init__(self, told: Told, links: Links, most_bytes: int) -> None:
-        self._told, self._links, self._most_bytes = told, links, most_bytes
+    def __init__(self, host: HostMailboxes, links: Links, most_bytes: int) -> None:
+        self._host, self._links, self._most_bytes = host, links, most_bytes
         self._under_way: deque[tuple[Passed, Tensor]] = deque()
         self._bytes = 0
-        self._awaited: deque[tuple[Passed, Tensor]] = deque()  # more than one only after a call that failed
-        self._sent = self._asked_for = 0  # messages with rows, since the beginning
-        self._sizes: deque[int] = deque(maxlen=MOST_LEFT)  # numbers in each of those sent last
+        self._awaited: deque[tuple[Passed, Tensor]] = deque()  # more than one only after a failed call
+        self._sent = self._requested = 0  # messages with rows, since the beginning
+        self._sizes: deque[int] = deque(maxlen=MOST_LEFT)  # sizes, in numbers, of the latest sent rows
         self._failed = False
 
     def send(self, message: Message) -> None:
         rows = message.payload
         if not rows.is_floating_point() or rows.device != self._links.device or rows.numel() == 0:
-            self._told.send(message._replace(payload=rows.cpu()))
+            self._host.send(message._replace(payload=rows.cpu()))
             return
         self._sent += 1
         self._sizes.append(rows.numel())
         self._under_way.append((self._links.send(rows), rows))
         self._bytes += rows.nbytes
-        self._told.send(message._replace(kind=message.kind + ON_DEVICE, payload=torch.tensor([rows.shape])))
+        self._host.send(message._replace(kind=message.kind + ON_DEVICE, payload=torch.tensor([rows.shape])))
         while self._is_full or (self._under_way and self._under_way[0][0]()):
             self._finish_first()
 
     def receive(self) -> Message:
-        message = self._told.receive()
+        message = self._host.receive()
         if message.kind < ON_DEVICE:
             return message
-        rows = self._ask_for(*message.payload[0].tolist())
-        self._await_asked()
+        rows = self._request(*message.payload[0].tolist())
+        self._await_requested()
         return message._replace(kind=message.kind - ON_DEVICE, payload=rows)
 
     def flush(self) -> None:
-        self._told.flush()
+        self._host.flush()
         while self._under_way:
             self._finish_first()
 
     def fail_call(self, reason: str) -> None:
-        """What is under way stays so until the next call begins."""
-        self._told.fail_call(reason)
+        """This rank leaves the call by an error. Its sends stay in flight until the next call begins."""
+        self._host.fail_call(reason)
         self._failed = True
 
     def begin_call(self) -> None:
-        self._told.begin_call()
+        self._host.begin_call()
         if self._failed:
             self._empty()
             self._failed = False
 
     def await_computed(self) -> None:
-        """Returns when the device has computed what it was told to. Raises what went wrong there."""
+        """Returns when the device has done all its work. Raises the errors of the device."""
         self._await(self._links.computed())
 
     def _empty(self) -> None:
-        """Nothing is under way, in either direction; all ranks have left the call, and all do this."""
-        self._told.send(Message(SENT, 0, 0, torch.tensor([[self._sent, *self._sizes]])))
-        sent, *sizes = self._told.receive().payload[0].tolist()
-        left = sent - self._asked_for
+        """Drains both directions. All ranks do this together, after all have left the call."""
+        self._host.send(Message(SENT, 0, 0, torch.tensor([[self._sent, *self._sizes]])))
+        sent, *sizes = self._host.receive().payload[0].tolist()
+        left = sent - self._requested
         assert 0 <= left <= len(sizes)
         for size in sizes[len(sizes) - left :]:
-            self._ask_for(size)
-        self._await_asked()
+            self._request(size)
+        self._await_requested()
         self.flush()
 
-    def _ask_for(self, *shape: int) -> Tensor:
+    def _request(self, *shape: int) -> Tensor:
         rows = torch.empty(shape, dtype=torch.float32, device=self._links.device)
         self._awaited.append((self._links.receive(rows), rows))
-        self._asked_for += 1
+        self._requested += 1
         return rows
 
-    def _await_asked(self) -> None:
+    def _await_requested(self) -> None:
         while self._awaited:
             self._await(self._awaited[0][0])
             self._awaited.popleft()
@@ -169,24 +169,24 @@ class DeviceMailboxes:
         begun = looked = monotonic()
         while not passed():
             if (now := monotonic()) - looked > LOOK_S:
-                self._told.look(now - begun)
+                self._host.look(now - begun)
                 looked = now
 
 
 class PairLinks:
-    """Links by NCCL: each direction of a ring is a group of its two ranks. All ranks of the run make theirs at the same
-    time, each of them its ring's, which `group` is. The groups stay until the process group of the run ends: ranks are
-    done with an engine at different times, and NCCL ends a communicator on both of its ranks at once.
+    """Links by NCCL: each direction between two ranks of a ring is a group of these two. All ranks of the run create
+    their links at the same time; `group` is the ring of this rank. The groups stay until the process group of the run
+    ends: ranks finish with an engine at different times, and NCCL ends a communicator on both ranks at once.
     """
 
     backend = "nccl"
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.device, self._me = device, dist.get_rank()
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (self._gpu(), tuple(dist.get_process_group_ranks(group))))
-        refuse_shared_gpus([gpu for gpu, _ in everyone])
-        for ring in sorted({ring for _, ring in everyone}):
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, (self._gpu(), tuple(dist.get_process_group_ranks(group))))
+        refuse_shared_gpus([gpu for gpu, _ in gathered])
+        for ring in sorted({ring for _, ring in gathered}):
             for sender, receiver in zip(ring, (*ring[1:], ring[0]), strict=True):
                 self._connect(sender, receiver)
 
@@ -202,12 +202,12 @@ class PairLinks:
         return event.query
 
     def _gpu(self) -> object:
-        """Which one it is, of all machines."""
+        """The identity of this GPU among the GPUs of all machines."""
         return socket.gethostname(), str(torch.cuda.get_device_properties(self.device).uuid)
 
     def _connect(self, sender: int, receiver: int) -> None:
-        """A first number goes through, with which NCCL connects the two. Pair by pair in one order on all ranks, which
-        make all groups, so that none waits for one that waits.
+        """Sends a first number, with which NCCL connects the two ranks. All ranks create all groups, pair by pair in
+        the same order, so that no two ranks wait for each other.
         """
         pair = dist.new_group([sender, receiver], timeout=WATCHDOG, backend=self.backend)
         number = torch.zeros(1, device=self.device)
@@ -226,7 +226,7 @@ class PairLinks:
         def passed() -> bool:
             if not work.is_completed():
                 return False
-            self._tried(work.wait)  # so that what the device does next comes behind it; the host does not wait
+            self._tried(work.wait)  # later work of the device comes after it; the host does not wait
             return True
 
         return passed
@@ -235,11 +235,11 @@ class PairLinks:
         try:
             return action(*arguments)
         except RuntimeError as error:
-            raise LostRankError(f"rank {self._me}: the rows between the ranks failed: {error}; {TOGETHER}") from error
+            raise LostRankError(f"rank {self._me}: sending or receiving rows failed: {error}; {TOGETHER}") from error
 
 
 def refuse_shared_gpus(gpus: Sequence[object]) -> None:
-    """Raises UserError where two ranks compute on one GPU, between which NCCL does not go. gpus: of each rank."""
+    """Raises UserError if two ranks compute on one GPU, which NCCL does not support. gpus: the GPU of each rank."""
     for rank, gpu in enumerate(gpus):
         if (first := gpus.index(gpu)) != rank:
             raise UserError(

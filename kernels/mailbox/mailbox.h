@@ -1,6 +1,5 @@
 // A queue of bytes in memory that two processes share: one writes, the other reads, in order. Both go piece by piece,
-// so that the reader copies the first piece while the writer is at the next, and a message may be longer than the
-// queue.
+// so that the reader copies a piece while the writer writes the next, and a message may be longer than the queue.
 #pragma once
 
 #include <cstring>
@@ -9,11 +8,12 @@
 
 namespace labkit {
 
-constexpr int64_t kPiece = 16 << 10;  // bytes that are made known at once: two of them fit into the first-level cache
-constexpr int kMailSpins = 4000;      // then others of the machine get their turn
+constexpr int64_t kPiece = 16 << 10;  // bytes that are published at once: two pieces fit into the first-level cache
+constexpr int kMailSpins = 4000;      // then the core is given to other processes
 
-// Counts since the beginning, each on the line of the process that moves it. The bytes follow, those of count `base`
-// first: the writer begins there anew when nothing is left to be read, so that it finds the same lines in its caches.
+// Counts since the beginning, each on the cache line of the process that advances it. The bytes follow, beginning with
+// the byte of count `base`. When the queue is empty, the writer sets `base` anew and begins at the first byte, so that
+// it finds the same lines in its caches.
 struct Mailbox {
   alignas(64) std::atomic<int64_t> written;
   std::atomic<int64_t> base;
@@ -23,8 +23,8 @@ struct Mailbox {
 };
 static_assert(sizeof(Mailbox) == 128, "as kernels/mailbox/memory.py lays it out");
 
-// Moves `count` bytes by copy(place in the queue, offset, how many). available(): how many bytes could be moved now.
-// Gives up after `patience_ns` without any. Returns how many were moved.
+// Moves `count` bytes with copy(place in the queue, offset, number). available(): number of bytes that can be moved
+// now. Stops after `patience_ns` without any. Returns the number of moved bytes.
 template <class Available, class Copy>
 int64_t move_bytes(std::atomic<int64_t>& mine, const std::atomic<int64_t>& base, int64_t capacity, int64_t count,
                    int64_t patience_ns, Available&& available, Copy&& copy) {

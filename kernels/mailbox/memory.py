@@ -20,7 +20,7 @@ COUNTS = 128  # bytes before the queue: struct Mailbox of mailbox.h
 
 
 def ring_bytes(ranks: int, capacity: int) -> int:
-    """Of memory for the mailboxes of so many ranks, each of which holds `capacity` bytes."""
+    """Bytes of shared memory for a mailbox of `capacity` bytes per rank."""
     return lines_bytes(ranks) + ranks * _mailbox_bytes(capacity)
 
 
@@ -29,10 +29,10 @@ def _mailbox_bytes(capacity: int) -> int:
 
 
 class SharedMailboxes:
-    """This rank's two ends of a ring: what it sends goes to the rank behind it, what it receives is of the one before.
+    """This rank's two ends of a ring: it sends to the next rank and receives from the previous one.
 
-    names: of the ranks in errors. The memory has a line for each rank (`SharedRanks`), and then a mailbox for each,
-    which that rank writes to.
+    names: numbers of the ranks, for errors. The memory has a line for each rank (`SharedRanks`), and then a mailbox for
+    each rank, which that rank writes.
     """
 
     def __init__(self, shared: SharedMemory, rank: int, names: Sequence[int], capacity: int, timeout_s: float) -> None:
@@ -58,7 +58,7 @@ class SharedMailboxes:
         return message
 
     def flush(self) -> None:
-        """Nothing is under way: what was sent is in memory that outlives this process as long as its reader has it."""
+        """Does nothing: messages are in the shared memory, which stays as long as their reader maps it."""
 
     def fail_call(self, reason: str) -> None:
         self._others.fail_call(reason)
@@ -67,16 +67,16 @@ class SharedMailboxes:
         self._others.begin_call(self._empty)
 
     def look(self, waited_s: float) -> None:
-        """For those that wait for another rank in another way, and have for so long: raises as `receive` would."""
+        """Checks the other ranks during a wait of another kind: raises the errors of `receive`."""
         self._others.look(waited_s)
 
     def _empty(self) -> None:
-        """Nothing of what came in is read any more; the rank before must not be writing."""
-        written, read = (ctypes.c_int64.from_address(self._in + place) for place in (0, COUNTS // 2))
+        """Drops all bytes that have come in. The previous rank must not be writing."""
+        written, read = (ctypes.c_int64.from_address(self._in + offset) for offset in (0, COUNTS // 2))
         read.value = written.value
 
     def _move(self, move: Callable[..., int], box: int, at: int, count: int) -> None:
-        """All of it, however long it takes, unless another rank has gone or has left the call."""
+        """Moves all `count` bytes. Raises as `SharedRanks.look` if another rank has ended or has left the call."""
         patience = int(LOOK_S * 1e9)
         done = move(box, self._capacity, at, count, patience)
         begun = monotonic()

@@ -1,4 +1,4 @@
-"""What goes from one rank to the next: a few numbers of fixed form, and behind them a tensor."""
+"""Messages from one rank to the next: a header of a few numbers, followed by a tensor."""
 
 from struct import Struct
 from typing import NamedTuple
@@ -11,16 +11,13 @@ DTYPES = (torch.float32, torch.int64, torch.uint8)
 
 
 class Message(NamedTuple):
-    """kind, micro_batch, step: whatever sender and receiver agree on. payload: [rows, width], float32, int64 or uint8.
-
-    sent_ns: when it began to be sent, perf_counter_ns of the sender: one clock for all processes of a machine.
-    """
+    """A message. Sender and receiver agree on the meaning of kind, micro_batch and step."""
 
     kind: int
     micro_batch: int
     step: int
-    payload: Tensor
-    sent_ns: int = 0
+    payload: Tensor  # [rows, width], float32, int64 or uint8
+    sent_ns: int = 0  # begin of the send, the sender's perf_counter_ns: one clock for all processes of a machine
 
     @property
     def header(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The same by gloo: for ranks that share no memory, and where no compiler is."""
+"""Mailboxes over gloo, for ranks that share no memory or have no compiler."""
 
 from collections import deque
 from typing import Any
@@ -13,7 +13,7 @@ MOST_UNDER_WAY = 4096  # messages
 
 
 class GlooMailboxes:
-    """See `SharedMailboxes`. What is sent is kept until it has gone, and so many bytes of it at most."""
+    """See `SharedMailboxes`. Messages are kept until they are sent, `most_bytes` of them at most."""
 
     def __init__(self, group: GlooGroup, most_bytes: int) -> None:
         self._group, self._most_bytes = group, most_bytes
@@ -39,12 +39,12 @@ class GlooMailboxes:
         return message
 
     def flush(self) -> None:
-        """What is still under way when this object goes is lost."""
+        """Waits for all sends. Sends still in flight when this object is deleted are lost."""
         while self._under_way:
             self._finish_first()
 
     def fail_call(self, reason: str) -> None:
-        """What is under way comes to nothing."""
+        """This rank leaves the call by an error. Its messages in flight are lost."""
         self._group.fail_call(reason)
         self._under_way.clear()
         self._bytes = 0
@@ -53,7 +53,7 @@ class GlooMailboxes:
         self._group.begin_call()
 
     def look(self, waited_s: float) -> None:
-        """For those that wait for another rank in another way, and have for so long: raises as `receive` would."""
+        """Checks the other ranks during a wait of another kind: raises the errors of `receive`."""
         self._group.look(waited_s)
 
     def _finish_first(self) -> None:

@@ -82,6 +82,6 @@ def _triton(
     act = torch.empty(len(hidden), width, device=hidden.device)
     changed = addend is not None or residual_from_norm
     residual = torch.empty_like(hidden) if changed else None
-    how = {"residual_from_norm": residual_from_norm}
-    run(hidden, addend, addend_bias, weights, act, residual, gpu.default_launcher(), **how)
+    launch = gpu.default_launcher()
+    run(hidden, addend, addend_bias, weights, act, residual, launch, residual_from_norm=residual_from_norm)
     return act, hidden if residual is None else residual

@@ -17,11 +17,11 @@ class MlpCase:
 
     @property
     def outputs(self) -> int:
-        """Rows of the matrix: gate and up where the MLP is gated."""
+        """Rows of the matrix: gate and up if the MLP is gated."""
         return self.shape.intermediate * (2 if self.shape.gated else 1)
 
     def bytes(self, rows: int, sizes: Sizes) -> int:
-        """The matrix once, the norm, and the bias of the attention output unless it is added behind the MLP."""
+        """The matrix once, the norm, and the bias of the attention output unless it is added after the MLP."""
         shape = self.shape
         vectors = 0 if shape.shared_norm else shape.norm_numbers
         if "attn_out" in shape.biases and not shape.parallel:

@@ -21,7 +21,7 @@ inline vf activate(int32_t kind, vf x) {
   }
 }
 
-// out[rows][out_stride] = activation(x * up^T + bias), or activation(gate) * up. Ends behind a barrier.
+// out[rows][out_stride] = activation(x * up^T + bias), or activation(gate) * up. Ends after a barrier.
 template <class T>
 void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normalised<T>& input, int64_t rows,
                 Activation<T>* out, int64_t out_stride, ThreadScratch& scratch) {

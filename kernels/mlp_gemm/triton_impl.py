@@ -30,7 +30,7 @@ def activated(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "silu":
         return x * tl.sigmoid(x)
     else:
-        return tl.where(x < 0.0, 0.0, x)  # a NaN stays one
+        return tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
 
 
 @triton.jit
@@ -41,8 +41,8 @@ def mlp_tile(
     K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Tile number `tile` of act [M, N]: BN rows of the weight. Of a gated MLP they are BN / 2 rows of the gate and the
-    same rows of up, so that both factors of an output are in the program's registers.
+    """Tile number `tile` of act [M, N], from BN rows of the weight. In a gated MLP these are BN / 2 rows of the gate
+    and the same rows of up, so that both factors of an output are in the program's registers.
     """
     m = tl.arange(0, MP)
     if GATED:
@@ -87,7 +87,7 @@ def _activate(
     act_ptr, wide_ptr, bias_ptr, N,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """act [M, N] of the product [M, N], or [M, 2 N] gate before up."""
+    """act [M, N] from the product [M, N], or [M, 2 N] with gate before up."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -137,7 +137,7 @@ def mlp_gemm(
 
 
 def mlp_tiles(weights: MlpWeights, tile: Tile) -> int:
-    """Programs that region 3 takes in tiles of this size."""
+    """Number of programs of region 3 with tiles of this size."""
     return triton.cdiv(weights.up.outputs, tile.rows)
 
 

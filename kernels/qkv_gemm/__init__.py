@@ -39,7 +39,7 @@ def qkv_gemm(
 ) -> tuple[Tensor, Tensor]:
     """hidden [N, H] float32 -> (queries [N, Hq*D] rotated, residual [N, H]); keys and values go into `cache` at `past`.
 
-    The residual is `hidden`, or the normed rows where the model adds those (`residual_from_norm`).
+    The residual is `hidden`, or the normed rows if the model adds these (`residual_from_norm`).
     """
     run = choose("qkv_gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
     return run(hidden, weights, heads, rotary, rows, cache, residual_from_norm, threads)

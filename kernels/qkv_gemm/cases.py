@@ -7,7 +7,7 @@ from ..shapes import ODD, REAL, LayerShape, Sizes
 
 @dataclass(frozen=True)
 class QkvCase:
-    """norm, product to query, key and value heads, their own norms, rotation and append."""
+    """Norm, product to query, key and value heads, norms of the heads, rotation and append."""
 
     shape: LayerShape
 

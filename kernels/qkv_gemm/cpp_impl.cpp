@@ -9,7 +9,7 @@
 
 namespace labkit {
 
-// Normalised rows as the GEMM takes them, and the residual that they came from. Of one row every thread makes its own
+// Normalised rows in the GEMM's type, and the residual that they came from. With one row every thread makes its own
 // copy: a norm of a few thousand numbers takes less time than a barrier. More rows are split over the threads and
 // shared, with a barrier at the end.
 template <class T>
@@ -20,8 +20,8 @@ struct Normalised {
   int64_t residual_stride;
 };
 
-// x = norm(h + addend + bias). The addend is whole, or in the parts of all ranks, which are added up here instead of in
-// a pass of their own. The residual is the sum, or x itself where the model takes it after the norm.
+// x = norm(h + addend + bias). The addend is whole, or consists of the parts of all ranks, which are added up in the
+// same pass. The residual is the sum, or x itself if the model takes it after the norm.
 template <class T>
 Normalised<T> normalised_rows(Team& team, int thread, const Norm& norm, const float* h, int64_t h_stride,
                               const Parts& addend, const float* bias, bool residual_from_norm, int64_t rows,
@@ -103,8 +103,8 @@ void rotate_and_append(const Team& team, int thread, const QkvWeights& weights, 
   }
 }
 
-// The region: from normalised rows to queries in `qkv`, and keys and values in the cache. Ends behind a barrier. There
-// is one before the rotation too, because a head's numbers come from blocks that other threads may have multiplied.
+// The region: from normalised rows to queries in `qkv`, and keys and values in the cache. Ends after a barrier. Another
+// barrier is before the rotation, because a head's numbers come from blocks that other threads may have multiplied.
 template <class T>
 void qkv_region(Team& team, int thread, const QkvWeights& weights, const Rotary& rotary, const Heads& heads,
                 const Rows& rows, const Cache& cache, const Normalised<T>& input, float* qkv, int64_t stride,
@@ -118,7 +118,8 @@ void qkv_region(Team& team, int thread, const QkvWeights& weights, const Rotary&
 
 }  // namespace labkit
 
-// hidden: [rows][hidden]. queries: [rows][query heads * dim], rotated. residual: [rows][hidden], what region 3 adds to.
+// hidden: [rows][hidden]. queries: [rows][query heads * dim], rotated. residual: [rows][hidden], to which region 3
+// adds.
 extern "C" int64_t labkit_qkv_gemm(const labkit::QkvWeights* weights, const labkit::Rotary* rotary,
                                    const labkit::Heads* heads, const labkit::Rows* rows, const labkit::Cache* cache,
                                    const float* h, int32_t from_norm, float* queries, float* residual,

@@ -42,7 +42,7 @@ def qkv_gemm(
 
 
 def rotate(x_BTND: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:
-    """Rotates the first 2 * cosine.shape[-1] values of each head; the rest passes through. Tables [B, T, 1, D/2]."""
+    """Rotates the first 2 * cosine.shape[-1] values of each head; the others stay. Tables [B, T, 1, D/2]."""
     dim = 2 * cosine.shape[-1]
     turned, rest = x_BTND[..., :dim], x_BTND[..., dim:]
     if interleaved:

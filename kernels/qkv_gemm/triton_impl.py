@@ -1,7 +1,7 @@
 """Region 1 in Triton: norm, product, rotation and append to the KV cache in one kernel.
 
-Where heads are normed or the cache is int8 there are two kernels, because the norm of a head and its scale need all of
-the head, and programs own only some of its rows. Beyond 16 rows the second kernel follows torch's GEMM.
+With norms of heads or an int8 cache there are two kernels, because the norm of a head and its scale need the whole
+head, and a program owns only some of its rows. Beyond 16 rows the second kernel follows torch's GEMM.
 """
 
 import torch
@@ -21,7 +21,7 @@ TILE = Tile(rows=16, depth=1)
 
 @triton.jit
 def pair_columns(pair, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The two columns of a head that pair number `pair` of D / 2 holds: those that rotate together, then the rest.
+    """The two columns of a head in pair number `pair` of D / 2. Pairs that rotate together come first, then the others.
 
     A program multiplies pairs, so that both numbers of a rotation are in its registers.
     """
@@ -35,7 +35,7 @@ def pair_columns(pair, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constex
 
 @triton.jit
 def rotated(a, b, cosine_ptr, sine_ptr, positions, pair, turns, R: tl.constexpr):
-    """The pairs a, b [BP, MP] turned by their positions' angles where `turns` [BP, MP]."""
+    """The pairs a, b [BP, MP], rotated by the angles of their positions where `turns` [BP, MP] is true."""
     at = positions[None, :] * (R // 2) + pair[:, None]
     cosine = tl.load(cosine_ptr + at, mask=turns, other=1.0)
     sine = tl.load(sine_ptr + at, mask=turns, other=0.0)
@@ -109,7 +109,7 @@ def _qkv_gemm(
 def quantised(a, b):
     """(int8, int8, scales bfloat16 [rows]) of heads whose numbers are the pairs a, b [rows, D / 2]: see int8_cache.py.
 
-    Magnitudes are compared as integers, which are in the same order, with infinity and NaN above all others.
+    Magnitudes are compared by their bits as integers, which have the same order, with infinity and NaN at the top.
     """
     bits = tl.maximum(a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     wanted = tl.max(bits, axis=1).to(tl.float32, bitcast=True) / 127.0
@@ -119,7 +119,7 @@ def quantised(a, b):
     step = scale.to(tl.float32)
     usable = (step > 0) & (step < float("inf"))
     step = tl.where(usable, step, 1.0)[:, None]
-    # Adding 1.5 * 2^23 rounds to an integer, whose last byte is that of the sum.
+    # Adding 1.5 * 2^23 rounds to an integer; its last byte is the last byte of the sum.
     a = (a / step + 12582912.0).to(tl.int32, bitcast=True)
     b = (b / step + 12582912.0).to(tl.int32, bitcast=True)
     return tl.where(usable[:, None], a, 0).to(tl.int8), tl.where(usable[:, None], b, 0).to(tl.int8), scale
@@ -134,7 +134,7 @@ def _finish_heads(
     R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
     BM: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What follows the product [M, (HQ + 2 HKV) D]: bias, norm, rotation and store of one head of BM rows."""
+    """Steps after the product [M, (HQ + 2 HKV) D]: bias, norm, rotation and store of one head of BM rows."""
     wait_for_previous(PDL)
     head = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -216,7 +216,7 @@ def qkv_gemm(
 
 
 def qkv_tiles(weights: QkvWeights, tile: Tile) -> int:
-    """Programs that region 1 takes in tiles of this size."""
+    """Number of programs of region 1 with tiles of this size."""
     return triton.cdiv(weights.proj.outputs, tile.rows)
 
 
@@ -252,7 +252,7 @@ def qkv_arguments(
 
 
 def _places(heads: Heads, rotary: Rotary | None, rows: Rows, cache: LayerCache, queries: Tensor) -> dict[str, object]:
-    """Where heads go, and by which angles they turn."""
+    """The kernel arguments that say where heads are stored, and the tables of their rotation."""
     return {
         "queries_ptr": queries,
         "keys_ptr": cache.keys,

@@ -7,7 +7,7 @@ from ..shapes import ODD, REAL, LayerShape, Sizes
 
 @dataclass(frozen=True)
 class ResidualCase:
-    """residual + output + its bias, and with a parallel residual the attention output and its bias."""
+    """residual + output + its bias; with a parallel residual also the attention output and its bias."""
 
     shape: LayerShape
 
@@ -21,7 +21,7 @@ class ResidualCase:
         return sizes.vector * self.shape.hidden * biases
 
     def flops(self, rows: int) -> int:
-        """None: there is no product."""
+        """Zero: there is no product."""
         return 0
 
 

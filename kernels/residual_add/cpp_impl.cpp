@@ -1,4 +1,4 @@
-// Region 4: output bias and residual, in one pass. With a parallel residual the attention output and its bias join in.
+// Region 4: adds output bias and residual in one pass. With a parallel residual also the attention output and its bias.
 #pragma once
 
 #include <initializer_list>
@@ -8,10 +8,10 @@
 
 namespace labkit {
 
-constexpr int64_t kWorthATeam = 32768;  // numbers: waking a thread takes longer than adding fewer alone
+constexpr int64_t kWorthATeam = 32768;  // numbers: for fewer, waking a thread takes longer than adding them
 
 struct Addend {
-  Parts rows;         // none: nothing is added
+  Parts rows;         // no parts: nothing is added
   const float* bias;  // may be null
 };
 

@@ -1,4 +1,4 @@
-"""Sums of rows in Triton: up to three of them with two biases, in one kernel."""
+"""Sums of up to three matrices of rows and two biases in one Triton kernel."""
 
 from collections.abc import Sequence
 
@@ -36,8 +36,8 @@ def _add_rows(
 
 def add_rows(parts: Sequence[Tensor | None], biases: Sequence[Tensor | None], out: Tensor, launch: Launcher) -> Tensor:
     """out [M, H] = the sum of one to three [M, H] and up to two [H]; None counts as zeros."""
-    given = [part for part in parts if part is not None]
-    b, c = [*given[1:], None, None][:2]
+    a, *others = [part for part in parts if part is not None]
+    b, c = [*others, None, None][:2]
     bias, bias2 = [*(bias for bias in biases if bias is not None), None, None][:2]
     rows, width = out.shape
     launch(
@@ -45,7 +45,7 @@ def add_rows(parts: Sequence[Tensor | None], biases: Sequence[Tensor | None], ou
         (rows, triton.cdiv(width, TILE.depth)),
         TILE,
         out_ptr=out,
-        a_ptr=given[0],
+        a_ptr=a,
         b_ptr=optional(b, out),
         c_ptr=optional(c, out),
         bias_ptr=optional(bias, out),

@@ -1,4 +1,4 @@
-"""What streams of weights and of keys and values have in common: slots of memory, turns, spans, and what went wrong."""
+"""The common part of streams of weights and of keys and values: slots of memory, turns, spans and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..memory import reserved
 
 __all__ = ["PAGE", "SlotStream", "StreamSpan", "awaited", "require_whole"]
 
-PAGE = 4096  # kPage of direct_file.h: what is read begins and ends at multiples of it
+PAGE = 4096  # kPage of direct_file.h: reads begin and end at multiples of it
 MOST_SPANS = 1 << 16
 KINDS = ("read", "wait", "compute", "write")
 READ_ERROR, ENDS, ALTERED, WRITE_ERROR = 1, 2, 3, 4
@@ -39,11 +39,9 @@ build.declare("labkit_stream_take_spans", POINTER, POINTER, LONG, result=True)
 
 
 class StreamSpan(NamedTuple):
-    """What was done when with a layer: "read" into a slot, "copy" to a slot on a GPU, "wait" for that, "compute", or
-    "write" from the slot; perf_counter_ns.
-    """
+    """The time of one activity for a layer, in perf_counter_ns."""
 
-    kind: str
+    kind: str  # "read" into a slot, "copy" to a slot on a GPU, "wait" for that, "compute", or "write" from the slot
     layer: int
     begin_ns: int
     end_ns: int
@@ -72,24 +70,26 @@ class CState(ctypes.Structure):
 
 
 class SlotStream:
-    """Pieces of a file, one of each layer, in `slots` pieces of memory, which one thread fills in turn.
+    """Blocks of a file, one per layer, that one thread reads into `slots` pieces of memory in turn.
 
-    A pass uses every piece once, in order. After it has begun piece i has turn first + i; `wait` for it, use
-    `memory(turn)`, then release it. The thread goes on with the pieces of the next pass. It begins at once, and ends
+    A pass uses every block once, in order. Once it has begun, block i has turn first + i: `wait` for it, use
+    `memory(turn)`, then release it. The thread goes on with the blocks of the next pass. It begins at once, and ends
     with this object or `close`.
 
-    all_slots: uint8 [slots * slot_bytes]. The page cache is passed by (O_DIRECT), or where the file system refuses
-    that, nothing is left there.
+    all_slots: uint8 [slots * slot_bytes]. Reads bypass the page cache (O_DIRECT). If the file system refuses that,
+    pages are dropped from the cache after reading.
     """
 
     def __init__(self, library: ctypes.CDLL, slots: int, slot_bytes: int) -> None:
-        """library: of the kernels that use the slots. A derived class says with `_opened` which stream it is."""
+        """library: of the kernels that use the slots. A derived class opens the stream and calls `_opened`."""
         self.slots, self.slot_bytes, self._library = slots, slot_bytes, library
         self.all_slots = reserved(slots * slot_bytes)
         self.address = 0
 
     def _opened(self, address: int, descriptor: int) -> None:
-        """descriptor: of the file; it is closed behind the threads."""
+        """Keeps the stream's address, and closes the stream with this object. descriptor: of the file; it is closed
+        after the threads have ended.
+        """
         self.address = address
         self.close = weakref.finalize(self, _closed, self._library, address, descriptor, self.all_slots)
 
@@ -99,7 +99,7 @@ class SlotStream:
         return self.all_slots[begin : begin + self.slot_bytes]
 
     def wait(self, turn: int) -> None:
-        """Returns once the turn's slot is filled, or the pass has failed, which `check` tells."""
+        """Returns once the turn's slot is filled, or the pass has failed; `check` then raises the error."""
         self._library.labkit_stream_wait(self.address, turn)
 
     def filled(self, turn: int) -> bool:
@@ -107,18 +107,18 @@ class SlotStream:
         return bool(self._library.labkit_stream_filled(self.address, turn))
 
     def note(self, kind: str, layer: int, begin_ns: int, end_ns: int) -> None:
-        """Adds a span to those that `take_spans` gives."""
+        """Adds a span to the spans of `take_spans`."""
         self._library.labkit_stream_note(self.address, KINDS.index(kind), layer, begin_ns, end_ns)
 
     def take_spans(self) -> list[StreamSpan]:
-        """What was done since the last call, the latest 65,536 at most."""
-        found = (CSpan * MOST_SPANS)()
-        count = self._library.labkit_stream_take_spans(self.address, ctypes.addressof(found), MOST_SPANS)
-        return [StreamSpan(KINDS[each.kind], each.layer, each.begin_ns, each.end_ns) for each in found[:count]]
+        """Spans since the last call, the latest 65,536 at most."""
+        spans = (CSpan * MOST_SPANS)()
+        count = self._library.labkit_stream_take_spans(self.address, ctypes.addressof(spans), MOST_SPANS)
+        return [StreamSpan(KINDS[span.kind], span.layer, span.begin_ns, span.end_ns) for span in spans[:count]]
 
     @property
     def blocks_read(self) -> int:
-        """So many pieces have been read since the beginning."""
+        """Number of blocks read since the beginning."""
         return int(self._state().blocks_read)
 
     @property
@@ -127,34 +127,34 @@ class SlotStream:
 
     @property
     def read_s(self) -> float:
-        """Seconds that were spent reading, of those since the beginning."""
+        """Seconds spent reading since the beginning."""
         return float(self._state().read_ns / 1e9)
 
     @property
     def failed(self) -> bool:
-        """Whether a piece of this pass could not be read, or one before it not be written."""
+        """Whether a block of this pass could not be read, or an earlier block could not be written."""
         return bool(self._state().failure)
 
     @property
     def direct(self) -> bool:
-        """Whether the page cache is passed by."""
+        """Whether reads bypass the page cache."""
         return bool(self._state().direct)
 
     def check(self) -> None:
-        """Raises RunError where the pass has failed: what was computed in it is worth nothing."""
+        """Raises RunError if the pass has failed: its results are invalid."""
         state = self._state()
         if state.failure:
             number = int(state.error_number)
             reason = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
-            raise RunError(self._said(state.failure, state.failed_layer, state.failed_offset, reason))
+            raise RunError(self._failure_message(state.failure, state.failed_layer, state.failed_offset, reason))
 
-    def _said(self, failure: int, layer: int, offset: int, reason: str) -> str:
-        """What went wrong, and what to do about it."""
+    def _failure_message(self, failure: int, layer: int, offset: int, reason: str) -> str:
+        """Says what failed, and what to do."""
         raise NotImplementedError
 
-    def _begin_pass(self, held: int) -> int:
-        """The turn of the first piece in a new pass. held: tokens whose keys and values count."""
-        first: int = self._library.labkit_stream_begin_pass(self.address, held)
+    def _begin_pass(self, committed: int) -> int:
+        """The turn of the first block in a new pass. committed: tokens whose keys and values count as cached."""
+        first: int = self._library.labkit_stream_begin_pass(self.address, committed)
         return first
 
     def _release(self, turn: int, written: range) -> None:
@@ -167,7 +167,7 @@ class SlotStream:
 
 
 class Fetching(Protocol):
-    """What a step asks of a stream of any kind; for the calls see `SlotStream`."""
+    """The part of a stream's interface that a step uses; for the calls see `SlotStream`."""
 
     @property
     def failed(self) -> bool: ...
@@ -181,24 +181,24 @@ class Fetching(Protocol):
 
 @contextmanager
 def awaited(stream: Fetching, turn: int, layer: int, waiting: AbstractContextManager[object]) -> Iterator[None]:
-    """Begins once the turn's slot is filled, which is waited for within `waiting`. The wait, and the time within, are
-    spans of the stream.
+    """A context that begins once the turn's slot is filled; `waiting` surrounds the wait. Adds the wait and the time in
+    the context to the stream's spans.
     """
-    wanted = perf_counter_ns()
+    called = perf_counter_ns()
     with waiting:
         stream.wait(turn)
     begin = perf_counter_ns()
     yield
-    stream.note("wait", layer, wanted, begin)
+    stream.note("wait", layer, called, begin)
     stream.note("compute", layer, begin, perf_counter_ns())
 
 
 def require_whole(streams: Iterable[Fetching], all_ranks: bool) -> None:
-    """Raises RunError unless these streams, and `all_ranks`, came through this pass."""
+    """Raises RunError if a stream has failed in this pass. all_ranks: whether the pass succeeded on all ranks."""
     for stream in streams:
         stream.check()
     if not all_ranks:
-        raise RunError("another rank could not read its layers, and its message says why; try again once it can")
+        raise RunError("another rank could not read its layers; its message says why: try again once it can")
 
 
 def _closed(library: ctypes.CDLL, address: int, descriptor: int, memory: Tensor) -> None:

@@ -1,11 +1,11 @@
-// Streams of either kind, as Python watches and ends them.
+// C interface for watching and ending streams of either kind.
 #pragma once
 
 #include "slot_stream.h"
 
 extern "C" {
 
-// Ends the threads; nobody may wait any more.
+// Ends the threads. No thread may wait for the stream any more.
 void labkit_stream_close(labkit::SlotStream* stream) { delete stream; }
 
 int64_t labkit_stream_begin_pass(labkit::SlotStream* stream, int64_t held) { return stream->begin_pass(held); }

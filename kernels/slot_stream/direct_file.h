@@ -1,4 +1,4 @@
-// A file that is read and written past the page cache.
+// A file whose reads and writes bypass the page cache.
 #pragma once
 
 #include <fcntl.h>
@@ -11,14 +11,14 @@
 
 namespace labkit {
 
-constexpr int64_t kPage = 4096;       // O_DIRECT: of addresses, offsets and lengths
+constexpr int64_t kPage = 4096;       // alignment of addresses, offsets and lengths for O_DIRECT
 constexpr int64_t kAtOnce = 4 << 20;  // bytes of one read or write
-constexpr int kDontCache = 0x80;      // RWF_DONTCACHE of Linux 6.14, which older headers lack
+constexpr int kDontCache = 0x80;      // RWF_DONTCACHE of Linux 6.14, missing in older headers
 
-// Several threads may use it. Where the file system refuses O_DIRECT, nothing is left in the page cache.
+// Several threads may use it. If the file system refuses O_DIRECT, pages are dropped from the page cache after use.
 class DirectFile {
  public:
-  // fd: with O_DIRECT where the file system takes it; stays the caller's.
+  // fd: with O_DIRECT if the file system supports it; the caller keeps and closes it.
   explicit DirectFile(int fd) : fd_(fd), direct_((fcntl(fd, F_GETFL) & O_DIRECT) != 0) {}
 
   int fd() const { return fd_; }
@@ -48,7 +48,7 @@ class DirectFile {
     for (;;) {
       const bool direct = direct_, dont_cache = !direct && dont_cache_;
       const ssize_t got = move(part, offset, dont_cache ? kDontCache : 0);
-      if (direct && (got < 0 ? errno == EINVAL : got % kPage != 0)) {  // refused on the way, as some file systems do
+      if (direct && (got < 0 ? errno == EINVAL : got % kPage != 0)) {  // some file systems refuse only now
         fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) & ~O_DIRECT);
         direct_ = false;
       } else if (dont_cache && got < 0 && (errno == EOPNOTSUPP || errno == EINVAL)) {

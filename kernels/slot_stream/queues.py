@@ -1,8 +1,7 @@
-"""The three queues that a GPU works on side by side: what it computes, and what it copies from the host's memory and
-back to it.
+"""The three queues that a GPU works on in parallel: kernels, copies from the host's memory, and copies to it.
 
-A mark stands for all that a queue was given before it. The host only gives work and marks: it does not wait for them.
-On the CPU, where the same code is tested, all work is done when it is given.
+A mark is a point in a queue, after all work that was queued before it. The host only queues work and marks, and does
+not wait for them. On the CPU, where the same code is tested, all work is done when it is queued.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from labkit.system.errors import UserError
 
 from . import StreamSpan
 
-MOST_PENDING = 8192  # spans that are kept until they are asked for: each holds two events of the GPU
+MOST_PENDING = 8192  # spans that are kept until they are taken: each holds two events of the GPU
 Mark = Any  # a CUDA event, or nanoseconds
 
 
 class Queues(Protocol):
-    """What streams of layers, or of keys and values, need of a device. All streams of an engine share them, so that
-    what is copied to the device arrives in the order of its use.
+    """A device's queues, for streams of layers and of keys and values. All streams of an engine share them, so that
+    copies to the device arrive in the order of their use.
     """
 
     def mark(self) -> Mark:
-        """Behind all that is to be computed so far."""
+        """A mark after all kernels queued so far."""
 
     def compute_after(self, mark: Mark) -> None:
-        """What is to be computed from here on begins after the mark."""
+        """Makes kernels queued after this call wait for the mark."""
 
     def copy(self, to: Tensor, data: Tensor, after: Mark) -> tuple[Mark, Mark]:
-        """Copies bytes to the device, after a mark and all copies to it before. Returns marks before and behind the
-        copy.
+        """Copies bytes to the device, after a mark and all earlier copies to the device. Returns marks before and after
+        the copy.
         """
 
     def copy_back(self, to: Tensor, data: Tensor, after: Mark) -> tuple[Mark, Mark]:
-        """Copies bytes to the host in the same way, beside what is copied to the device."""
+        """Copies bytes to the host in the same way, in parallel with copies to the device."""
 
     def passed(self, mark: Mark) -> bool:
         """Whether the device is past a mark."""
@@ -49,24 +48,24 @@ class Queues(Protocol):
         """Returns once the device is past a mark."""
 
     def finish_copies(self) -> None:
-        """Returns once no copy is under way, to either side."""
+        """Returns once no copy is in flight in either direction."""
 
     def times_ns(self, marks: Sequence[Mark]) -> list[int]:
-        """When the device passed these marks, as perf_counter_ns. Waits for all work that it was given."""
+        """The times at which the device passed these marks, as perf_counter_ns. Waits for all queued work."""
 
     def pin(self, memory: Tensor) -> None:
-        """Lets the device fetch from this memory of the host by itself, until `unpin`. Raises UserError where the
-        system does not allow that.
+        """Pins this memory of the host until `unpin`, so that the device copies from it by itself. Raises UserError if
+        the system does not allow that.
         """
 
     def unpin(self, memory: Tensor) -> None: ...
 
 
 class GpuQueues:
-    """A GPU's: the stream that is current when work is given, and a stream of its own for each direction of copies,
-    which is made for the first copy.
+    """The queues of a GPU: the stream that is current when work is queued, and one more stream for each direction of
+    copies, created for the first copy.
 
-    What is copied must be contiguous: of anything else torch makes a copy in memory that is not pinned, and waits.
+    Tensors to copy must be contiguous: of others torch makes a copy in memory that is not pinned, and waits.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -104,7 +103,7 @@ class GpuQueues:
 
     @staticmethod
     def pin(memory: Tensor) -> None:
-        # Of torch's own pinned memory every piece is rounded up to a power of two: up to twice what a layer needs.
+        # torch's own pinned memory rounds every piece up to a power of two, up to twice the bytes of a layer.
         code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if code:
             raise UserError(
@@ -136,7 +135,7 @@ class GpuQueues:
 
 
 class CpuQueues:
-    """The CPU's, on which nothing runs beside anything: a mark is the time at which it was set."""
+    """The queues of the CPU, which does one thing at a time: a mark is the time at which it was set."""
 
     def mark(self) -> int:
         return perf_counter_ns()
@@ -181,7 +180,7 @@ class PendingSpan(NamedTuple):
 
 
 class DeviceSpans:
-    """What a device does when, between marks, the latest 8,192 at most."""
+    """Spans of a device's work between marks, the latest 8,192 at most."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
@@ -191,12 +190,12 @@ class DeviceSpans:
         self._pending.append(PendingSpan(kind, layer, begin, end))
 
     def take(self) -> list[StreamSpan]:
-        """Those since the last call, sorted by begin. Waits for the device."""
+        """The spans since the last call, sorted by begin. Waits for the device."""
         pending = list(self._pending)
         self._pending.clear()
         times = self._queues.times_ns([mark for span in pending for mark in (span.begin, span.end)])
-        found = [
+        spans = [
             StreamSpan(span.kind, span.layer, begin, end)
             for span, begin, end in zip(pending, times[::2], times[1::2], strict=True)
         ]
-        return sorted(found, key=lambda span: span.begin_ns)
+        return sorted(spans, key=lambda span: span.begin_ns)

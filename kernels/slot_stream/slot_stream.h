@@ -1,11 +1,10 @@
-// Pieces of a file, one of each layer, that pass through a few slots of memory ahead of their use, over and over in the
-// same order.
+// Pieces of a file, one per layer, that are prefetched into a few slots of memory, again and again in the same order.
 //
 // One thread reads; it waits only for a free slot. A pass uses every piece once, in order: `wait` for the piece's turn,
-// use its slot, `release` it. Turns count on from pass to pass, so that the first pieces of the next pass are read
-// while the last ones of this pass are used, and while nobody uses any. Turn t is in slot t % slots.
+// use its slot, `release` it. Turns count on from pass to pass, so the first pieces of the next pass are read while the
+// last pieces of this pass are used, and between the passes. Turn t is in slot t % slots.
 //
-// After a failure `wait` no longer waits and what is in the slots counts for nothing: the caller asks `failed` when the
+// After a failure `wait` no longer waits, and the contents of the slots are invalid. The caller asks `failed` when the
 // pass is over. The next pass tries again.
 #pragma once
 
@@ -21,7 +20,7 @@
 
 namespace labkit {
 
-constexpr size_t kMostSpans = 1 << 16;  // that are kept until they are asked for
+constexpr size_t kMostSpans = 1 << 16;  // spans that are kept until they are taken
 
 enum SpanKind : int64_t { kRead = 0, kWait = 1, kCompute = 2, kWrite = 3 };
 
@@ -34,11 +33,11 @@ enum StreamFailure : int32_t { kWhole = 0, kReadError = 1, kEnds = 2, kAltered =
 struct Outcome {
   StreamFailure failure = kWhole;
   int error_number = 0;
-  int64_t offset = 0;  // of the file, where it failed
-  int64_t bytes = 0;   // that were moved, where nothing failed
+  int64_t offset = 0;  // in the file, of a failure
+  int64_t bytes = 0;   // moved bytes, without a failure
 };
 
-// What is known of a stream: given to Python as it is.
+// The state of a stream; Python gets a copy.
 struct StreamState {
   int64_t blocks_read, bytes_read, read_ns;  // since the beginning
   int64_t blocks_written, bytes_written, write_ns;
@@ -52,8 +51,8 @@ class SlotStream {
   SlotStream(const SlotStream&) = delete;
   SlotStream& operator=(const SlotStream&) = delete;
 
-  // The turn of the first piece in a new pass. What an interrupted pass has left is skipped. held: of how many tokens
-  // keys and values count; nothing to weights.
+  // The turn of the first piece in a new pass. Unused pieces of an interrupted pass are skipped. held: number of tokens
+  // whose keys and values count as cached; streams of weights ignore it.
   int64_t begin_pass(int64_t held = 0) {
     std::lock_guard lock(mutex_);
     released_ = (released_ + pieces_ - 1) / pieces_ * pieces_;
@@ -76,7 +75,7 @@ class SlotStream {
     return holds(turn);
   }
 
-  // The turn's slot may be filled anew, once the tokens of this range that were put into it are in the file.
+  // Allows a new piece in the turn's slot, once the slot's tokens of the range `written` are in the file.
   void release(int64_t turn, Range written = {0, 0}) {
     {
       std::lock_guard lock(mutex_);
@@ -104,7 +103,7 @@ class SlotStream {
     spans_.push_back({kind, layer, begin_ns, end_ns});
   }
 
-  // Moves the oldest spans to `to`, at most `most`; returns how many.
+  // Moves the oldest spans to `to`, at most `most`. Returns their number.
   int64_t take_spans(Span* to, int64_t most) {
     std::lock_guard lock(mutex_);
     int64_t taken = 0;
@@ -115,12 +114,12 @@ class SlotStream {
     return taken;
   }
 
-  // Returns once nothing is left to be written, or writing failed.
+  // Returns once everything is written, or writing has failed.
   virtual void flush() {}
 
  protected:
-  // slots: [slot_count][slot_bytes], from a multiple of kPage on. ahead: a piece is read at most so many turns after
-  // the last one that is over.
+  // slots: [slot_count][slot_bytes], at a multiple of kPage. ahead: a piece is read at most this many turns after the
+  // last finished turn.
   SlotStream(int fd, int64_t pieces, char* slots, int64_t slot_bytes, int64_t slot_count, int64_t ahead)
       : file_(fd),
         pieces_(pieces),
@@ -130,7 +129,7 @@ class SlotStream {
         ahead_(ahead),
         holds_(size_t(slot_count), -1) {}
 
-  // A derived class begins to read at the end of its constructor, and ends in its destructor, before its own parts do.
+  // A derived class calls `start` at the end of its constructor, and `stop` in its destructor, before its members end.
   void start() {
     reader_ = std::thread([this] { read_on(); });
   }
@@ -143,11 +142,12 @@ class SlotStream {
     reader_.join();
   }
 
-  // The reader's: fills a slot, without the lock.
+  // Fills a slot. The reader calls it without the lock.
   virtual Outcome read_piece(int64_t index, char* to) = 0;
   virtual int64_t layer_of(int64_t index) const = 0;
 
-  // With the lock: a pass begins; a turn was released; turns before this one are over, and their slots free.
+  // Called with the lock: when a pass begins; when a turn is released. `done`: turns before it are over, with free
+  // slots.
   virtual void begun(int64_t) {}
   virtual void over(int64_t, Range) {}
   virtual int64_t done() const { return released_; }
@@ -209,7 +209,7 @@ class SlotStream {
 
   char* const slots_;
   const int64_t slot_bytes_, slot_count_, ahead_;
-  std::vector<int64_t> holds_;  // [slots]: the turn that each is filled for, -1: none
+  std::vector<int64_t> holds_;  // [slots]: the turn of each slot's contents; -1: none
   std::deque<Span> spans_;
   std::thread reader_;
 };

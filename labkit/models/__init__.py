@@ -1,1 +1,1 @@
-"""What a model is: its sizes, what its layers compute, and how Hugging Face names its weights. Knows no weights."""
+"""Descriptions of models: sizes, what layers compute, and Hugging Face's names of weights. Holds no weights."""

@@ -1,4 +1,4 @@
-"""A conversation as the tokens that a model was trained on: its chat template, applied."""
+"""Applies a model's chat template: turns a conversation into the tokens that the model was trained on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from labkit.system.bounded_call import BoundedCallError, bounded_call
 from labkit.system.errors import UserError
 from labkit.system.shown import shown
 
-PROBE = "xyzzy"  # what an assistant says to find the end of its turn
-LONGEST_PIECE = 80  # letters of a token and a part of the probe
+PROBE = "xyzzy"  # answer of a made-up assistant, to find the token that ends its turn
+LONGEST_PIECE = 80  # letters of decoded text that are searched for the probe
 Message: TypeAlias = dict[str, str]  # "role": system, user or assistant; "content": what it said
 
 
@@ -28,31 +28,31 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Tensor:
-    """Token ids [1, T] of the conversation, to its end and to where the answer of the model begins.
+    """Token ids [1, T] of the whole conversation, up to where the model's answer begins.
 
     A template is a program that came with the model. It runs in a process of its own, in bounded time and memory.
     Raises UserError for a conversation that the template refuses, and for a template that fails in any other way.
     """
-    said = list(messages)
+    conversation = list(messages)
     try:
         text = bounded_call(
-            lambda: str(tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False))
+            lambda: str(tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False))
         )
     except BoundedCallError as error:
         raise UserError(
-            f"the model's chat template refuses the roles {', '.join(each['role'] for each in said)} "
-            f"({shown(str(error))}); leave out a system prompt where it takes none, or correct the template"
+            f"the model's chat template refuses the roles {', '.join(message['role'] for message in conversation)} "
+            f"({shown(str(error))}); leave out a system prompt if it takes none, or correct the template"
         ) from error
     encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
     return cast(Tensor, encoded["input_ids"])
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that the chat template writes after what an assistant said; None where it is no token of its own."""
-    said = [("user", "Hello"), ("assistant", PROBE), ("user", "Hello")]
+    """The token that the chat template writes after an assistant's answer; None where no special token does that."""
+    conversation = [("user", "Hello"), ("assistant", PROBE), ("user", "Hello")]
     try:
-        ids = render(tokenizer, [{"role": role, "content": content} for role, content in said])[0].tolist()
-    except UserError:  # a template that refuses this conversation refuses the user's own, with its reason
+        ids = render(tokenizer, [{"role": role, "content": content} for role, content in conversation])[0].tolist()
+    except UserError:  # the user's own conversation will be refused too, with the template's reason
         return None
     pieces = [str(tokenizer.decode([token])) for token in ids]
     texts = enumerate(accumulate(pieces, lambda text, piece: (text + piece)[-LONGEST_PIECE:]), 1)

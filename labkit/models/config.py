@@ -1,4 +1,4 @@
-"""What a transformer is, in the engine's own terms: nothing here knows Hugging Face.
+"""The description of a transformer in the engine's own terms, independent of Hugging Face.
 
 Letters: V vocabulary, P positions, E embedding width, H hidden width, I intermediate width, D head width,
 Hq and Hkv numbers of query and key/value heads.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NORMS = ("layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 POSITIONS = ("learned", "rotary", "alibi")
-KV_SCALE_BYTES = 2  # float16, beside the keys of a head in a slot of an int8 cache, and beside its values
+KV_SCALE_BYTES = 2  # float16: one scale for a head's keys and one for its values, per position of an int8 cache
 SIZES = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("intermediate_size", "vocab_size", "embedding_size"),
@@ -71,7 +71,7 @@ class ModelConfig:
     gated: bool  # mlp(x) = ff2(activation(gate(x)) * up(x))
     position: str
     position_offset: int = 0  # row of the position table that belongs to position 0 (OPT: 2)
-    positions_from_mask: bool = False  # where a forward has no position_ids: see `Policy.positions_from_mask`
+    positions_from_mask: bool = False  # for a forward without position_ids: see `Policy.positions_from_mask`
     rotary: RotarySpec | None = None
     attention_scales: tuple[float, ...]  # per layer, multiplies q·k
     windows: tuple[int | None, ...]  # per layer: the query at i sees the keys i - window < j <= i; None: all j <= i
@@ -79,7 +79,7 @@ class ModelConfig:
     parallel_residual: bool = False  # h + attn(norm1(h)) + mlp(norm2(h))
     shared_norm: bool = False  # norm2 is norm1 (GPT-J)
     pre_norm: bool = True  # False: h = norm1(h + attn(h)); h = norm2(h + mlp(h)) (OPT-350m, BERT)
-    causal: bool = True  # False: an encoder; its tokens see each other, embeddings and heads are no part of it
+    causal: bool = True  # False: an encoder without embeddings and heads, in which all tokens see each other
     residual_from_norm: bool = False  # the residual is norm(h) instead of h (a BLOOM option)
     final_norm: bool = True
     embedding_norm: bool = False  # BLOOM
@@ -151,10 +151,10 @@ class ModelConfig:
         return dtype.itemsize * (self.num_layers * _elements(self.layer_shapes()) + _elements(self.top_shapes()))
 
     def kv_bytes_per_token(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> int:
-        """Bytes of keys and values, and of their scales, that one token of one sequence leaves in the cache of an
-        engine with matrices of `dtype`. kv_dtype: as `init_inference` takes it.
+        """Bytes of keys, values and their scales that one token of one sequence takes in the cache of an engine with
+        matrices of `dtype`. kv_dtype: as `init_inference` takes it.
         """
-        size = kv_dtype.itemsize if kv_dtype else max(2, dtype.itemsize)  # beside int8 matrices it is bfloat16
+        size = kv_dtype.itemsize if kv_dtype else max(2, dtype.itemsize)  # with int8 matrices the cache is bfloat16
         scale = KV_SCALE_BYTES if size == 1 else 0
         return self.num_layers * 2 * self.num_kv_heads * (self.head_dim * size + scale)
 

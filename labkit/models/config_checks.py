@@ -1,8 +1,8 @@
 """The fields of a Hugging Face config that labkit computes with: their types, and the bounds of their sizes.
 
-A config is data that somebody else wrote. Its fields are checked before anything is made of them, because transformers
-builds lists as long as a config says, and Python divides by whatever it says. The bounds are generous: each is several
-times the largest value of any published model of these families.
+A config is data that somebody else wrote. Its fields are checked before they are used, because transformers builds
+lists as long as a config says, and Python divides by its numbers. The bounds are generous: each is several times the
+largest value of any published model of these families.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_VOCABULARY = 1 << 22
 MOST_POSITIONS = 1 << 28
 MOST_LABELS = 1 << 20  # transformers makes a dict of their names
 
-FieldCheck = Callable[[Any], str | None]  # a value -> what is expected in its place, or None where it is right
+FieldCheck = Callable[[Any], str | None]  # a value -> None where it is right, else the description of a right value
 
 
 def _size(most: int, *, least: int = 1, optional: bool = False) -> FieldCheck:
@@ -58,12 +58,12 @@ def _text(value: Any) -> str | None:
 
 
 def _texts(value: Any) -> str | None:
-    right = value is None or (isinstance(value, list | tuple) and all(isinstance(each, str) for each in value))
+    right = value is None or (isinstance(value, list | tuple) and all(isinstance(item, str) for item in value))
     return None if right else "a list of strings"
 
 
 def _attention_types(value: Any) -> str | None:
-    """GPT-Neo's pairs of kinds of attention and how often they repeat, which transformers writes out."""
+    """GPT-Neo's pairs of (kinds of attention, how often they repeat), which transformers expands into a list."""
     expected = f"a list of pairs of a list of strings and an integer from 1 to {MOST_LAYERS}"
     if not isinstance(value, list | tuple):
         return expected
@@ -148,9 +148,9 @@ FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit 
 
 
 def check_fields(values: Mapping[str, Any], where: str) -> None:
-    """Raises UserError for the first of the `values` that has another type than its field, or is out of its bounds.
+    """Raises UserError for the first value of a wrong type or out of its field's bounds.
 
-    `where`: what the values are of, for the error. Fields that are missing or unknown are not looked at.
+    `where`: the origin of the values, for the error message. Missing and unknown fields are not checked.
     """
     for name, value in values.items():
         check = FIELDS.get(name)

@@ -1,4 +1,4 @@
-"""`config.json` of a checkpoint: checked, and then read by transformers without running any code that comes with it."""
+"""Checks `config.json` of a checkpoint; transformers then reads it, without running code that comes with it."""
 
 from __future__ import annotations
 

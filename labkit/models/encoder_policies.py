@@ -1,4 +1,4 @@
-"""One row per encoder: the layers that the kernels take over from a BERT-like model of transformers.
+"""One row per encoder: the layers of a BERT-like transformers model that the kernels replace.
 
 Embeddings, pooler and heads stay transformers' own. Module names are relative to the base model, such as the BertModel
 within a BertForMaskedLM.
@@ -47,5 +47,5 @@ ENCODERS: dict[str, Policy] = {policy.architecture: policy for policy in (BERT, 
 
 
 def encoder_policy_for(model: object) -> Policy | None:
-    """The row of a model whose base model is an encoder of the table, or None."""
+    """The row of the model's base model; None where that is no encoder of the table."""
     return ENCODERS.get(type(model.base_model).__name__) if isinstance(model, PreTrainedModel) else None

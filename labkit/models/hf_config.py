@@ -1,6 +1,6 @@
-"""What a Hugging Face config says, in the fields of `ModelConfig`: one reader per family.
+"""Reads a Hugging Face config into the fields of `ModelConfig`: one reader per family.
 
-A switch whose effect would not be computed exactly is refused with its name.
+A switch that the engine does not compute exactly raises UserError with its name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _fields(
     windows: Iterable[int | None] | None = None,
     **fields: Any,
 ) -> Fields:
-    """The fields that all architectures spell alike, and those that follow from them; `fields` are added, or replace
+    """The fields that all architectures spell alike or that follow from such fields; `fields` add to them or replace
     them.
     """
     _require(hf, quantization_config=None)
@@ -228,8 +228,8 @@ def read_distilbert(hf: PretrainedConfig) -> Fields:
 
 
 def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
-    """The layers of an encoder. Their input has its positions and a norm already, because transformers embeds it;
-    within a layer each norm follows the sum with the residual.
+    """The layers of an encoder. transformers embeds the input, so it already has positions and a norm. Within a layer
+    each norm follows the sum with the residual.
     """
     _require(hf, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     common = {
@@ -253,8 +253,8 @@ def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
 
 
 def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> RotarySpec:
-    """The rotation that `rope_parameters` describes. Only the kinds are supported whose frequencies do not depend on
-    the length of the text.
+    """The rotation that `rope_parameters` describes. Supports only kinds with frequencies that do not depend on the
+    length of the text.
     """
     rope = hf.rope_parameters or {}
     kind = rope.get("rope_type")
@@ -273,7 +273,7 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
             frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
         else:
             frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
-    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:  # numbers that only rope reads
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:  # from unchecked fields
         raise UserError(
             f"rope_parameters = {reprlib.repr(rope)} cannot be computed ({type(error).__name__}: {error}); "
             f"expected what rope_type {kind!r} of transformers needs"
@@ -284,6 +284,6 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
 
 
 def _require(hf: PretrainedConfig, **switches: object) -> None:
-    for name, wanted in switches.items():
-        if (got := getattr(hf, name, wanted)) != wanted:
-            raise UserError(f"{name} = {got!r} is not supported for {hf.model_type}; expected {wanted!r}")
+    for name, expected in switches.items():
+        if (got := getattr(hf, name, expected)) != expected:
+            raise UserError(f"{name} = {got!r} is not supported for {hf.model_type}; expected {expected!r}")

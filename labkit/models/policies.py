@@ -145,16 +145,16 @@ POLICIES: dict[str, Policy] = {
 
 
 def find_policy(hf_config: PretrainedConfig) -> Policy | None:
-    """The row of a Hugging Face config as `policy_for` finds it. None: the config has no row."""
+    """The row of a Hugging Face config, as in `policy_for`; None: it has no row."""
     return next((policy for policy in POLICIES.values() if policy.model_type == hf_config.model_type), None)
 
 
 def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
-    """The row of a Hugging Face config by its model type, as transformers finds its class. The names of architectures
-    in old configs differ, such as LLaMAForCausalLM or BloomModel.
+    """The row of a Hugging Face config, by its model type, as transformers itself picks the class: old configs have
+    other names of architectures, such as LLaMAForCausalLM or BloomModel.
 
-    Raises UserError for a config without a row. `also`: other architectures that the caller takes, for the error to
-    list.
+    Raises UserError for a config without a row. `also`: further architectures that the caller takes; the error lists
+    them.
     """
     if policy := find_policy(hf_config):
         return policy

@@ -1,4 +1,4 @@
-"""What a policy is: where one architecture keeps its weights, and how they become canonical weights and back."""
+"""A policy says where one architecture keeps its weights, and how they become canonical weights and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.models.shards import Cut, Shard
 from labkit.system.errors import UserError
 
 LINEARS = ("qkv", "attn_out", "ff1", "ff2")
-# Parts of names that libraries add to a model: what has added them, and what to do.
+# Parts of names that libraries add to a model's tensors, and the cause and remedy for the error message.
 WRAPPED: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         (".lora_A.", ".lora_B.", ".lora_embedding_A.", ".lora_embedding_B.", ".base_layer.", ".base_model."),
@@ -45,15 +45,15 @@ GetTensor = Callable[[str, Cut | None], Tensor]  # Hugging Face's name -> the te
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Where one architecture keeps its weights, and how to read its config.
+    """Says where one architecture keeps its weights, and how to read its config.
 
-    Module names are dotted paths: those of a layer relative to the layer, the others from the model. Several modules
+    Module names are dotted paths, relative to the layer for modules of a layer, else to the model. Several modules
     for one role (`qkv`, `ff1`) are concatenated along their output rows. `positions`, `embed_norm`, `project_in`,
-    `project_out` and `final_norm` are missing from the models of a row that can do without them (OPT, encoders).
+    `project_out` and `final_norm` may be missing from a model although its row names them (OPT, encoders).
 
-    `positions_from_mask`: which positions transformers gives the tokens of a `forward` that has no `position_ids`.
+    `positions_from_mask`: the positions that transformers gives the tokens of a `forward` without `position_ids`.
     True: a token's position is the number of visible tokens before it, counted in the attention mask. False: it is the
-    number of all slots before it, whatever the mask hides. (`generate` itself counts in the mask, and passes
+    number of all tokens before it, hidden ones included. (`generate` itself counts in the mask, and passes
     `position_ids` to the models that take them.)
     """
 
@@ -104,11 +104,11 @@ class Policy:
         return {name: self.tensor(shard, name, index, get) for name in shard.layer_shapes}
 
     def tensor(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> Tensor:
-        """The canonical weight `name` of a layer, or with `index` None of what is outside them, made of what
-        `get(hf_name, cut)` gives.
+        """The canonical weight `name` of layer `index`, or outside the layers with `index` None, made of the tensors
+        that `get(hf_name, cut)` returns.
 
-        A weight that is stored as one tensor is a view of what `get` returns. Raises UserError naming a tensor of the
-        wrong shape.
+        A weight that is stored as one tensor is a view of the tensor from `get`. Raises UserError naming a tensor of
+        the wrong shape.
         """
         tensor = self.assembled(shard, name, index, get)
         shape = (shard.top_shapes if index is None else shard.layer_shapes)[name]
@@ -120,7 +120,7 @@ class Policy:
         return tensor
 
     def assembled(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> Tensor:
-        """The same of anything that has a matrix's rows in its first dimension, of whatever shape: its scales."""
+        """As `tensor`, for any tensors with a matrix's rows in their first dimension, such as its scales."""
         parts = self.stored_names(name, index)
         cuts = self._cuts(shard, name, len(parts))
         return self._arrange(shard.local, name, [get(part, cut) for part, cut in zip(parts, cuts, strict=True)])
@@ -134,21 +134,21 @@ class Policy:
         return names
 
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
-        """Raises UserError naming the tensors that the `names` of a checkpoint lack, or that no such model has."""
-        expected, given = self.expected(config), set(names)
+        """Raises UserError naming the tensors that a checkpoint's `names` lack, or that the model does not have."""
+        expected, stored = self.expected(config), set(names)
         allowed = expected | {f"{self.head}.weight"} if config.tied_head else expected
-        missing = expected - given
-        extra = {name for name in given - allowed if not _is_buffer(name)}
+        missing = expected - stored
+        extra = {name for name in stored - allowed if not _is_buffer(name)}
         if missing or extra:
             kinds = (("missing", missing), ("extra", extra))
-            counts = [f"{len(those)} {kind}: {some_of(those)}" for kind, those in kinds if those]
+            counts = [f"{len(tensors)} {kind}: {some_of(tensors)}" for kind, tensors in kinds if tensors]
             raise UserError(
                 f"the tensors do not fit {self.architecture} with {config.num_layers} layers ({'; '.join(counts)}); "
                 f"{self._remedy(missing, extra)}"
             )
 
     def _remedy(self, missing: set[str], extra: set[str]) -> str:
-        """What to do about names that do not fit, by the way in which they differ."""
+        """The advice of the error message about names that do not fit; it depends on how they differ."""
         for marks, cause in WRAPPED:
             if any(mark in f".{name}." for mark in marks for name in extra):
                 return cause
@@ -160,8 +160,8 @@ class Policy:
         return "check that the checkpoint and its config.json belong together"
 
     def current_name(self, stored: str) -> str:
-        """Today's name of a tensor in a checkpoint. Older checkpoints have other names. A bare decoder's lack its
-        prefix, and a compiled or distributed model's have one more.
+        """Today's name of a tensor in a checkpoint. Older checkpoints have other names. Names of a bare decoder lack
+        the prefix, and names of a compiled or distributed model have one more.
         """
         stored = unwrapped(stored)
         while stored.startswith("module."):
@@ -179,7 +179,7 @@ class Policy:
     def stored(
         self, config: ModelConfig, canonical: str, tensor: Tensor, index: int | None = None
     ) -> dict[str, Tensor]:
-        """The Hugging Face tensors that a whole canonical weight is made of. `index`: its layer; None outside them."""
+        """The Hugging Face tensors that make up a whole canonical weight. `index`: its layer; None: outside them."""
         names = self.stored_names(canonical, index)
         role = canonical.split(".")[0]
         if len(names) == 3:
@@ -200,7 +200,7 @@ class Policy:
         return tuple(f"{layer}{module}.{kind}" for module in ([modules] if isinstance(modules, str) else modules))
 
     def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
-        """The part that the shard holds of each stored tensor of a canonical weight, in the layout of that tensor."""
+        """The shard's part of each stored tensor of a canonical weight, in the layout of that tensor."""
         cut, config, (role, kind) = shard.cut(name), shard.config, name.split(".")
         if cut is None:
             return [None] * parts
@@ -242,12 +242,12 @@ def unwrapped(name: str) -> str:
 
 
 def _is_buffer(name: str) -> bool:
-    """Masks and frequencies that older checkpoints store beside the weights."""
+    """Whether a tensor is a mask or frequencies, which older checkpoints store with the weights."""
     return name.endswith((".attn.bias", ".attention.bias", ".masked_bias", ".rotary_emb.inv_freq"))
 
 
 def some_of(names: Iterable[str], most: int = 8) -> str:
-    """The first of these names in their order, and how many more there are."""
+    """The first `most` names in alphabetical order, and how many more there are."""
     names = set(names)
     shown = sorted(names)[:most]
     return ", ".join(shown) + (f", … ({len(names) - most} more)" if len(names) > most else "")

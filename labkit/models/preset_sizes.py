@@ -1,6 +1,6 @@
-"""The sizes of the presets, to be listed at once: what `labkit.models.presets` describes takes seconds to load.
+"""The sizes of the presets, for listing them at once: `labkit.models.presets` takes seconds to load.
 
-A test holds them to the configs of the presets, and says the line of a new one.
+A test compares them with the configs of the presets, and prints the missing line of a new preset.
 """
 
 from typing import NamedTuple

@@ -42,12 +42,12 @@ class Preset:
 SPECIAL: dict[str, Any] = {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT, "pad_token_id": END_OF_TEXT}
 
 
-def _gpt2(layers: int, hidden: int, heads: int, **other: Any) -> Callable[[], PretrainedConfig]:
-    return partial(GPT2Config, **SPECIAL, n_layer=layers, n_embd=hidden, n_head=heads, **other)
+def _gpt2(layers: int, hidden: int, heads: int, **options: Any) -> Callable[[], PretrainedConfig]:
+    return partial(GPT2Config, **SPECIAL, n_layer=layers, n_embd=hidden, n_head=heads, **options)
 
 
-def _gptj(layers: int, hidden: int, heads: int, rotary: int, **other: Any) -> Callable[[], PretrainedConfig]:
-    return partial(GPTJConfig, **SPECIAL, n_layer=layers, n_embd=hidden, n_head=heads, rotary_dim=rotary, **other)
+def _gptj(layers: int, hidden: int, heads: int, rotary: int, **options: Any) -> Callable[[], PretrainedConfig]:
+    return partial(GPTJConfig, **SPECIAL, n_layer=layers, n_embd=hidden, n_head=heads, rotary_dim=rotary, **options)
 
 
 def _neo(layers: int, hidden: int, heads: int) -> Callable[[], PretrainedConfig]:
@@ -79,9 +79,9 @@ def _bloom(layers: int, hidden: int, heads: int, vocab: int = 250880) -> Callabl
     return partial(BloomConfig, **SPECIAL, n_layer=layers, hidden_size=hidden, n_head=heads, vocab_size=vocab)
 
 
-def _opt(layers: int, hidden: int, heads: int, **other: Any) -> Callable[[], PretrainedConfig]:
+def _opt(layers: int, hidden: int, heads: int, **options: Any) -> Callable[[], PretrainedConfig]:
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "ffn_dim": 4 * hidden}
-    return partial(OPTConfig, **SPECIAL, **sizes, **other)
+    return partial(OPTConfig, **SPECIAL, **sizes, **options)
 
 
 def _llama(
@@ -96,9 +96,9 @@ def _llama(
     rope: dict[str, Any] | None = None,
     family: Callable[..., PretrainedConfig] = LlamaConfig,
     theta: float = 10_000.0,
-    **other: Any,
+    **options: Any,
 ) -> Callable[[], PretrainedConfig]:
-    sizes = _sizes(layers, hidden, heads, inner, vocab, positions) | {"num_key_value_heads": kv_heads} | other
+    sizes = _sizes(layers, hidden, heads, inner, vocab, positions) | {"num_key_value_heads": kv_heads} | options
     rope = {"rope_type": "default", "rope_theta": theta} | (rope or {})
     return lambda: family(**sizes, rope_parameters=dict(rope))
 
@@ -185,7 +185,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset of this name or hub id: `gptj-6B`, `GPT-J-6b` and `EleutherAI/gpt-j-6b` are one."""
+    """The preset of this name or hub id: `gptj-6B`, `GPT-J-6b` and `EleutherAI/gpt-j-6b` are the same."""
     owner, slash, model = name.rpartition("/")
     for preset in PRESETS.values():
         hub_owner, _, hub_name = (preset.hub_id or "").rpartition("/")

@@ -1,8 +1,8 @@
-"""What each of several ranks holds of a model under tensor parallelism: heads, rows of the MLP and of the vocabulary.
+"""Each rank's part of a model under tensor parallelism: its heads, rows of the MLP and rows of the vocabulary.
 
-A rank computes its own query heads and its own part of the MLP whole, and so a part of each sum over all heads and of
-each sum over the MLP's width; adding these up is all that the ranks exchange within a layer. Norms, position tables
-and the biases behind those sums are on every rank.
+A rank computes its own query heads and its own part of the MLP completely. So it has a part of each sum over all heads
+and of each sum over the MLP's width. Adding up these sums is the only exchange between ranks within a layer. Norms,
+position tables and the biases added after these sums are on every rank.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SUMMED = ("attn_out.weight", "ff2.weight")  # cut along their inputs, so that ea
 
 @dataclass(frozen=True)
 class Cut:
-    """A part of a tensor: these ranges [begin, end) of dimension `dim`, in this order. `whole`: its size."""
+    """A part of a tensor: the ranges [begin, end) of dimension `dim`, in this order. `whole`: size of the dimension."""
 
     dim: int
     ranges: tuple[tuple[int, int], ...]
     whole: int
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The part: a view where the cut is one range, else a copy. Raises UserError for a tensor of another size."""
+        """The part: a view if the cut is one range, else a copy. Raises UserError for a tensor of another size."""
         if tensor.ndim <= self.dim or tensor.shape[self.dim] != self.whole:
             raise UserError(f"has shape {list(tensor.shape)}, expected {self.whole} in dimension {self.dim}")
         import torch  # late, because figures draw cuts without torch
@@ -56,11 +56,15 @@ def cut_of(name: str, tensor: Tensor, cut: Cut | None) -> Tensor:
 class Shard:
     """The part of a model that rank `rank` of `size` holds.
 
-    `layers`: which of the model's layers it holds; `embedding`: whether it holds what comes before the first of them
-    all; `head`: whether it holds what comes behind the last. `query`: its query heads; `kv`: its KV heads, by their
-    numbers in the model. A KV head is listed more than once where that keeps the query heads in groups of equal size.
-    `inner`: its rows of the MLP; `vocab`: its rows of embedding and LM head. `sums_whole`: the matrices in SUMMED are
-    not cut yet, because int8 takes its scales from whole rows.
+    query: its query heads.
+    kv: its KV heads, by their numbers in the model. A KV head is listed more than once where that keeps the query
+        heads in groups of equal size.
+    inner: its rows of the MLP.
+    vocab: its rows of embedding and LM head.
+    layers: its layers, by their numbers in the model.
+    embedding: whether it holds the embedding.
+    head: whether it holds the LM head.
+    sums_whole: the matrices in SUMMED are not cut yet, because int8 takes its scales from whole rows.
     """
 
     config: ModelConfig
@@ -77,7 +81,7 @@ class Shard:
 
     @cached_property
     def local(self) -> ModelConfig:
-        """What this rank computes, as of a model with fewer layers and heads and a narrower MLP; the vocabulary stays
+        """This rank's part as a model of its own, with fewer layers and heads and a narrower MLP. The vocabulary stays
         whole.
         """
         own = slice(self.layers.start, self.layers.stop)
@@ -93,19 +97,19 @@ class Shard:
 
     @cached_property
     def layer_shapes(self) -> Shapes:
-        """As `ModelConfig.layer_shapes`, of what this rank reads."""
+        """As `ModelConfig.layer_shapes`, for the weights that this rank reads."""
         shapes = self.local.layer_shapes()
         return shapes | {name: self.config.layer_shapes()[name] for name in SUMMED} if self.sums_whole else shapes
 
     @cached_property
     def top_shapes(self) -> Shapes:
-        """As `ModelConfig.top_shapes`, of what this rank reads."""
+        """As `ModelConfig.top_shapes`, for the weights that this rank reads."""
         shapes = replace(self.local, vocab_size=len(self.vocab)).top_shapes()
         return {name: shape for name, shape in shapes.items() if self._needs(name.split(".")[0])}
 
     def _needs(self, role: str) -> bool:
-        """Whether a weight outside the layers is here. Embedding and head of a tied model are one matrix, which whoever
-        has one of them needs whole.
+        """Whether this rank holds a weight outside the layers. Embedding and head of a tied model are one matrix: a
+        rank with either of them needs it.
         """
         if role == "final_norm":
             return self.layers.stop == self.config.num_layers
@@ -123,7 +127,7 @@ class Shard:
         return alibi_slopes(self.config.num_heads)[self.query.start : self.query.stop]
 
     def cut(self, name: str) -> Cut | None:
-        """The part that this rank holds of the canonical weight `name`; None where it holds all of it."""
+        """This rank's part of the canonical weight `name`; None where it holds all of it."""
         if self.size == 1 or (self.sums_whole and name in SUMMED):
             return None
         config, role = self.config, name.split(".")[0]
@@ -148,7 +152,7 @@ class Shard:
         """The rows of these heads in a matrix of `count` heads."""
         width = self.config.head_dim
         rows = joined(range(head * width, (head + 1) * width) for head in heads)
-        return Cut(0, tuple((each.start, each.stop) for each in rows), count * width)
+        return Cut(0, tuple((piece.start, piece.stop) for piece in rows), count * width)
 
     def of_inner(self) -> Cut:
         """This rank's rows of a matrix that is as wide as the MLP."""
@@ -164,16 +168,16 @@ def shard(
     embedding: bool | None = None,
     head: bool | None = None,
 ) -> Shard:
-    """The part of rank `rank` of `size`. Heads that do not divide evenly: the first ranks take one more.
+    """The part of rank `rank` of `size`. If heads do not divide evenly, the first ranks take one more.
 
-    layers: consecutive ones; None: all. embedding, head: whether they are here; None: where the layers are the first,
-    the last. An encoder has neither.
+    layers: consecutive layers; None: all. embedding, head: whether the rank holds them; None: it holds the embedding
+    with the first layer, the head with the last. An encoder has neither.
 
     Raises UserError for more ranks than the model has query heads, and for layers that it does not have.
     """
     layers = range(config.num_layers) if layers is None else layers
     if layers.step != 1 or not 0 <= layers.start < layers.stop <= config.num_layers:
-        raise UserError(f"got layers {layers} of {config.num_layers}; expected some that follow each other")
+        raise UserError(f"got layers {layers} of {config.num_layers}; expected consecutive layers of the model")
     embedding = layers.start == 0 if embedding is None else embedding
     head = layers.stop == config.num_layers if head is None else head
     if not 0 <= rank < size:
@@ -190,9 +194,10 @@ def shard(
 
 
 def share(count: int, size: int, rank: int, block: int = 1) -> range:
-    """Rank `rank`'s share of `count` things; the first shares are the larger ones.
+    """Rank `rank`'s share of `count` items; the first shares are the larger ones.
 
-    Many things are shared in whole blocks, few in fours if their number allows it, because int8 is stored by fours.
+    Many items are shared in whole blocks. Few items are shared in fours if their number allows it, because int8 is
+    stored by fours.
     """
     if count < 8 * block * size:
         block = min(block, gcd(count, 4))
@@ -201,9 +206,9 @@ def share(count: int, size: int, rank: int, block: int = 1) -> range:
 
 
 def evenly(count: int, ranks: int) -> tuple[range, ...]:
-    """`count` in `ranks` consecutive ranges; the first ranks take one more where it doesn't divide."""
-    each, more = divmod(count, ranks)
-    starts = [rank * each + min(rank, more) for rank in range(ranks + 1)]
+    """`count` items in `ranks` consecutive ranges; the first ranks take one more where it doesn't divide."""
+    per_rank, more = divmod(count, ranks)
+    starts = [rank * per_rank + min(rank, more) for rank in range(ranks + 1)]
     return tuple(range(start, stop) for start, stop in pairwise(starts))
 
 
@@ -220,7 +225,7 @@ def joined(pieces: Iterable[range]) -> tuple[range, ...]:
 
 @dataclass(frozen=True)
 class HeadShare:
-    """A rank's query heads and its KV heads: the i-th KV head serves the i-th of their equal groups."""
+    """A rank's query heads and KV heads: the i-th KV head serves the i-th of equal groups of query heads."""
 
     query: range
     kv: tuple[int, ...]
@@ -231,11 +236,11 @@ class HeadShare:
 
 
 def head_shares(query_heads: int, kv_heads: int, ranks: int) -> tuple[HeadShare, ...]:
-    """The heads of each rank, of a model whose query heads share KV heads in equal groups.
+    """The heads of each rank, for a model whose query heads share KV heads in equal groups.
 
-    Where there are at least as many KV heads as ranks, a rank has whole groups. Where there are fewer, the query heads
-    are divided, and a KV head is on every rank whose query heads read it. A rank may hold the same KV head more than
-    once, so that its groups have one size.
+    With at least as many KV heads as ranks, a rank has whole groups. With fewer, the query heads are divided, and a KV
+    head is on every rank whose query heads read it. A rank may hold the same KV head more than once, so that its
+    groups have one size.
     """
     per_kv = query_heads // kv_heads
     if kv_heads >= ranks:

@@ -18,9 +18,9 @@ PICTURES = {chr(code): chr(0x2400 + code) for code in range(32) if chr(code) not
 def byte_tokenizer(vocab_size: int, max_positions: int | None = None) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer for `vocab_size` ids, padding on the left.
 
-    Ids 0 to 255 are the bytes, 256 ends and pads a text, and the rest are made-up words, which text never turns into
-    but which a model with random weights predicts. Control characters decode to their pictures (␛), so that
-    whatever a model says can be printed. Raises UserError for fewer than 257 ids.
+    Ids 0 to 255 are the bytes, and 256 ends and pads a text. The other ids are made-up words: text is never encoded
+    to them, but a model with random weights predicts them. Control characters decode to their pictures (␛), so that
+    the output of any model can be printed. Raises UserError for fewer than 257 ids.
     """
     if vocab_size <= END_OF_TEXT:
         raise UserError(
@@ -49,7 +49,7 @@ def byte_tokenizer(vocab_size: int, max_positions: int | None = None) -> PreTrai
 
 
 def _byte_letters() -> list[str]:
-    """The letter that stands for each byte in byte-level vocabularies: itself where printable, else one past U+00FF."""
+    """The letter of each byte in byte-level vocabularies: the byte's own where printable, else a letter past U+00FF."""
     letters = set(ByteLevel.alphabet())
     shifted = iter(sorted(letter for letter in letters if ord(letter) >= BYTES))
     return [chr(byte) if chr(byte) in letters else next(shifted) for byte in range(BYTES)]

@@ -1,1 +1,1 @@
-"""Where scripts written for DeepSpeed look for its layers."""
+"""DeepSpeed's module path for its layers, for scripts that import them from there."""

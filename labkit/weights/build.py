@@ -1,4 +1,4 @@
-"""Everything that a rank holds of a model, built tensor by tensor: at no time is more than one weight held twice."""
+"""Builds a rank's part of a model tensor by tensor, with at most one weight in memory twice at any time."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def build_weights(
     part: Shard | None = None,
     keep: Keep | None = None,
 ) -> ModelWeights:
-    """Reads every tensor of `source` once, or the `part` of each that this rank holds; `quant` counts with int8 only.
+    """Reads every tensor of `source` once, or this rank's `part` of each. `quant` counts with int8 only.
 
-    `progress(done, total)` and `done_with(layer)` are called after each layer, `keep(layer, weights)` with what a layer
-    is made of, packed, and with layer None for what is outside the layers.
+    `progress(done, total)` and `done_with(layer)` are called after each layer. `keep(layer, weights)` is called with
+    each layer's packed weights, and with layer None for the weights outside the layers.
 
-    Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't take.
+    Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't support.
     """
     check_names(policy, config, source, impl)
     part, canonical = canonical_layers(policy, source, dtype, impl, quant, part or shard(config))
     size = model_bytes(part, dtype, quant)
-    room = max(size, model_bytes(part, float_dtype(dtype), quant))  # codes of a file are no larger
+    room = max(size, model_bytes(part, float_dtype(dtype), quant))  # a file's codes are no larger than floats
     place = Arena.reserved(room) if impl == "cpp" else Heap(device or torch.device("cpu"))
     builder = Builder(part, dtype, impl, quant, place, packed_at_once(size))
     return build_layers(config, canonical, builder, progress, done_with, keep)
@@ -66,7 +66,7 @@ def build_layers(
     done_with: Callable[[int], None] | None = None,
     keep: Keep | None = None,
 ) -> ModelWeights:
-    """The weights that a rank holds, layer by layer, where the builder puts them. For the calls see `build_weights`."""
+    """Builds a rank's weights layer by layer, in the builder's memory. For the callbacks see `build_weights`."""
     part = builder.part
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors)  # the largest matrices first, while nothing else is in memory
@@ -102,13 +102,13 @@ def pack_layers(
     keep: Keep,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Packs the weights of `build_weights` on the CPU as the kernels of `impl` read them, and gives them to `keep`, one
-    layer after the other in the same memory: so a model may be larger than memory.
+    """Packs the weights of `build_weights` on the CPU as the kernels of `impl` read them, and passes them to `keep`.
+    All layers use the same memory one after the other, so a model may be larger than memory.
     """
     check_names(policy, config, source, impl)
     part, canonical = canonical_layers(policy, source, dtype, impl, quant, part)
-    types = (dtype, float_dtype(dtype))  # codes of a file are no larger than floats
-    sizes = [max(size(part, each, quant) for each in types) for size in (outside_bytes, layer_bytes)]
+    types = (dtype, float_dtype(dtype))  # a file's codes are no larger than floats
+    sizes = [max(size(part, stored, quant) for stored in types) for size in (outside_bytes, layer_bytes)]
     builder = Builder(part, dtype, impl, quant, Arena.reserved(sizes[0]), packed_at_once(sum(sizes)))
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors).matrices()
@@ -128,8 +128,8 @@ def pack_layers(
 
 
 def _norm_before(index: int, config: ModelConfig, canonical: CanonicalLayers, builder: Builder) -> Norm:
-    """What the input of layer `index` goes through where layers normalise their outputs: the norm of the layer before,
-    of which nothing else is kept.
+    """The norm of the input of layer `index` in a post-norm model: the last norm of the layer before. The other weights
+    of that layer are dropped.
     """
     if index == 0 or config.pre_norm:
         return Norm()
@@ -139,10 +139,10 @@ def _norm_before(index: int, config: ModelConfig, canonical: CanonicalLayers, bu
 def canonical_layers(
     policy: Policy, source: TensorSource, dtype: torch.dtype, impl: str, quant: Quantization, part: Shard
 ) -> tuple[Shard, CanonicalLayers]:
-    """What a rank holds, and its canonical weights: packed, in codes, or to be quantised."""
+    """A rank's part and its canonical weights: packed, in codes, or still to be quantised."""
     saved, gguf = saved_in(source), gguf_in(source)
     if quant.as_stored and not has_codes(source):
-        raise UserError("quant.as_stored keeps the codes of a GGUF file, and these weights are no codes; leave it out")
+        raise UserError("quant.as_stored keeps the codes of a GGUF file, but these weights are no codes; leave it out")
     if gguf is not None and quant.as_stored:
         return part, NativeWeights(policy, gguf, part)
     if saved is not None and (quant.as_stored or not saved.native):
@@ -155,7 +155,7 @@ def canonical_layers(
 
 
 class CanonicalLayers(Protocol):
-    """The canonical weights that a rank holds; those that are packed in a file are read into memory from `empty`."""
+    """A rank's canonical weights. Weights that a file holds packed are read into memory from `empty`."""
 
     def top(self, empty: Empty) -> Canonical: ...
 
@@ -163,7 +163,7 @@ class CanonicalLayers(Protocol):
 
 
 class Unsaved:
-    """The canonical weights that a rank holds, made of a source's Hugging Face tensors."""
+    """A rank's canonical weights, made of a source's Hugging Face tensors."""
 
     def __init__(self, policy: Policy, source: TensorSource, part: Shard, dtype: torch.dtype) -> None:
         self._policy, self._source, self._part, self._dtype = policy, source, part, dtype
@@ -197,31 +197,31 @@ class Unsaved:
 
 
 def saved_in(source: TensorSource) -> SavedWeights | None:
-    """The checkpoint of labkit's that a source is, which holds canonical weights; None: it is none."""
+    """The source's weights if they are a checkpoint of labkit's own, with canonical weights; else None."""
     weights = getattr(source, "weights", source)
     return weights if isinstance(weights, SavedWeights) else None
 
 
 def gguf_in(source: TensorSource) -> GgufTensors | None:
-    """The GGUF file that a source is; None: it is none."""
+    """The source's weights if they are a GGUF file; else None."""
     weights = getattr(source, "weights", source)
     return weights if isinstance(weights, GgufTensors) else None
 
 
 def has_codes(source: TensorSource) -> bool:
-    """Whether the weights are codes already: of a GGUF file, or of the packed checkpoint that was made of one."""
+    """Whether the weights are stored as codes, in a GGUF file or in a packed checkpoint made of one."""
     saved, gguf = saved_in(source), gguf_in(source)
     return gguf.quantised if gguf is not None else saved is not None and saved.native
 
 
 def check_names(policy: Policy, config: ModelConfig, source: TensorSource, impl: str) -> None:
-    """Raises ValueError for tensors that are missing or extra, and for a size that the kernels don't take."""
+    """Raises ValueError for missing or extra tensors, and for a size that the kernels don't support."""
     check_heads(Heads(config.num_heads, config.num_kv_heads, config.head_dim), impl)
     policy.check(config, source.names())
 
 
 def check_weights(policy: Policy, config: ModelConfig, source: TensorSource, dtype: torch.dtype, impl: str) -> None:
-    """Raises every ValueError that `build_weights` would, without building anything."""
+    """Raises every ValueError of `build_weights`, without building anything."""
     check_names(policy, config, source, impl)
     for name in sorted(policy.expected(config)):
         finite_tensor(source, name, dtype)
@@ -236,8 +236,8 @@ def check_weights(policy: Policy, config: ModelConfig, source: TensorSource, dty
 
 
 def finite_tensor(source: TensorSource, name: str, dtype: torch.dtype, cut: Cut | None = None) -> Tensor:
-    """The tensor, or the part that the cut takes, as weights of `dtype` are made of it: in that type, or as it is for
-    int8. Raises ValueError if it holds a NaN or an infinity, or a number that the type has no room for.
+    """The tensor, or the cut's part of it, in `dtype`; for int8 in its stored type. Raises ValueError if it holds a
+    NaN, an infinity, or a number out of the type's range.
     """
     tensor = source.get(name, None if dtype == torch.int8 else dtype, cut)
     if not is_finite(tensor):

@@ -1,4 +1,4 @@
-"""Canonical weights on their way into an engine: each is loaded when it is asked for, a large matrix in parts."""
+"""Canonical weights on their way into an engine. Each is loaded on demand, a large matrix in parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MATRICES = frozenset({"qkv", "attn_out", "ff1", "ff2", "embed", "head", "project
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """A matrix of which some rows at a time are read: `rows(begin, end)`."""
+    """A matrix that is read some rows at a time: `rows(begin, end)`."""
 
     shape: tuple[int, int]
     rows: Callable[[int, int], Tensor]
@@ -34,7 +34,7 @@ Canonical = Mapping[str, Weight]  # by canonical name; a Linear is packed, or ha
 
 
 class Loading(Mapping[str, Weight]):
-    """Canonical weights of these names, each loaded by `load` whenever it is asked for."""
+    """Canonical weights of these names. `load` loads a weight each time it is looked up."""
 
     def __init__(self, names: Mapping[str, object], load: Callable[[str], Weight]) -> None:
         self._names, self._load = tuple(names), load
@@ -55,12 +55,12 @@ class Loading(Mapping[str, Weight]):
 
 
 def is_matrix(name: str) -> bool:
-    """Whether a canonical weight is packed for a kernel that multiplies with it; all others are float32 vectors."""
+    """Whether a canonical weight is a matrix that a kernel multiplies with; all other weights are float32 vectors."""
     role, kind = name.split(".")
     return kind == "weight" and role in MATRICES
 
 
 def vectors_of(canonical: Canonical) -> dict[str, Tensor]:
-    """What is no matrix."""
-    found = {name: canonical[name] for name in canonical if not is_matrix(name)}
-    return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    """All weights that are no matrices."""
+    vectors = {name: canonical[name] for name in canonical if not is_matrix(name)}
+    return {name: tensor for name, tensor in vectors.items() if isinstance(tensor, Tensor)}

@@ -1,4 +1,4 @@
-"""How much memory the packed weights of a model take: what an arena, or a slot for one layer, has to hold."""
+"""Memory that the packed weights of a model take: the size of an arena, or of a slot for one layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from labkit.kernels.types import float_dtype
 from labkit.models.shards import SUMMED, Shard
 from labkit.weights.quantise import Quantization, Scheme
 
-PADDING = 32  # rows of a block: matrices, scales and biases are padded to whole ones
+PADDING = 32  # rows of a block: matrices, scales and biases are padded to whole blocks
 
 
 def model_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
-    """Bytes of everything that a rank holds, packed for the C++ kernels; a tied head is packed once."""
+    """Bytes of a rank's part of the model, packed for the C++ kernels; a tied head is packed once."""
     return outside_bytes(part, dtype, quant) + len(part.layers) * layer_bytes(part, dtype, quant)
 
 
@@ -28,14 +28,12 @@ def layer_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
     local = replace(part, sums_whole=False)
     total = _bytes(local, local.layer_shapes, dtype, quant) + _vector(len(part.query))  # the slopes of ALiBi
     if not part.config.pre_norm:
-        total += 2 * _vector(part.config.hidden_size)  # the norm that the next layer's input goes through
+        total += 2 * _vector(part.config.hidden_size)  # the norm of the next layer's input
     return total
 
 
 def vector_bytes(part: Shard) -> int:
-    """Bytes of what is beside the matrices of one layer, biases included: what a layer leaves in memory whose matrices
-    are elsewhere.
-    """
+    """Bytes of the vectors of one layer, biases included. They stay resident if the layer's matrices are offloaded."""
     local = replace(part, sums_whole=False)
     norm = 0 if part.config.pre_norm else 2 * _vector(part.config.hidden_size)
     vectors = sum(_vector(shape[0] + PADDING) for shape in local.layer_shapes.values())
@@ -43,7 +41,7 @@ def vector_bytes(part: Shard) -> int:
 
 
 def outside_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
-    """Bytes of what is outside the layers."""
+    """Bytes of the weights outside the layers."""
     local = replace(part, sums_whole=False)
     outside = dict(local.top_shapes)
     positions = outside.pop("positions.weight", (0, 0))
@@ -56,8 +54,8 @@ def _bytes(local: Shard, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dty
         if len(shape) == 1:
             total += _vector(shape[0])
             continue
-        looked_up = name == "embed.weight" and not local.config.tied_head
-        scheme = quant.of(name) if dtype == torch.int8 and not looked_up else None
+        only_embedding = name == "embed.weight" and not local.config.tied_head
+        scheme = quant.of(name) if dtype == torch.int8 and not only_embedding else None
         stored = PACKED[scheme.bits] if scheme else float_dtype(dtype)
         rows = shape[0] + PADDING
         total += aligned(torch.Size(packed_shape(rows, shape[1], stored)).numel() * stored.itemsize) + _vector(rows)
@@ -68,7 +66,7 @@ def _bytes(local: Shard, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dty
 
 
 def _groups(local: Shard, name: str, shape: tuple[int, ...], scheme: Scheme) -> int:
-    """Groups of a row; those that a cut between ranks makes smaller are more."""
+    """Number of groups of a row. A cut between ranks can make groups smaller, and so there are more of them."""
     outputs, inputs = shape
     cut = local.cut(name) if name in SUMMED else None
     if cut is None:

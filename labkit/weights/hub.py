@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub: from the local cache, or downloaded when the hub answers."""
+"""Checkpoints of the Hugging Face hub, from the local cache or downloaded."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NOT_TO_BE_HAD = (HTTPError, ConnectionError, LocalEntryNotFoundError, HFValidati
 
 
 def checkpoint_folder(repo_id: str) -> Path | None:
-    """The local folder of a model of the hub, which is downloaded first if need be.
+    """The local folder of a model of the hub. Downloads the model if it is not in the cache.
 
-    None where the hub cannot be reached, or has no such model, or does not give it to this user.
+    None where the hub cannot be reached, has no such model, or denies it to this user.
     """
     return _cached(repo_id) or (_download(repo_id) if hub_answers() else None)
 
@@ -39,7 +39,7 @@ def hub_answers() -> bool:
 
 
 def _cached(repo_id: str) -> Path | None:
-    needed = [CONFIG, *TOKENIZER_FILES]  # of those that the model has; without a list it would be everything
+    needed = [CONFIG, *TOKENIZER_FILES]  # without this list, every file of the model would have to be in the cache
     try:
         folder = Path(snapshot_download(repo_id, local_files_only=True, allow_patterns=needed))
         return folder if weight_files(folder) and (folder / CONFIG).is_file() else None
@@ -53,7 +53,7 @@ def _download(repo_id: str) -> Path | None:
         names = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
         weights = [name for name in names if name.startswith("model") and name.endswith(".safetensors")]
         weights = weights or [name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")]
-        wanted = [*weights, *(name for name in names if name.endswith(DESCRIPTION))]
-        return Path(snapshot_download(repo_id, allow_patterns=wanted)) if weights else None
+        files = [*weights, *(name for name in names if name.endswith(DESCRIPTION))]
+        return Path(snapshot_download(repo_id, allow_patterns=files)) if weights else None
     except NOT_TO_BE_HAD:
         return None

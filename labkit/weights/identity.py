@@ -1,4 +1,4 @@
-"""What tells the weights of one source from those of any other."""
+"""Strings that identify the weights of a source."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def identity_of(source: TensorSource) -> str:
 
 
 def identity_of_files(files: Iterable[Path]) -> str:
-    """Changes with the name, the size and the time of the last change of any of the files."""
+    """A string that changes with the path, the size or the modification time of any of the files."""
     described = []
     for file in sorted(files):
-        found = file.stat()
-        described.append(f"{file.resolve()} {found.st_size} {found.st_mtime_ns}")
+        status = file.stat()
+        described.append(f"{file.resolve()} {status.st_size} {status.st_mtime_ns}")
     return "files " + "; ".join(described)

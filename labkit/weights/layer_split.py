@@ -1,4 +1,4 @@
-"""Which layers each stage of a pipeline holds."""
+"""The layers of each stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from labkit.weights.quantise import Quantization
 def split_layers(
     config: ModelConfig, stages: int, dtype: torch.dtype, quant: Quantization, given: Sequence[int] | None = None
 ) -> tuple[range, ...]:
-    """Consecutive layers for each of the stages: so many as `given`, or so that a step reads about as many bytes of
-    weights in each, the LM head's counted; the embedding is only looked up.
+    """Consecutive layers for each stage: `given` numbers of layers, or balanced by the bytes of weights per step. These
+    include the LM head, but not the embedding, because a step reads only a few of its rows.
 
-    Raises UserError for more stages than layers, and for given numbers that do not add up to the model's.
+    Raises UserError for more stages than layers, and for `given` numbers that do not add up to the model's layers.
     """
     layers = config.num_layers
     if stages > layers:
@@ -35,18 +35,18 @@ def split_layers(
 
 
 def _balanced(config: ModelConfig, stages: int, dtype: torch.dtype, quant: Quantization) -> list[int]:
-    """The stage with the most bytes has as few as possible, then the others are as even as possible."""
+    """Numbers of layers: the stage with the most bytes gets as few as possible, then the other stages are balanced."""
     if stages == 1:
         return [config.num_layers]
     layer = layer_bytes(shard(config), dtype, quant)
     ends = shard(config, layers=range(config.num_layers - 1, config.num_layers), embedding=False, head=True)
     head = outside_bytes(ends, dtype, quant)
 
-    def counts(of_last: int) -> list[int]:
-        return [len(part) for part in evenly(config.num_layers - of_last, stages - 1)] + [of_last]
+    def counts(in_last: int) -> list[int]:
+        return [len(part) for part in evenly(config.num_layers - in_last, stages - 1)] + [in_last]
 
-    def reads(of_last: int) -> list[int]:
-        *before, last = counts(of_last)
-        return sorted([*(each * layer for each in before), last * layer + head], reverse=True)
+    def reads(in_last: int) -> list[int]:
+        *before, last = counts(in_last)
+        return sorted([*(count * layer for count in before), last * layer + head], reverse=True)
 
     return counts(min(range(1, config.num_layers - stages + 2), key=reads))

@@ -1,4 +1,4 @@
-"""Files that a checkpoint lists: all of them lie in the checkpoint's own folder."""
+"""Files that a checkpoint lists. All must lie in the checkpoint's own folder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ MOST_OF_PART, MOST_OF_PATH = 255, 1024  # bytes of a name
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a path, as it is written, leads to no other place than into the folder that it is relative to."""
+    """Whether a path, as written, stays in the folder that it is relative to."""
     path = PurePath(name)
     return not path.is_absolute() and ".." not in path.parts
 
 
 def listed_path(folder: Path, name: Any, listing: Path) -> Path:
-    """The file `name` of a folder, as the file `listing` names it.
+    """The file `name` of a folder; the file `listing` names it.
 
-    The name is judged as it is written: links are followed, because the files of a snapshot in the hub's cache are
+    Only the name as written is checked. Links are followed, because the files of a snapshot in the hub's cache are
     links to another folder of that cache. Raises UserError for a name that is no text, is absolute, or has `..` in it.
     """
     if not _is_name(name):
@@ -35,7 +35,7 @@ def listed_path(folder: Path, name: Any, listing: Path) -> Path:
 
 
 def _is_name(name: Any) -> bool:
-    """Whether a file can have this name: systems refuse to look for names that are longer, or hold other signs."""
+    """Whether a file can have this name: systems reject longer names and names with control characters."""
     if not isinstance(name, str) or not name or not name.isprintable():
         return False
     return len(name.encode()) <= MOST_OF_PATH and all(
@@ -44,7 +44,7 @@ def _is_name(name: Any) -> bool:
 
 
 def index_files(index: Path) -> list[Path]:
-    """The files that the index of a divided checkpoint names. Raises UserError for one that is damaged."""
+    """The files that the index of a divided checkpoint names. Raises UserError for a missing or damaged index."""
     if not index.is_file():
         raise UserError(f"{index} is missing; copy it there, or check the list of files and base_dir")
     values = read_json(index, "an object whose weight_map gives the file of each tensor")

@@ -11,8 +11,8 @@ from labkit.weights.protocol import require_floats
 
 
 class ModelTensors:
-    """The tensors of a model in memory whose names begin with `prefix`. `release` frees those of a layer, so that a
-    model need not be in memory twice while it is packed. Modules that torch.compile wraps keep their names.
+    """The tensors of a model in memory whose names begin with `prefix`. `release` frees a layer's tensors, so that the
+    model is not in memory twice while it is packed. Names are without the wrappers of torch.compile.
     """
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The weights of a model that has no row: transformers loads them, whole, and labkit reads none of them."""
+"""The weights of a model that has no policy row: transformers loads them as a whole, and labkit reads none of them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from labkit.weights.identity import identity_of_files
 
 
 class OfTransformers:
-    """The weights in a folder, for `model` alone."""
+    """The weights in a folder. Only `model` loads them; `names` and `get` raise UserError."""
 
     def __init__(self, folder: Path, files: list[Path]) -> None:
         self.folder = folder
         self.identity = identity_of_files(files)
 
     def model(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The vanilla model, in evaluation mode. Raises UserError for one that transformers cannot load, or whose
-        weights are not all there.
+        """The vanilla model, in evaluation mode. Raises UserError where transformers cannot load it, or where weights
+        are missing.
         """
         try:
             model, loaded = AutoModelForCausalLM.from_pretrained(

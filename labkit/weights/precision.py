@@ -1,4 +1,4 @@
-"""Names for how weights are stored, as commands, notebooks and comparisons take them: "bfloat16", "int4-32+head"."""
+"""Names of precisions of weights, such as "bfloat16" and "int4-32+head", for commands, notebooks and comparisons."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ STORED = "stored"
 INTEGERS = re.compile(
     r"int(?P<bits>[48])(?:-(?P<group>row|\d+))?(?:-(?P<q_type>symmetric|asymmetric))?(?P<head>\+head8?)?(?P<rounded>\+a8)?"
 )
-GROUPS = {8: "row", 4: "32"}  # where a name does not say how many inputs share a scale
-TYPES = {8: "symmetric", 4: "asymmetric"}  # where it does not say which kind
+GROUPS = {8: "row", 4: "32"}  # defaults by bits: how many inputs share a scale
+TYPES = {8: "symmetric", 4: "asymmetric"}  # defaults by bits
 EXAMPLES = (*FLOAT_DTYPES, "int8", "int8-32", "int4", "int4-32", "int4-64", "int4-128", "int4-32+head", STORED)
 KNOWN = (
     f"{', '.join(FLOAT_DTYPES)}, int8, int4, either with groups (int4-32, int4-64, int4-128, int8-row), with "
@@ -28,12 +28,13 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Precision:
-    """How the weights of a model are stored: `options` are those of `init_inference` that ask for it.
+    """How the weights of a model are stored. `options`: the options of `init_inference` for this precision.
 
-    Of integers: the matrices of the layers, of 8 or 4 bits. Without groups int8 has one for each row, symmetric, and
-    int4 has groups of 32 inputs, asymmetric. "+head" stores the LM head in the same way and "+head8" with 8 bits in
-    groups of 32; otherwise it stays in floating point. "+a8" lets kernels round activations to 8 bits. "stored" is how
-    the file has them: the codes of a GGUF file, or the type of a checkpoint.
+    With int8 and int4, the matrices of the layers are integers of 8 or 4 bits. If a name says no groups, int8 has one
+    symmetric scale per row, and int4 has asymmetric groups of 32 inputs. "+head" stores the LM head in the same way
+    and "+head8" with 8 bits in groups of 32; otherwise the head stays in floating point. "+a8" lets kernels round
+    activations to 8 bits. "stored" keeps the file's own precision: the codes of a GGUF file, or the type of a
+    checkpoint.
     """
 
     name: str
@@ -46,13 +47,13 @@ class Precision:
 
 
 def precision_of(name: str) -> Precision:
-    """The precision of this name. UserError for an unknown one."""
+    """The precision of this name. Raises UserError for an unknown name."""
     if name == STORED or name in FLOAT_DTYPES:
         return Precision(name, FLOAT_DTYPES.get(name))
-    if (found := INTEGERS.fullmatch(name)) is None:
+    if (match := INTEGERS.fullmatch(name)) is None:
         raise UserError(f"unknown precision {name!r}{did_you_mean(name, EXAMPLES)}; expected one of {KNOWN}")
-    bits = int(found["bits"])
-    group, q_type = found["group"] or GROUPS[bits], found["q_type"] or TYPES[bits]
+    bits = int(match["bits"])
+    group, q_type = match["group"] or GROUPS[bits], match["q_type"] or TYPES[bits]
     if group != "row" and int(group) not in GROUP_SIZES:
         raise UserError(
             f"got groups of {group} inputs in {name!r}; expected one of {', '.join(map(str, GROUP_SIZES))}, or row"
@@ -60,8 +61,8 @@ def precision_of(name: str) -> Precision:
     quant: dict[str, Any] = {"weight": {"num_bits": bits, "q_type": q_type}}
     if group != "row":
         quant["weight"]["group_size"] = int(group)
-    if found["head"]:
-        quant["lm_head"] = {"num_bits": 8, "group_size": 32} if found["head"] == "+head8" else True
-    if found["rounded"]:
+    if match["head"]:
+        quant["lm_head"] = {"num_bits": 8, "group_size": 32} if match["head"] == "+head8" else True
+    if match["rounded"]:
         quant["activation"] = {"enabled": True}
     return Precision(name, torch.int8, quant)

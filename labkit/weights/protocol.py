@@ -1,4 +1,4 @@
-"""The interface of everything that tensors come from."""
+"""The interface of a source of tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class TensorSource(Protocol):
-    """Where tensors come from, by their Hugging Face names: a model, a checkpoint, or a seeded generator."""
+    """A source of tensors by their Hugging Face names: a model, a checkpoint, or a seeded generator."""
 
     def names(self) -> set[str]: ...
 
@@ -23,7 +23,7 @@ class TensorSource(Protocol):
 
 
 def has_own_head(policy: Policy, source: TensorSource) -> bool:
-    """Whether the LM head that a source has differs from its embedding."""
+    """Whether a source has an LM head that differs from its embedding."""
     names = (f"{policy.head}.weight", f"{policy.tokens}.weight")
     if not source.names().issuperset(names):
         return False
@@ -32,7 +32,7 @@ def has_own_head(policy: Policy, source: TensorSource) -> bool:
 
 
 def require_tied(policy: Policy, source: TensorSource) -> None:
-    """Raises UserError for files with a head of their own whose config says that it is the embedding."""
+    """Raises UserError for weights with a head of their own although the config ties it to the embedding."""
     if has_own_head(policy, source):
         raise UserError(
             f"{policy.head}.weight differs from {policy.tokens}.weight, but config.json says that they are tied; "
@@ -41,7 +41,10 @@ def require_tied(policy: Policy, source: TensorSource) -> None:
 
 
 def require_floats(tensor: Tensor, name: str, where: str) -> Tensor:
-    """The tensor. Raises UserError unless it is dense and of floating-point numbers. where: it is, for the error."""
+    """Returns the tensor. Raises UserError unless it is dense and of floating-point numbers.
+
+    where: where the tensor is stored, for the error message.
+    """
     if tensor.is_meta:
         raise UserError(
             f"{name} has no numbers {where} (it is on the meta device, as layers that accelerate has offloaded are); "
@@ -57,14 +60,14 @@ def require_floats(tensor: Tensor, name: str, where: str) -> Tensor:
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:
-    """The tensor. Raises UserError if it holds a NaN or an infinity."""
+    """Returns the tensor. Raises UserError if it holds a NaN or an infinity."""
     if not is_finite(tensor):
         raise UserError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
     return tensor
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite; an empty tensor's are."""
+    """Whether all numbers are finite; true of an empty tensor."""
     if tensor.numel() == 0:
         return True
     low, high = torch.aminmax(tensor)

@@ -1,4 +1,4 @@
-"""How quantised weights are stored: what the option `quant` says, and DeepSpeed's `quantization_setting`."""
+"""How quantised weights are stored, by the option `quant` and DeepSpeed's `quantization_setting`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ MLP = ("ff1.weight", "ff2.weight")
 LAYER = ("qkv.weight", "attn_out.weight", *MLP)
 HEAD = ("embed.weight", "head.weight")  # one of them is the LM head
 SMALLEST_STEP = 2.0**-24  # between numbers of float16
-FINE = 0.01  # of a number: how far off it may be
+FINE = 0.01  # relative error of a scale that still counts as fine
 log = logging.getLogger("labkit")
 
 
 class WeightQuantization(Strict):
-    """`group_size` inputs of a row share a scale and, if asymmetric, a minimum; without it, each row has `q_groups`."""
+    """`group_size` inputs of a row share a scale and, if asymmetric, a minimum. Without `group_size`, each row has
+    `q_groups` groups.
+    """
 
     enabled: bool = True
     num_bits: Literal[4, 8] = 8
@@ -53,17 +55,22 @@ NO_ROUNDING = ActivationQuantization(enabled=False)
 
 
 class FlatGroups(Strict):
-    """DeepSpeed's MoQ: `groups` equal chunks of each flattened matrix, and as many again in the MLP's."""
+    """DeepSpeed's MoQ: `groups` equal chunks of each flattened matrix, twice as many in the MLP's if
+    `mlp_extra_grouping`.
+    """
 
     groups: int = Field(ge=1)
     mlp_extra_grouping: bool = False
 
 
 class Quantization(Strict):
-    """How the matrices of the layers are stored: see `WeightQuantization`. `activation`: kernels may round activations
-    to 8 bits, a scale for at most 128 of them; without it they keep 16. Three options are labkit's own: `lm_head`
-    includes the LM head, stored in the same way or in one of its own; `flat` is `quantization_setting`; `as_stored`
-    keeps the codes of a GGUF file as they are, which is the default for one when no dtype is given.
+    """How the matrices of the layers are stored. The last three options are labkit's own.
+
+    weight: see `WeightQuantization`.
+    activation: kernels may round activations to 8 bits, with a scale for at most 128 of them; without it they keep 16.
+    lm_head: quantises the LM head too, in the same way (True) or as given.
+    flat: DeepSpeed's `quantization_setting`.
+    as_stored: keeps the codes of a GGUF file, which is the default for a GGUF file when no dtype is given.
     """
 
     enabled: bool = True
@@ -75,8 +82,8 @@ class Quantization(Strict):
 
     @model_validator(mode="after")
     def _flat_alone(self) -> Self:
-        other = self.weight.q_type != "symmetric" or self.weight.q_groups != 1 or self.weight.group_size is not None
-        if self.flat is not None and other:
+        changed = self.weight.q_type != "symmetric" or self.weight.q_groups != 1 or self.weight.group_size is not None
+        if self.flat is not None and changed:
             raise UserError("quantization_setting groups the weights in its own way; leave quant.weight's groups out")
         return self
 
@@ -97,7 +104,7 @@ class Quantization(Strict):
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one matrix is stored. `flat`: in how many chunks it is cut when flattened; None: in groups of its rows."""
+    """How one matrix is stored. `flat`: number of chunks of the flattened matrix; None: groups within rows."""
 
     how: WeightQuantization
     flat: int | None = None
@@ -111,14 +118,16 @@ class Scheme:
         return self.how.q_type == "asymmetric"
 
     def group(self, outputs: int, inputs: int) -> int:
-        """Inputs that share a scale, in a whole matrix of this shape."""
+        """The number of inputs that share a scale, in a whole matrix of this shape."""
         if self.how.group_size is not None:
             return self.how.group_size
         in_row = self.how.q_groups if self.flat is None else max(1, self.flat // outputs)
         return group_size(inputs, in_row, self.bits)
 
     def scales(self, weight: Tensor) -> tuple[Tensor, int]:
-        """([outputs, groups, 1 or 2] of some whole rows, or with `flat` of all; inputs that share one)."""
+        """Returns (scales [outputs, groups, 1 or 2], number of inputs that share one) of some whole rows of the matrix;
+        with `flat` of all rows.
+        """
         if self.flat is not None:
             return flat_scales(weight, self.flat, bits=self.bits)
         group = self.group(*weight.shape)
@@ -131,8 +140,8 @@ class Scheme:
 def warn_of_coarse_scales(layer: int | None, matrices: Mapping[str, Linear]) -> None:
     """Logs a warning for each quantised matrix with weights so small that float16 has no fine scale for them.
 
-    Below 6e-5 float16 numbers are multiples of 6e-8. A scale counts where that is more than 1 % of it, and where it is
-    more than 1 % of the matrix's largest: in comparison smaller weights hardly matter. layer: None outside layers.
+    Below 6e-5, float16 numbers are multiples of 6e-8. A scale is coarse where this step is more than 1 % of it. Scales
+    below 1 % of the matrix's largest are ignored, because their weights hardly matter. layer: None outside the layers.
     """
     for name, linear in matrices.items():
         if linear.scales is None:
@@ -152,7 +161,7 @@ def warn_of_coarse_scales(layer: int | None, matrices: Mapping[str, Linear]) -> 
 
 
 def check_schemes(part: Shard, quant: Quantization) -> None:
-    """Raises UserError for groups that do not divide a matrix, and for a cut between ranks inside one."""
+    """Raises UserError for groups that do not divide a matrix, and for a cut between ranks inside a group."""
     shapes, local = part.config.layer_shapes() | part.config.top_shapes(), replace(part, sums_whole=False)
     for name, shape in shapes.items():
         scheme = quant.of(name) if len(shape) == 2 else None
@@ -160,7 +169,7 @@ def check_schemes(part: Shard, quant: Quantization) -> None:
             continue
         outputs, inputs = shape
         if (size := scheme.how.group_size) and inputs % size:
-            fitting = [str(one) for one in GROUP_SIZES if inputs % one == 0]
+            fitting = [str(choice) for choice in GROUP_SIZES if inputs % choice == 0]
             raise UserError(
                 f"group_size={size} does not divide the {inputs} inputs of {name}; expected "
                 f"{' or '.join(fitting) or 'no group_size: none of 32, 64 and 128 divides them'}, or q_groups=1, which "
@@ -185,16 +194,16 @@ def check_schemes(part: Shard, quant: Quantization) -> None:
 def _check_groups(name: str, inputs: int, scheme: Scheme) -> None:
     """Raises UserError unless the rows of a matrix can be cut into `q_groups`."""
 
-    def can_be(groups: int) -> bool:
+    def divides(groups: int) -> bool:
         return inputs % groups == 0 and -(-inputs // group_size(inputs, groups, scheme.bits)) == groups
 
-    asked = scheme.how.q_groups
-    if not can_be(asked):
+    q_groups = scheme.how.q_groups
+    if not divides(q_groups):
         most = inputs // FINEST[scheme.bits] + 1
-        fitting = [groups for groups in range(1, most + 1) if can_be(groups)]
+        fitting = [groups for groups in range(1, most + 1) if divides(groups)]
         raise UserError(
-            f"q_groups={asked} does not divide the {inputs} inputs of {name} into groups of {FINEST[scheme.bits]} or "
-            f"more; expected one of {', '.join(map(str, fitting))}"
+            f"q_groups={q_groups} does not divide the {inputs} inputs of {name} into groups of {FINEST[scheme.bits]} "
+            f"or more; expected one of {', '.join(map(str, fitting))}"
         )
 
 
@@ -202,5 +211,5 @@ def _check_extra(name: str, outputs: int, inputs: int) -> None:
     if 4 * min(outputs, inputs) != max(outputs, inputs):
         raise UserError(
             f"mlp_extra_grouping doubles the groups of matrices whose sides are 4 to 1, and {name} is [{outputs}, "
-            f"{inputs}]; DeepSpeed would leave it as it is without a word: leave mlp_extra_grouping out"
+            f"{inputs}]; DeepSpeed would silently not double its groups: leave mlp_extra_grouping out"
         )

@@ -1,8 +1,8 @@
-"""Canonical tensors -> the records that kernels read, packed, in memory that the caller chooses.
+"""Packs canonical tensors into the records that kernels read, in memory that the caller chooses.
 
-Matrices keep the engine's dtype; norms, biases and position tables are float32. With int8 the layers' matrices are
-quantised from the precision they come in, to 8 or 4 bits, and the LM head if wanted; the others are bfloat16. Matrices
-are packed some rows at a time, so that little more than the result is in memory.
+Matrices have the engine's dtype; norms, biases and position tables are float32. With int8 the layers' matrices, and on
+request the LM head, are quantised to 8 or 4 bits from their stored precision; the other matrices are bfloat16.
+Matrices are packed some rows at a time, so that little more than the result is in memory.
 """
 
 from __future__ import annotations
@@ -25,28 +25,24 @@ from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
 from labkit.weights.quantise import Quantization, Scheme
 
 AT_ONCE, AT_LEAST = 1 << 20, 1 << 16  # numbers that are packed at once: fewer take longer
-SHARE = 600  # bytes of a model for each of them: quantising takes about 40 bytes beside the result for a number
+SHARE = 600  # bytes of a model for each such number: quantising a number takes about 40 bytes besides the result
 
 
 def packed_at_once(size: int) -> int:
-    """How many numbers are packed at once, so that it takes little beside a model of `size` bytes."""
+    """How many numbers are packed at once, so that packing takes little memory besides a model of `size` bytes."""
     return min(AT_ONCE, max(AT_LEAST, size // SHARE))
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Turns canonical tensors into weight records for one implementation, in `place`.
+    """Turns canonical tensors into weight records for one implementation."""
 
-    part: what this rank holds. dtype: of the layers' matrices; int8 ones are quantised as `quant` says. at_once: about
-    how many numbers are packed at once.
-    """
-
-    part: Shard
-    dtype: torch.dtype
+    part: Shard  # this rank's part of the model
+    dtype: torch.dtype  # of the layers' matrices
     impl: str
-    quant: Quantization
-    place: Place
-    at_once: int = AT_ONCE
+    quant: Quantization  # how int8 matrices are quantised
+    place: Place  # where the records get their memory
+    at_once: int = AT_ONCE  # about how many numbers are packed at once
 
     @property
     def device(self) -> torch.device:
@@ -54,7 +50,7 @@ class Builder:
 
     @property
     def config(self) -> ModelConfig:
-        """Of the layers that are here."""
+        """The config of this rank's part."""
         return self.part.local
 
     @property
@@ -67,15 +63,14 @@ class Builder:
         return self.impl == "cpp"
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory for a matrix of a file that is packed already."""
+        """Memory for a matrix that its file holds packed."""
         return self.place.empty(shape, dtype) if self.packs else torch.empty(shape, dtype=dtype)
 
     def linear(self, name: str, weight: Weight, *, columns: Cut | None = None, gated: bool = False) -> Linear:
-        """The matrix of this canonical name as the implementation reads it, on its device; biases are kept apart from
-        matrices until `with_bias`.
+        """The matrix of this canonical name as the implementation reads it, on its device. `with_bias` adds the bias.
 
-        A `Linear` comes from a file: quantised there if at all, and packed unless its layout is "rows". `columns`: keep
-        only these, after the scales were taken from whole rows. `gated`: gate, then up rows.
+        A `Linear` comes from a file. It is never quantised anew, and it is packed unless its layout is "rows".
+        `columns`: keep only these, after the scales were taken from whole rows. `gated`: gate, then up rows.
         """
         if isinstance(weight, Linear):
             linear = replace(weight, activation_bits=self.quant.activation_bits)
@@ -85,7 +80,7 @@ class Builder:
             if self.packs:
                 return self._packed(matrix, None, None, gated)
             rows = matrix.whole().to(self.device, float_dtype(self.dtype))
-            # Tensors that are on a GPU in the right type are shared with the given model.
+            # Tensors that are on a GPU in the right type are shared with the caller's model.
             rows = rows.contiguous() if self.device.type != "cpu" else rows.contiguous().clone()
             return packed(Linear(rows, None, *matrix.shape, "rows"), self.impl)
         if self.packs and scheme.flat is None:
@@ -97,7 +92,7 @@ class Builder:
         return self._placed(linear, columns, gated)
 
     def _packed(self, matrix: RowBlocks, scheme: Scheme | None, columns: Cut | None, gated: bool) -> Linear:
-        """A matrix that is packed, and quantised if there is a scheme, some rows at a time."""
+        """Packs a matrix, and quantises it if there is a scheme, some rows at a time."""
         parts = []
         (outputs, inputs), taken = matrix.shape, columns.ranges[0] if columns else (0, matrix.shape[1])
         rows_of = _gated(matrix) if gated else matrix
@@ -126,7 +121,7 @@ class Builder:
         return replace(linear, scales=scales, group=group, bits=scheme.bits, activation_bits=self.quant.activation_bits)
 
     def _placed(self, linear: Linear, columns: Cut | None, gated: bool) -> Linear:
-        """A quantised or floating matrix of layout "rows" as the implementation reads it."""
+        """Lays out a quantised or floating matrix of layout "rows" as the implementation reads it."""
         weight, scales, group = linear.weight, linear.scales, linear.group
         if columns is not None:
             assert scales is not None
@@ -145,12 +140,12 @@ class Builder:
         return replace(linear, weight=panels, outputs=outputs, layout="panels", scales=scales)
 
     def _on_device(self, linear: Linear) -> Linear:
-        """A matrix that is packed already."""
+        """Moves a packed matrix to the device."""
         scales = None if linear.scales is None else linear.scales.to(self.device)
         return replace(linear, weight=linear.weight.to(self.device), scales=scales)
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        """A copy beside the matrices."""
+        """A copy in the matrices' memory."""
         return self.place.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
     def with_bias(self, linear: Linear, bias: Tensor | None) -> Linear:
@@ -165,34 +160,34 @@ class Builder:
         return Norm(self.config.norm, weight, bias, self.config.norm_eps)
 
     def last_norm(self, tensors: Canonical) -> Norm:
-        """What the output of a post-norm layer of these tensors goes through; no norm of other layers."""
+        """The norm of the output of a post-norm layer with these tensors; an empty `Norm` for pre-norm layers."""
         return Norm() if self.config.pre_norm else self.norm(vectors_of(tensors), "norm2")
 
     def vector(self, tensor: Tensor | None) -> Tensor | None:
-        """An own float32 copy beside the matrices: small blocks that stay keep the heap from shrinking."""
+        """A float32 copy in the matrices' memory: small blocks that stay on the heap would keep it from shrinking."""
         if tensor is None:
             return None
         return self.place.empty(tuple(tensor.shape), torch.float32).copy_(tensor)
 
     def layer(self, index: int, tensors: Canonical, norm_before: Norm) -> LayerWeights:
-        """Layer `index` of the model. `norm_before`: what a post-norm layer's input goes through, which is the last
-        norm of the layer before.
+        """Layer `index` of the model. `norm_before`: the norm of a post-norm layer's input, which is the last norm of
+        the layer before.
         """
-        config, vectors, here = self.config, vectors_of(tensors), index - self.part.layers.start
+        config, vectors, local = self.config, vectors_of(tensors), index - self.part.layers.start
         norm1 = self.norm(vectors, "norm1")
         norm2 = norm1 if config.shared_norm else self.norm(vectors, "norm2")
         if not config.pre_norm:
             norm1, norm2 = norm_before, norm1
 
-        def matrix(name: str, **how: Any) -> Linear:
-            return self.linear(name, tensors[name], **how)
+        def matrix(name: str, **options: Any) -> Linear:
+            return self.linear(name, tensors[name], **options)
 
         up_bias = vectors.get("ff1.bias")
         if config.gated and self.packs and up_bias is not None:
             up_bias = interleave_gate(up_bias)
         slopes = self.vector(torch.tensor(self.part.alibi_slopes)) if config.position == "alibi" else None
         whole = self.part.sums_whole
-        later = {name: replace(self.part, sums_whole=False).cut(name) if whole else None for name in SUMMED}
+        cuts = {name: replace(self.part, sums_whole=False).cut(name) if whole else None for name in SUMMED}
         attn_bias, mlp_bias = vectors.get("attn_out.bias"), vectors.get("ff2.bias")
         if config.parallel_residual and self.part.size > 1:  # one sum of the ranks for both
             attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
@@ -201,17 +196,17 @@ class Builder:
         qkv = self.with_bias(matrix("qkv.weight"), vectors.get("qkv.bias"))
         return LayerWeights(
             qkv=QkvWeights(norm1, qkv, **head_norms, qk_eps=config.norm_eps),
-            attention=AttentionParams(config.attention_scales[here], config.windows[here], slopes, config.causal),
-            attn_out=matrix("attn_out.weight", columns=later["attn_out.weight"]),
+            attention=AttentionParams(config.attention_scales[local], config.windows[local], slopes, config.causal),
+            attn_out=matrix("attn_out.weight", columns=cuts["attn_out.weight"]),
             attn_bias=self.vector(attn_bias),
             mlp=MlpWeights(norm2, up, config.activation, config.gated),
-            mlp_out=matrix("ff2.weight", columns=later["ff2.weight"]),
+            mlp_out=matrix("ff2.weight", columns=cuts["ff2.weight"]),
             mlp_bias=self.vector(mlp_bias),
             shared_norm=config.shared_norm,
         )
 
     def outside(self, tensors: Canonical) -> Outside:
-        """What the model has outside the layers, as far as it is here."""
+        """This rank's weights outside the layers."""
         config, part, vectors = self.config, self.part, vectors_of(tensors)
         name = "embed.weight" if config.tied_head else "head.weight"
         matrix = self.linear(name, tensors[name]) if name in tensors else None
@@ -239,14 +234,14 @@ class Builder:
         return Outside(embedding, self.norm(vectors, "final_norm") if "final_norm.weight" in vectors else None, head)
 
     def _tied_table(self, head: Linear | None) -> Tensor | None:
-        """The rows of an embedding that the head shares; None where they are looked up in its packed matrix."""
+        """The rows of an embedding that the head shares; None where the head's packed matrix serves lookups."""
         assert head is not None
         if self.impl != "reference":
             return None
         return _rows_of(head)
 
     def _table(self, rows: Weight) -> Tensor:
-        """The rows of an embedding of its own."""
+        """The rows of an embedding that the head does not share."""
         if isinstance(rows, Linear):
             return _rows_of(rows).to(self.device, float_dtype(self.dtype)).contiguous()
         matrix_of = RowBlocks.of(rows)
@@ -257,7 +252,7 @@ class Builder:
         return table
 
     def model(self, layers: list[LayerWeights], outside: Outside, last_norm: Norm) -> ModelWeights:
-        """All together. `last_norm`: what a post-norm model's output goes through in place of a final norm."""
+        """The records of the whole part. `last_norm`: norm of a post-norm model's output, instead of a final norm."""
         config = self.config
         ends = self.part.layers.stop == self.part.config.num_layers
         return ModelWeights(
@@ -275,31 +270,31 @@ class Builder:
 
 @dataclass(frozen=True)
 class Outside:
-    """What a model has outside its layers, as far as it is here; see ModelWeights."""
+    """A rank's weights outside the layers; see ModelWeights."""
 
     embedding: EmbeddingWeights | None
     final_norm: Norm | None
     head: HeadWeights | None
 
     def matrices(self) -> dict[str, Linear]:
-        """By canonical name, as they are packed; an embedding of its own is rows."""
-        found: dict[str, Linear | None] = {}
+        """Packed matrices by canonical name; an embedding that the head does not share is rows."""
+        linears: dict[str, Linear | None] = {}
         if self.embedding is not None:
             table = self.embedding.table
             rows = self.embedding.packed
             if rows is None:
                 assert table is not None
                 rows = Linear(table, None, table.shape[0], table.shape[1], "rows")
-            found |= {"embed.weight": rows, "project_in.weight": self.embedding.project_in}
+            linears |= {"embed.weight": rows, "project_in.weight": self.embedding.project_in}
         if self.head is not None:
             tied = self.embedding is not None and self.embedding.packed is not None
-            found |= {"project_out.weight": self.head.project_out}
-            found |= {} if tied else {"head.weight": self.head.matrix}
-        return {name: linear for name, linear in found.items() if linear is not None}
+            linears |= {"project_out.weight": self.head.project_out}
+            linears |= {} if tied else {"head.weight": self.head.matrix}
+        return {name: linear for name, linear in linears.items() if linear is not None}
 
 
 def matrices_of(layer: LayerWeights) -> dict[str, Linear]:
-    """The matrices of a layer by canonical name, as they are packed."""
+    """The packed matrices of a layer by canonical name."""
     return {
         "qkv.weight": layer.qkv.proj,
         "attn_out.weight": layer.attn_out,
@@ -309,7 +304,7 @@ def matrices_of(layer: LayerWeights) -> dict[str, Linear]:
 
 
 def _rows_of(linear: Linear) -> Tensor:
-    """The rows of a matrix that is not packed into panels: as they are, or of codes the numbers in float32."""
+    """The rows of a matrix that is not packed into panels. Codes become float32 numbers."""
     return linear.weight if linear.scales is None else linear.floats()
 
 
@@ -326,7 +321,7 @@ def _padded(outputs: int, gated: bool) -> int:
 
 
 def _gated(matrix: RowBlocks) -> RowBlocks:
-    """Gate, then up rows as blocks that hold both."""
+    """A view of a matrix of gate rows, then up rows, in blocks that hold both."""
     inner = matrix.shape[0] // 2
 
     def rows(begin: int, end: int) -> Tensor:
@@ -338,9 +333,9 @@ def _gated(matrix: RowBlocks) -> RowBlocks:
 
 
 def _some_columns(columns: Cut, codes: Tensor, scales: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor, int]:
-    """These columns of a quantised matrix, with the scales that they have in it: (codes, scales, group).
+    """The columns that a cut takes of a quantised matrix: (codes, scales, group).
 
-    Where they begin within a group, the groups become as small as it takes for each to have one scale.
+    If the cut begins within a group, the groups become so small that each has one scale.
     """
     (begin, end), *more = columns.ranges
     assert not more

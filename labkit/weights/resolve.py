@@ -1,4 +1,4 @@
-"""From a name, a hub id or a folder to a model that can be loaded."""
+"""Finds the model of a name, a hub id or a folder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source,
 def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0, any_architecture: bool = False) -> ModelSource:
     """The model of this name; nothing is loaded yet.
 
-    What is tried, in this order: a GGUF file, by its first bytes or its suffix, or a folder that holds one and no
-    checkpoint; a local folder is read as a checkpoint; smollm2-135m is taken from the package that holds it; the
-    weights of a preset or hub id are taken from the local cache, or from a hub that answers; any other preset gets
-    random weights drawn from `seed`. The result's `origin` says which of these it was. Presets are found by their name
-    or hub id, in any spelling of dots, dashes and capitals.
+    These are tried in order:
+    - a GGUF file, by its first bytes or its suffix, or a folder with a GGUF file and no checkpoint;
+    - a local folder with a checkpoint;
+    - smollm2-135m from its Python package;
+    - the weights of a preset or hub id, from the local cache or from a hub that answers;
+    - random weights drawn from `seed`, for any other preset.
 
-    any_architecture: take a checkpoint without a row among the policies, too, which transformers alone can run.
+    The result's `origin` says which of these it was. Presets are found by their name or hub id, in any spelling of
+    dots, dashes and capitals.
+
+    any_architecture: also take a checkpoint that has no row among the policies, which only transformers can run.
 
     Raises UserError for an unknown name, and for a checkpoint that is damaged or does not fit its config.
     """

@@ -1,4 +1,4 @@
-"""Where a model's weights come from, seeded random numbers or a checkpoint. They are read one tensor at a time."""
+"""Sources of a model's weights: seeded random numbers or a checkpoint. They are read one tensor at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from labkit.weights.listed_files import index_files
 from labkit.weights.of_transformers import OfTransformers
 from labkit.weights.protocol import TensorSource, require_tied
 
-CHUNK = 1 << 20  # random numbers that are drawn at once, in a buffer beside the tensor
+CHUNK = 1 << 20  # random numbers that are drawn at once, in a buffer besides the tensor
 ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -50,15 +50,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 class ModelSource:
     """A model that is described but not loaded: its config, its tokenizer, and its tensors one at a time.
 
-    `origin` says in words where the weights come from. Every result must carry it.
+    `origin`: a description of where the weights come from. Every result must carry it.
     """
 
     name: str
     origin: str
     hf_config: PretrainedConfig
     weights: TensorSource
-    folder: Path | None = None  # the checkpoint, where there is one
-    gguf: Path | None = None  # the GGUF file that it is, or that its packed checkpoint was made of
+    folder: Path | None = None  # the checkpoint's folder, if there is one
+    gguf: Path | None = None  # the GGUF file of the weights, or of their packed checkpoint
 
     def names(self) -> set[str]:
         """The names of all tensors, as in the Hugging Face model."""
@@ -67,18 +67,17 @@ class ModelSource:
     def get(self, hf_name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
         """One tensor, or the part of it that `cut` takes.
 
-        With a `dtype` it is a copy in memory of its own. Without one it is as it is stored, possibly mapped from a
-        file. Random tensors are drawn as float32 and rounded to `dtype`; they do not depend on what was asked for
-        before.
+        With a `dtype` it is a copy in memory of its own. Without one it has its stored type and may be mapped from a
+        file. Random tensors are drawn as float32 and rounded to `dtype`; they do not depend on earlier calls.
         """
         return self.weights.get(hf_name, dtype, cut)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The checkpoint's own tokenizer, padding on the left; a byte-level one where there is none.
+        """The checkpoint's own tokenizer, padding on the left, or else a byte-level tokenizer.
 
-        Raises UserError for a tokenizer that is damaged, that is code which comes with the checkpoint, or that has
-        more tokens than the model.
+        Raises UserError for a tokenizer that is damaged, needs code of the checkpoint, or has more tokens than the
+        model.
         """
         if isinstance(self.weights, GgufTensors):
             return self._fitting(self.weights.file.tokenizer())
@@ -87,7 +86,7 @@ class ModelSource:
         return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))
 
     def _fitting(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        # Tokens added later, such as one for padding, may lie beyond the model's: they are no sign of another model.
+        # Added tokens, such as one for padding, may lie beyond the model's vocabulary; `vocab_size` leaves them out.
         if (size := tokenizer.vocab_size) > self.hf_config.vocab_size:
             raise UserError(
                 f"the tokenizer of {self.name} has {size} tokens, the model {self.hf_config.vocab_size}; they do not "
@@ -97,14 +96,14 @@ class ModelSource:
 
     @property
     def generation_config(self) -> GenerationConfig | None:
-        """The checkpoint's own, read anew each time; None where there is none. Raises UserError for a damaged one."""
+        """The checkpoint's own generation config, or None, read anew each time. Raises UserError for a damaged file."""
         if isinstance(self.weights, GgufTensors):
             return self.weights.file.generation_config()
         return _generation_config(self.folder) if self.folder and (self.folder / GENERATION).exists() else None
 
     @property
     def ends(self) -> frozenset[int]:
-        """The tokens that end an answer, by the generation config, the tokenizer and its chat template."""
+        """The tokens that end an answer, from the generation config, the tokenizer and its chat template."""
         config = self.generation_config
         listed = None if config is None else config.eos_token_id
         of_turn = None if self.tokenizer.chat_template is None else end_of_turn(self.tokenizer)
@@ -114,7 +113,7 @@ class ModelSource:
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """The vanilla Hugging Face model, in evaluation mode.
 
-        It is built without memory and filled tensor by tensor, so it never needs more than its weights and one tensor.
+        It is built without memory and filled tensor by tensor, so it needs no more than its weights and one tensor.
         """
         dtype_of(dtype, FLOAT_DTYPES)
         if isinstance(self.weights, OfTransformers):
@@ -133,7 +132,7 @@ class ModelSource:
 
 
 class RandomWeights:
-    """Weights drawn as Hugging Face would initialise the model, except that no norm weight or bias is trivial.
+    """Random weights as Hugging Face would initialise the model, except that norm weights and biases are random too.
 
     Linears and embeddings are N(0, initializer_range), biases N(0, 0.02), norm weights N(1, 0.1). Each tensor has a
     generator of its own, seeded by `seed` and the tensor's name.
@@ -145,7 +144,7 @@ class RandomWeights:
         self._matrix_std = float(getattr(hf_config, "initializer_range", getattr(hf_config, "init_std", 0.02)))
         self._shapes = hf_shapes(hf_config)
         self._drawn = torch.empty(CHUNK)  # one buffer for all: a new one for each tensor would leave holes in the heap
-        self._held = ("", -1)  # the tensor and the number of the chunk that the buffer holds
+        self._buffered = ("", -1)  # the tensor and the number of the chunk in the buffer
         self._generator = torch.Generator()
 
     def names(self) -> set[str]:
@@ -169,45 +168,45 @@ class RandomWeights:
         return tensor
 
     def _chunk(self, name: str, index: int) -> Tensor:
-        """Numbers from index * CHUNK on of a flattened tensor. They are drawn one chunk behind the other, so those that
-        follow what was asked for last come at once.
+        """Numbers from index * CHUNK on of a flattened tensor. Chunks are drawn in order, so the next chunk is drawn
+        directly, and an earlier one means starting again.
         """
         shape = self._shapes[name]
         mean, std = 0.0, self._matrix_std
         if len(shape) == 1:
             mean, std = (0.0, 0.02) if name.endswith(".bias") else (1.0, 0.1)
-        if self._held[0] != name or self._held[1] > index:
+        if self._buffered[0] != name or self._buffered[1] > index:
             digest = blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
             self._generator.manual_seed(int.from_bytes(digest) >> 1)
-            self._held = (name, -1)
-        for drawn in range(self._held[1] + 1, index + 1):
+            self._buffered = (name, -1)
+        for drawn in range(self._buffered[1] + 1, index + 1):
             count = min(CHUNK, math.prod(shape) - drawn * CHUNK)
             self._drawn[:count].normal_(mean, std, generator=self._generator)
-        self._held = (name, index)
+        self._buffered = (name, index)
         return self._drawn[: min(CHUNK, math.prod(shape) - index * CHUNK)]
 
 
 class Checkpoint:
-    """The tensors of these files by today's names, mapped from disk. No code that a file holds is run."""
+    """The tensors of these files by today's names, mapped from disk. No code in a file is run."""
 
     def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
         opened = [TensorFile(path) for path in files]
         self.identity = identity_of_files(files)
-        self._where = {policy.current_name(name): (file, name) for file in opened for name in file.names()}
+        self._places = {policy.current_name(name): (file, name) for file in opened for name in file.names()}
         head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
-        if config.tied_head and head in self._where:
-            self._where.setdefault(tokens, self._where[head])
-        policy.check(config, self._where)
+        if config.tied_head and head in self._places:
+            self._places.setdefault(tokens, self._places[head])
+        policy.check(config, self._places)
         if config.tied_head:
             require_tied(policy, self)
 
     def names(self) -> set[str]:
-        return set(self._where)
+        return set(self._places)
 
     def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
-        if name not in self._where:
+        if name not in self._places:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
-        file, stored = self._where[name]
+        file, stored = self._places[name]
         tensor = cut_of(name, file.get(stored), cut)
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
@@ -215,7 +214,7 @@ class Checkpoint:
 def checkpoint_source(folder: Path, *, name: str, origin: str, any_architecture: bool = False) -> ModelSource:
     """The model in a folder that transformers wrote. Raises UserError where it is unknown, incomplete or damaged.
 
-    any_architecture: take a model without a row, too, for `hf_model` alone.
+    any_architecture: also take a model without a policy row; only its `hf_model` can be used.
     """
     refuse_adapter(folder)
     hf_config = read_config(folder)
@@ -232,20 +231,20 @@ def checkpoint_source(folder: Path, *, name: str, origin: str, any_architecture:
 def gguf_source(path: Path, *, name: str, origin: str) -> ModelSource:
     """The model in a GGUF file. Raises UserError where it is unknown, incomplete or damaged.
 
-    The origin says which matrices are of types that are dequantised.
+    The origin says how many tensors are dequantised, by type.
     """
     file = GgufFile(path)
     tensors = GgufTensors(file, policy_for(file.config), hf_shapes)
     if not tensors.quantised:
         file.config.dtype = FLOATS[tensors.kind(f"{tensors.policy.tokens}.weight")]
     if tensors.inexact:
-        told = ", ".join(f"{count} in {kind}" for kind, count in tensors.inexact.items())
-        origin = f"{origin} ({told}: dequantised)"
+        counts = ", ".join(f"{count} in {kind}" for kind, count in tensors.inexact.items())
+        origin = f"{origin} ({counts}: dequantised)"
     return ModelSource(name, origin, file.config, tensors, gguf=path)
 
 
 def some_weight_files(folder: Path) -> list[Path]:
-    """As `weight_files`; raises UserError for a folder that has none."""
+    """As `weight_files`, but raises UserError for a folder without weights."""
     refuse_adapter(folder)
     if files := weight_files(folder):
         return files
@@ -253,13 +252,13 @@ def some_weight_files(folder: Path) -> list[Path]:
         index = f"{min(parts).name.partition('-')[0]}{parts[0].suffix}.index.json"
         raise UserError(
             f"{folder} holds {some_of(path.name for path in parts)}, but no {index}, which lists the files of a "
-            "divided checkpoint; download it, too"
+            "divided checkpoint; download it too"
         )
     raise UserError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raises UserError for a folder with an adapter, which changes what its model computes."""
+    """Raises UserError for a folder with an adapter: the adapter would have to be applied to the model's weights."""
     path = folder / ADAPTER
     if not path.is_file():
         return
@@ -273,10 +272,10 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: safetensors, or PyTorch's where there are none; nothing where a folder has none.
-    As in transformers a whole file comes before an index.
+    """The files of the weights: safetensors, else PyTorch's, else none. As in transformers, a whole file is preferred
+    to an index.
 
-    Raises UserError for an index that is damaged or that lists a file which is missing.
+    Raises UserError for an index that is damaged or that lists a missing file.
     """
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         if (folder / f"{stem}.{suffix}").is_file():
@@ -331,7 +330,7 @@ def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 
 
 def empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with parameters that have no memory yet, and with its buffers (frequencies, masks) filled."""
+    """The model with parameters on the meta device, and with its buffers (frequencies, masks) filled."""
     model = _meta_model(hf_config, dtype)
     for name, buffer in list(model.named_buffers()):
         module, _, leaf = name.rpartition(".")

@@ -169,7 +169,7 @@ def test_rows_that_were_sent_but_not_announced_do_not_come_in_the_next_call(monk
     boxes = ends(os.getpid(), os.getpid())
     boxes[1].fail_call("too much")
     with monkeypatch.context() as patched:
-        patched.setattr(boxes[0]._told, "send", lambda message: boxes[0]._told.look(0.0))
+        patched.setattr(boxes[0]._host, "send", lambda message: boxes[0]._host.look(0.0))
         with pytest.raises(RankFailedError):
             boxes[0].send(Message(1, 0, 0, torch.ones(2, 3)))
     boxes[0].fail_call("too much")

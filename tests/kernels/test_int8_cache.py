@@ -175,5 +175,5 @@ def test_scales_that_do_not_fit_are_refused(change: str) -> None:
     if change != "scales of floats":
         cache, scales = in_int8(cache), scales[:, :2]
     given = None if change == "no scales" else scales
-    with pytest.raises(ValueError, match=r"key_scales: expected (contiguous bfloat16 \[1, 3, 7\]|None beside torch)"):
+    with pytest.raises(ValueError, match=r"key_scales: expected (contiguous bfloat16 \[1, 3, 7\]|None with torch)"):
         attention(queries, params, heads, rows, replace(cache, key_scales=given), impl="cpp")

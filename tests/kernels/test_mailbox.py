@@ -92,7 +92,7 @@ def test_a_rank_that_is_stopped_is_named() -> None:
 @pytest.mark.usefixtures("looks_often")
 def test_nobody_waits_for_ever() -> None:
     waiting, _ = ends(os.getpid(), os.getpid(), timeout_s=0.02)
-    with pytest.raises(LostRankError, match="no message came, or went, within 0 s"):
+    with pytest.raises(LostRankError, match="no message was received or sent within 0 s"):
         waiting.receive()
 
 

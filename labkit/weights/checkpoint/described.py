@@ -1,4 +1,4 @@
-"""DeepSpeed's descriptions of checkpoints: which files, of what kind, written by how many ranks."""
+"""DeepSpeed's descriptions of checkpoints: their files, their kind, and the number of ranks that wrote them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRITTEN_BY_DEEPSPEED = "ds_inference_config.json"
 
 class Shards(BaseModel):
     """The files of a checkpoint that was written for several ranks. `tp` lists all ranks of the first part, then all
-    ranks of the second, and so on; `non_tp` lists files with what all ranks share.
+    ranks of the second, and so on. `non_tp` lists files of the tensors that all ranks share.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,7 +39,7 @@ class Shards(BaseModel):
 
 
 class Description(BaseModel):
-    """What DeepSpeed's JSON says."""
+    """The contents of DeepSpeed's JSON file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,10 +59,10 @@ class Description(BaseModel):
 
 @dataclass(frozen=True)
 class Listing:
-    """Where the names of a description are looked up. `came_with`: its file, where that is part of a checkpoint."""
+    """The place in which the file names of a description are looked up."""
 
     folder: Path
-    came_with: Path | None
+    came_with: Path | None  # the description's file, if it is part of a checkpoint
 
     def path(self, name: str) -> Path:
         return self.folder / name if self.came_with is None else listed_path(self.folder, name, self.came_with)
@@ -71,17 +71,17 @@ class Listing:
 def described_source(
     checkpoint: dict[str, Any] | str | Path, hf_config: PretrainedConfig, base_dir: str
 ) -> ModelSource:
-    """The model of this config with the weights that `checkpoint` describes; nothing is read yet but names.
+    """The model of this config with the weights that `checkpoint` describes. Reads only names yet.
 
-    checkpoint: a description as a dict or the path of its JSON file, or a folder: labkit's own checkpoint, one that
-    DeepSpeed wrote, or one that `save_pretrained` wrote. File names in it are relative to `base_dir`, else to the
-    description's own base_dir where that is a folder, else to the folder that the description lies in.
+    checkpoint: a description as a dict or the path of its JSON file, or a folder with a checkpoint of labkit, DeepSpeed
+    or `save_pretrained`. File names in a description are relative to `base_dir`, else to the description's own base_dir
+    if it is a folder, else to the description's folder.
 
-    A description that came with a checkpoint (DeepSpeed's own file, or any file beside a config.json) may only name
-    files of its own folder, and its base_dir is not followed out of it. A dict, and a file that lies elsewhere, are the
-    caller's own words: they may name any file.
+    A description that came with a checkpoint (DeepSpeed's own file, or any file next to a config.json) may only name
+    files of its own folder, and its base_dir must not lead out of it. A dict, and a file in another place, are the
+    caller's own words and may name any file.
 
-    Raises UserError for a description or files that cannot be used, and for those of another model.
+    Raises UserError for a description or files that cannot be used, and for files of another model.
     """
     folder, came_with = expanded(base_dir), None
     if isinstance(checkpoint, str | Path):
@@ -107,11 +107,9 @@ def described_source(
 
 
 def read_description(values: Any) -> Description:
-    """The description that these values are. Raises UserError naming the key that is wrong, its value and what it can
-    be.
-    """
+    """The description in these values. Raises UserError naming the wrong key, its value and the values it can have."""
     if not isinstance(values, dict):
-        raise UserError(f"a checkpoint's description is a dict with type and checkpoints, got {values!r}")
+        raise UserError(f"got {values!r}, expected a checkpoint's description: a dict with type and checkpoints")
     try:
         return Description.model_validate(values)
     except ValidationError as error:
@@ -154,7 +152,7 @@ def _weights(described: Description, listing: Listing, hf_config: PretrainedConf
 
 
 def _files(path: Path) -> list[Path]:
-    """The files that one entry of a list stands for: the file itself, the files of a folder, or those of an index."""
+    """The files that one entry of a list means: the file itself, the files of a folder, or the files of an index."""
     if path.name.endswith(INDEX):
         return index_files(path)
     return some_weight_files(path) if path.is_dir() else [path]

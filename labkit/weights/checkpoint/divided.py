@@ -1,4 +1,4 @@
-"""A model whose tensors are divided among files, as DeepSpeed describes them, by Hugging Face names."""
+"""Tensors that are divided among files as DeepSpeed describes them, by their Hugging Face names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.weights.checkpoint.pieces import Divided, FilePart
 
 
 class DividedWeights:
-    """Tensors that are put together from their files, or cut, when they are asked for. None is kept."""
+    """Tensors that are assembled from their files, or cut, on demand. None is kept."""
 
     def __init__(self, tensors: Mapping[str, Divided]) -> None:
         self._tensors = tensors
@@ -33,9 +33,9 @@ class DividedWeights:
 
 
 def same_names(files: Sequence[TensorFile], prefix: str = "") -> list[str]:
-    """The names with this prefix of the tensors in the files, of which each must hold a part of every tensor.
+    """The names with this prefix of the tensors in the files. Every file must hold a part of every tensor.
 
-    Raises UserError where a file holds other tensors than the first.
+    Raises UserError if a file holds other tensors than the first file.
     """
     first, *others = [{name for name in file.names() if name.startswith(prefix)} for file in files]
     for file, names in zip(files[1:], others, strict=True):
@@ -48,7 +48,7 @@ def same_names(files: Sequence[TensorFile], prefix: str = "") -> list[str]:
 
 
 def replicated(name: str, files: Sequence[TensorFile], tensors: Sequence[Tensor]) -> Divided:
-    """A tensor that every file holds whole. Raises UserError where the files differ."""
+    """A tensor that every file holds whole. Raises UserError if the files differ."""
     for file, tensor in zip(files, tensors, strict=True):
         if tensor.shape != tensors[0].shape or not torch.equal(tensor, tensors[0]):
             raise UserError(
@@ -60,7 +60,7 @@ def replicated(name: str, files: Sequence[TensorFile], tensors: Sequence[Tensor]
 
 
 def side_by_side(lengths: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
-    """The ranges of parts of these lengths that stand one behind the other."""
+    """The ranges of consecutive parts of these lengths."""
     ends = [sum(lengths[: count + 1]) for count in range(len(lengths))]
     return [((end - length, end),) for length, end in zip(lengths, ends, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Files of tensors. They are mapped rather than read, and no code in a pickle is run."""
+"""Files of tensors. They are mapped instead of read, and no code in a pickle is run."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from torch import Tensor
 from labkit.system.errors import UserError
 from labkit.weights.protocol import require_floats
 
-MOST_LEVELS = 32  # of dicts within each other; Megatron's have five
-MOST_VALUES = 1 << 18  # in dicts; dicts that stand in each other more than once multiply
+MOST_LEVELS = 32  # of nested dicts; Megatron's have five
+MOST_VALUES = 1 << 18  # in nested dicts; a dict that is nested in several places counts each time
 REBUILD_ARRAY = np.empty(0).__reduce__()[0]
-# Megatron keeps its arguments and the state of random generators beside the tensors. These classes hold data only.
+# Megatron stores its arguments and the state of random generators with the tensors. These classes hold data only.
 HARMLESS: list[Any] = [Namespace, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
 HARMLESS += [(REBUILD_ARRAY, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
 
 
 class TensorFile:
-    """The tensors of one safetensors or PyTorch file, by the names that they have in it.
+    """The tensors of one safetensors or PyTorch file, by their names in the file.
 
     The tensors of a PyTorch file are mapped too, if torch 1.6 or later wrote it. The names of nested dicts are joined
     with dots; `other` has the values that are no tensors. Raises UserError for a file that is missing or damaged, or
-    that holds more than data.
+    that holds anything besides data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class TensorFile:
         return require_floats(tensor, name, f"in {self.path}")
 
     def _flatten(self, whole: Any) -> dict[str, Tensor]:
-        """The tensors within dicts, by their joined names; all other values go to `other`."""
+        """The tensors in nested dicts, by their joined names; all other values go to `other`."""
         if not isinstance(whole, dict):
             raise UserError(f"{self.path} holds a {type(whole).__name__}; expected a state dict")
         tensors: dict[str, Tensor] = {}
@@ -78,8 +78,7 @@ class TensorFile:
             else:
                 pending += [(f"{prefix}{key}.", inner, level + 1) for key, inner in value.items()]
         raise UserError(
-            f"{self.path} has more than {MOST_VALUES} values or {MOST_LEVELS} dicts within each other; expected a "
-            "state dict"
+            f"{self.path} has more than {MOST_VALUES} values or {MOST_LEVELS} levels of dicts; expected a state dict"
         )
 
     def _unpickled(self) -> Any:
@@ -114,6 +113,6 @@ def first_line(error: Exception) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The line that says what torch refused; the rest of its message is advice on how to trust the file."""
+    """The line of torch's message that says what it refused; the other lines advise how to trust the file."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), lines[0])

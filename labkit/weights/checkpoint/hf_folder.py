@@ -1,4 +1,4 @@
-"""A model as the checkpoint that `save_pretrained` would write, of which one tensor at a time is in memory."""
+"""Writes a model as the checkpoint that `save_pretrained` would write, with one tensor at a time in memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labkit.system.whole_file import write_whole
 from labkit.weights.checkpoint.tensor_writer import TensorWriter
 from labkit.weights.source import ModelSource, hf_shapes
 
-SHARD_BYTES = 2_000_000_000  # of a file, but for one with a larger tensor
+SHARD_BYTES = 2_000_000_000  # most bytes of a file, unless a single tensor is larger
 
 
 def write_checkpoint(
     source: ModelSource, dtype: torch.dtype, folder: Path, *, shard_bytes: int = SHARD_BYTES
 ) -> tuple[Path, ...]:
-    """Write `source` into the folder, for transformers: config.json, its tensors rounded to `dtype` in files of about
-    `shard_bytes`, and their index, which comes last. Returns the files of tensors.
+    """Writes `source` into the folder, for transformers: config.json, the tensors rounded to `dtype` in files of about
+    `shard_bytes`, and at last their index. Returns the files of tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(source.hf_config)
@@ -49,13 +49,13 @@ def write_checkpoint(
 
 
 def _shards(sizes: dict[str, int], most: int) -> Iterator[list[str]]:
-    """The names of each file, in their order."""
+    """The names of the tensors of each file, in order."""
     names: list[str] = []
-    held = 0
+    total = 0
     for name, size in sizes.items():
-        if names and held + size > most:
+        if names and total + size > most:
             yield names
-            names, held = [], 0
+            names, total = [], 0
         names.append(name)
-        held += size
+        total += size
     yield names

@@ -1,4 +1,4 @@
-"""`labkit_checkpoint.json`, which says what a checkpoint of labkit's holds.
+"""`labkit_checkpoint.json`, the manifest of a checkpoint of labkit's own.
 
 It is written last: a folder that has it has all files of the checkpoint.
 """
@@ -22,7 +22,7 @@ from labkit.weights.quantise import Quantization
 
 MANIFEST = "labkit_checkpoint.json"
 FORMAT = 3
-READABLE = (2, 3)  # those of format 2 have no layers that could be streamed
+READABLE = (2, 3)  # checkpoints of format 2 cannot be streamed: they have no records of layers
 Layout = Annotated[str, Field(pattern="^(panels|rows|words)$")]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
 
@@ -32,11 +32,13 @@ class ManifestPart(BaseModel):
 
 
 class MatrixRecord(ManifestPart):
-    """A matrix of `outputs` rows and `inputs` columns, which a file holds packed in the `layout` of a `Linear`.
+    """A matrix of `outputs` rows and `inputs` columns, packed in the `layout` of a `Linear`.
 
-    Of a quantised matrix: `bits` of a code, `group`: how many inputs share a scale, and `row_group`: how many do before
-    the matrix is cut between ranks; its scales are a tensor of the same file and layout. The groups are 0 for a matrix
-    that is not quantised.
+    group: how many inputs share a scale; 0 if the matrix is not quantised.
+    row_group: how many inputs share a scale before the matrix is cut between ranks; 0 if it is not quantised.
+    bits: bits of a code of a quantised matrix.
+
+    The scales of a quantised matrix are a tensor of the same file and layout.
     """
 
     outputs: int = Field(ge=1)
@@ -48,7 +50,7 @@ class MatrixRecord(ManifestPart):
 
 
 class LayerExtent(ManifestPart):
-    """Where a layer stands in a file, as it can be read in one piece: offset and bytes are multiples of 4096.
+    """The place of a layer in a file, which is read in one piece: offset and bytes are multiples of 4096.
 
     digest: XXH64 of these bytes, in hexadecimal.
     """
@@ -70,11 +72,11 @@ class FileRecord(ManifestPart):
 
 
 class Manifest(ManifestPart):
-    """What was saved, and in which files.
+    """The saved model, and its files.
 
-    `dtype`, `layout`: of the matrices; for the layouts see `kernels.types.Linear`. `quant`: how int8 ones were
-    quantised, as the option of that name; None: they were quantised already. `save`: a name that all files of one save
-    share, and no files of another.
+    save: a name that all files of one save share, different for each save.
+    dtype, layout: of the matrices; for the layouts see `kernels.types.Linear`.
+    quant: the option with which int8 matrices were quantised; None: they came as codes.
     """
 
     format: int
@@ -93,9 +95,9 @@ class Manifest(ManifestPart):
 
 
 def described_model(config: ModelConfig) -> dict[str, Any]:
-    """A model's description as JSON has it, to be compared with that of other weights.
+    """A model's description as JSON has it, for comparison with the description of other weights.
 
-    Which positions a forward makes up is left out: it says nothing of the weights, and older manifests do not have it.
+    `positions_from_mask` is left out: it says nothing about the weights, and older manifests do not have it.
     """
     described: dict[str, Any] = json.loads(json.dumps(asdict(config), default=sorted))
     del described["positions_from_mask"]
@@ -103,7 +105,7 @@ def described_model(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None: it has none. Raises UserError for one that is damaged or of another format."""
+    """The manifest of a folder, or None. Raises UserError for a manifest that is damaged or of another format."""
     path = folder / MANIFEST
     if not path.is_file():
         return None

@@ -1,8 +1,8 @@
 """Megatron-LM's checkpoints of GPT-2: one file for each of its model-parallel ranks.
 
 Linears are [out, in]. A rank has some rows of the embedding, of the first MLP matrix and of QKV, and some columns of
-the two matrices after which the ranks add up; the rest is on every rank. QKV rows are [3, heads, D] in version 0,
-[heads, D, 3] in version 1.0 and [heads, 3, D] in version 2.0.
+the two matrices whose outputs the ranks add up; all other tensors are on every rank. QKV rows are [3, heads, D] in
+version 0, [heads, D, 3] in version 1.0 and [heads, 3, D] in version 2.0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IN_LAYER = {  # Megatron's module -> its role
 OUTSIDE = {"word_embeddings": "tokens", "position_embeddings": "positions", "final_layernorm": "final_norm"}
 NAME = re.compile(r"(?:layers\.(\d+)\.(?:self_)?([a-z0-9_.]+)|([a-z_]+))\.(weight|bias)$")
 ROWS = {"tokens", "qkv", "ff1"}  # cut along their outputs
-COLUMNS = {"attn_out", "ff2"}  # cut along their inputs, but for their biases
+COLUMNS = {"attn_out", "ff2"}  # matrices cut along their inputs; their biases are on every rank
 
 
 def megatron_weights(
@@ -43,8 +43,8 @@ def megatron_weights(
 ) -> DividedWeights:
     """The weights of a GPT-2 in these files, one for each rank that wrote it.
 
-    version: of the layout of QKV; None: the one that the files name, or else 0. Raises UserError for another
-    architecture, for an unknown version, and for files that are missing, damaged or of another model.
+    version: of the layout of QKV; None: the version in the files, or else 0. Raises UserError for another architecture,
+    for an unknown version, and for files that are missing, damaged or of another model.
     """
     if policy is not GPT2:
         raise UserError(
@@ -52,31 +52,31 @@ def megatron_weights(
         )
     files = [TensorFile(path) for path in paths]
     arrange = _arrangement(_version(files, version), config.head_dim)
-    beside_optimizer = any(name.startswith("model.") for name in files[0].names())
+    with_optimizer = any(name.startswith("model.") for name in files[0].names())
     tensors: dict[str, Divided] = {}
-    for stored in same_names(files, "model." if beside_optimizer else ""):
+    for stored in same_names(files, "model." if with_optimizer else ""):
         role, name = _hf_name(stored, policy)
         tensors[name] = _divided(stored, role, files, arrange, config)
     policy.check(config, tensors)
     return DividedWeights(tensors)
 
 
-def _version(files: Sequence[TensorFile], given: float | None) -> float:
+def _version(files: Sequence[TensorFile], described: float | None) -> float:
     for file in files:
         own = next((value for name, value in file.other.items() if name.endswith("checkpoint_version")), None)
-        if own is not None and given is not None and float(own) != given:
+        if own is not None and described is not None and float(own) != described:
             raise UserError(
-                f"the description says version {given}, and {file.path} that it is {own}; correct the description"
+                f"the description says version {described}, but {file.path} says {own}; correct the description"
             )
-        given = given if own is None else float(own)
-    version = 0.0 if given is None else given
+        described = described if own is None else float(own)
+    version = 0.0 if described is None else described
     if version not in VERSIONS:
         raise UserError(f"Megatron version {version} is unknown; expected one of {', '.join(map(str, VERSIONS))}")
     return version
 
 
 def _arrangement(version: float, head_dim: int) -> Callable[[Tensor], Tensor]:
-    """What turns a file's QKV rows into the query rows of its heads, then the key rows, then the value rows."""
+    """A function that puts a file's QKV rows in order: query rows of all heads, then key rows, then value rows."""
 
     def arrange(tensor: Tensor) -> Tensor:
         if version == 0.0:
@@ -94,10 +94,10 @@ def _hf_name(stored: str, policy: Policy) -> tuple[str | None, str]:
     """The role of a tensor and its name in Hugging Face's GPT-2; None and its stored name where GPT-2 has no such
     tensor.
     """
-    found = NAME.search(stored)
-    if found is None:
+    match = NAME.search(stored)
+    if match is None:
         return None, stored
-    layer, inside, outside, kind = found.groups()
+    layer, inside, outside, kind = match.groups()
     role = OUTSIDE.get(outside) if layer is None else IN_LAYER.get(inside)
     if role is None:
         return None, stored
@@ -118,9 +118,9 @@ def _divided(
     dim = 0 if role in ROWS else 1
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if len(set(shapes)) > 1:
-        other = next(index for index, shape in enumerate(shapes) if shape != shapes[0])
+        odd = next(index for index, shape in enumerate(shapes) if shape != shapes[0])
         raise UserError(
-            f"{stored} is {list(shapes[0])} in {files[0].path} and {list(shapes[other])} in {files[other].path}; "
+            f"{stored} is {list(shapes[0])} in {files[0].path} and {list(shapes[odd])} in {files[odd].path}; "
             "all shards must come from one save of one model"
         )
     lengths = [shape[dim] for shape in shapes]
@@ -133,13 +133,13 @@ def _divided(
     if role == "qkv":
         if lengths[0] % (3 * config.head_dim):
             raise UserError(
-                f"{stored} has {lengths[0]} rows in {files[0].path}, which are no heads of {config.head_dim}; "
-                "check that the checkpoint and the model belong together"
+                f"{stored} has {lengths[0]} rows in {files[0].path}, expected a multiple of 3 heads of "
+                f"{config.head_dim}; check that the checkpoint and the model belong together"
             )
         ranges = by_thirds(lengths)
     transposed = matrix and role != "tokens"
     reads = [partial(_read, tensor, arrange if role == "qkv" else None, transposed) for tensor in tensors]
-    parts = tuple(FilePart(read, held) for read, held in zip(reads, ranges, strict=False))
+    parts = tuple(FilePart(read, taken) for read, taken in zip(reads, ranges, strict=False))
     return Divided(tuple(whole[::-1] if transposed else whole), 1 - dim if transposed else dim, parts)
 
 

@@ -1,4 +1,4 @@
-"""Where the parts of a tensor are that is divided among several holders. Merging and splitting both build on this."""
+"""Finds the parts of a tensor that is divided among several holders. Merging and splitting both build on this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Interval = tuple[int, int]  # [begin, end)
 
 @dataclass(frozen=True)
 class HeldRange:
-    """The range [begin, end) of what `holder` has; it goes to position `at` of what is wanted."""
+    """The range [begin, end) of the numbers of `holder`; it goes to position `at` of the result."""
 
     holder: int
     begin: int
@@ -24,30 +24,31 @@ class HeldRange:
     at: int
 
 
-def pieces(wanted: Sequence[Interval], held: Sequence[Sequence[Interval]]) -> list[HeldRange]:
-    """Where the wanted ranges of a whole are, when holder h has the ranges `held[h]` of it one behind the other.
+def pieces(targets: Sequence[Interval], holdings: Sequence[Sequence[Interval]]) -> list[HeldRange]:
+    """The pieces that make up the ranges `targets` of a whole. Holder h has the ranges `holdings[h]` of the whole, one
+    after the other.
 
-    The result has the order of the wanted ranges. What several holders have is taken from the first of them. Raises
-    UserError for a part that no holder has.
+    The result has the order of `targets`. A range that several holders have comes from the first of them. Raises
+    UserError for a range that no holder has.
     """
-    known = list(_located(held))
-    found, at = [], 0
-    for begin, end in wanted:
+    sources = list(_located(holdings))
+    parts, at = [], 0
+    for begin, end in targets:
         while begin < end:
-            there = next((one for one in known if one.begin <= begin < one.end), None)
-            if there is None:
-                raise UserError(f"nobody holds {begin} to {end}")
-            stop = min(end, there.end)
-            local = there.at + begin - there.begin
-            found.append(HeldRange(there.holder, local, local + stop - begin, at))
+            source = next((source for source in sources if source.begin <= begin < source.end), None)
+            if source is None:
+                raise UserError(f"no holder has {begin} to {end}")
+            stop = min(end, source.end)
+            local = source.at + begin - source.begin
+            parts.append(HeldRange(source.holder, local, local + stop - begin, at))
             at += stop - begin
             begin = stop
-    return found
+    return parts
 
 
-def _located(held: Sequence[Sequence[Interval]]) -> Iterator[HeldRange]:
-    """All ranges that are held. Here `begin` and `end` count in the whole, and `at` is the position at the holder."""
-    for holder, ranges in enumerate(held):
+def _located(holdings: Sequence[Sequence[Interval]]) -> Iterator[HeldRange]:
+    """All ranges of all holders. `begin` and `end` are positions in the whole, `at` is the position at the holder."""
+    for holder, ranges in enumerate(holdings):
         at = 0
         for begin, end in ranges:
             yield HeldRange(holder, begin, end, at)
@@ -55,13 +56,13 @@ def _located(held: Sequence[Sequence[Interval]]) -> Iterator[HeldRange]:
 
 
 def ranges_of(cut: Cut | None, whole: int) -> tuple[Interval, ...]:
-    """The ranges that a cut takes of a dimension of size `whole`; without a cut that is all of it."""
+    """The ranges that a cut takes of a dimension of size `whole`: all of it without a cut."""
     return ((0, whole),) if cut is None else cut.ranges
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """The part of a tensor that one file holds: these ranges of the divided dimension. `read` gives that part."""
+    """The part of a tensor in one file: `ranges` of the divided dimension. `read` returns that part."""
 
     read: Callable[[], Tensor]
     ranges: tuple[Interval, ...]
@@ -69,23 +70,23 @@ class FilePart:
 
 @dataclass(frozen=True)
 class Divided:
-    """A tensor of `shape` that several files hold between them, divided along `dim`."""
+    """A tensor of `shape` that is divided among several files along `dim`."""
 
     shape: tuple[int, ...]
     dim: int
     parts: tuple[FilePart, ...]
 
     def get(self, cut: Cut | None = None) -> Tensor:
-        """The tensor, or the part that the cut takes, from the files that have it. It is a view where one file has it.
+        """The tensor, or the cut's part of it. It is a view if it comes from one file.
 
         Raises UserError for a cut of another shape.
         """
         if cut is not None and (len(self.shape) <= cut.dim or cut.whole != self.shape[cut.dim]):
             raise UserError(f"has shape {list(self.shape)}, expected {cut.whole} in dimension {cut.dim}")
         along = cut if cut is not None and cut.dim == self.dim else None
-        wanted = pieces(ranges_of(along, self.shape[self.dim]), [part.ranges for part in self.parts])
-        read = {holder: self.parts[holder].read() for holder in dict.fromkeys(piece.holder for piece in wanted)}
-        taken = [read[piece.holder].narrow(self.dim, piece.begin, piece.end - piece.begin) for piece in wanted]
+        sources = pieces(ranges_of(along, self.shape[self.dim]), [part.ranges for part in self.parts])
+        read = {holder: self.parts[holder].read() for holder in dict.fromkeys(piece.holder for piece in sources)}
+        taken = [read[piece.holder].narrow(self.dim, piece.begin, piece.end - piece.begin) for piece in sources]
         if cut is not None and along is None:
             taken = [cut(tensor) for tensor in taken]
         return taken[0] if len(taken) == 1 else torch.cat(taken, self.dim)

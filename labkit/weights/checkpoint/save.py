@@ -1,4 +1,4 @@
-"""Writes the weights as an engine holds them: a file for each rank, then the manifest once all files are there."""
+"""Writes an engine's weights: a file for each rank, and the manifest once all files are complete."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ TEXT_FILES = (
     "chat_template.jinja",
 )
 SUFFIX = ".safetensors"
-Gather = Callable[[Any], list[Any]]  # what this rank has -> what all ranks have, in their order
+Gather = Callable[[Any], list[Any]]  # this rank's value -> the values of all ranks, in rank order
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What is saved: the model, and how its matrices are stored; see `Manifest`."""
+    """The model to save, and how its matrices are stored; see `Manifest`."""
 
     config: ModelConfig
     hf_config: PretrainedConfig
@@ -65,15 +65,15 @@ class Saved:
 
 
 class Saving:
-    """A save in progress: `keep` writes weights while they are built, `finish` ends the files. All ranks do so
+    """A save in progress: `keep` writes weights while they are built, `finish` completes the files. All ranks do so
     together, within the context of their saves.
 
-    Rank 0 writes the manifest last, and a folder without it is no checkpoint. The next save replaces the files of one
-    that was interrupted. What was kept is written and may be freed.
+    Rank 0 writes the manifest last; a folder without it is no checkpoint. The next save replaces the files of an
+    interrupted save. Weights may be freed after `keep`.
     """
 
-    def __init__(self, folder: Path, what: Saved, part: Shard, gather: Gather, name: str) -> None:
-        self.folder, self.what, self.part, self.gather, self.name = folder, what, part, gather, name
+    def __init__(self, folder: Path, saved: Saved, part: Shard, gather: Gather, name: str) -> None:
+        self.folder, self.saved, self.part, self.gather, self.name = folder, saved, part, gather, name
         self._file = f"rank-{part.rank:02d}-of-{part.size:02d}{SUFFIX}"
         tensors = len(part.top_shapes) + len(part.layers) * len(part.layer_shapes)
         self._writer = TensorWriter(folder / self._file, 2 * tensors)  # a matrix may have scales
@@ -82,8 +82,10 @@ class Saving:
         self._failure: OSError | None = None
 
     @classmethod
-    def begin(cls, folder: Path, what: Saved, part: Shard, gather: Gather) -> Saving:
-        """Raises UserError on all ranks where the folder holds a checkpoint already, because files of two would mix."""
+    def begin(cls, folder: Path, saved: Saved, part: Shard, gather: Gather) -> Saving:
+        """Raises UserError on all ranks if the folder already holds a checkpoint, because two checkpoints' files would
+        mix.
+        """
 
         def free() -> str:
             folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +97,7 @@ class Saving:
                 )
             return uuid.uuid4().hex
 
-        return cls(folder, what, part, gather, together(free, gather)[0])
+        return cls(folder, saved, part, gather, together(free, gather)[0])
 
     def __enter__(self) -> Self:
         together(self._open, self.gather)
@@ -110,16 +112,17 @@ class Saving:
         self._writer.__exit__(kind, error, trace)
 
     def keep(self, index: int | None, weights: Canonical) -> None:
-        """Writes the weights of a layer, or with None those outside the layers: matrices packed, others as float32.
+        """Writes the weights of layer `index`, or with None the weights outside the layers: matrices packed, others as
+        float32.
 
-        Raises RunError where that fails, or with several ranks leaves it to `finish`, so that no rank waits for it.
+        Raises RunError if writing fails. With several ranks `finish` raises it, so that the other ranks do not wait.
         """
         if self._failure is not None:
             return
         try:
             if index is not None:
                 self._writer.begin_block()
-            for name, weight in sorted(weights.items(), key=lambda each: not isinstance(each[1], Linear)):
+            for name, weight in sorted(weights.items(), key=lambda item: not isinstance(item[1], Linear)):
                 self._write(name, key_of(name, index), weight)
             if index is not None:
                 self._layers[index] = self._writer.end_block()
@@ -139,9 +142,9 @@ class Saving:
 
     def _record(self, name: str, linear: Linear) -> MatrixRecord:
         row_group = linear.group
-        scheme = self.what.quant.of(name) if self.what.quant and linear.scales is not None else None
+        scheme = self.saved.quant.of(name) if self.saved.quant and linear.scales is not None else None
         if scheme is not None:
-            row_group = scheme.group(*(self.what.config.layer_shapes() | self.what.config.top_shapes())[name])
+            row_group = scheme.group(*(self.saved.config.layer_shapes() | self.saved.config.top_shapes())[name])
         return MatrixRecord(
             outputs=linear.outputs,
             inputs=linear.inputs,
@@ -152,16 +155,15 @@ class Saving:
         )
 
     def finish(self, generation: GenerationConfig | None, source: Path | None) -> None:
-        """Ends this rank's file and, once all ranks have theirs, writes the config, the tokenizer and the manifest.
+        """Completes this rank's file. Once all ranks have done so, writes the config, the tokenizer and the manifest.
 
-        `source`: the folder that the tokenizer's files are copied from. Raises RunError on all ranks where one of
-        them could not write.
+        `source`: the folder of the tokenizer's files. Raises RunError on all ranks if one of them could not write.
         """
         files = together(self._end, self.gather)
         together(lambda: self.part.rank or self._describe(files, generation, source), self.gather)
 
     def _end(self) -> FileRecord:
-        """The record of this rank's file, which gets its name."""
+        """Completes this rank's file under its final name, and returns its record."""
         if self._failure is not None:
             raise self._failure
         size = self._writer.finish({"save": self.name, "format": "labkit"})
@@ -172,9 +174,9 @@ class Saving:
         )
 
     def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> int:
-        what = self.what
-        hf_config = copy.deepcopy(what.hf_config)
-        hf_config.architectures, hf_config.dtype = [what.config.architecture], float_dtype(what.dtype)
+        saved = self.saved
+        hf_config = copy.deepcopy(saved.hf_config)
+        hf_config.architectures, hf_config.dtype = [saved.config.architecture], float_dtype(saved.dtype)
         write_whole(self.folder / "config.json", hf_config.to_json_string())
         for name in TEXT_FILES:
             if source and (source / name).is_file():
@@ -185,12 +187,12 @@ class Saving:
         manifest = Manifest(
             format=FORMAT,
             save=self.name,
-            architecture=what.config.architecture,
-            model=described_model(what.config),
-            dtype=str(what.dtype).removeprefix("torch."),
+            architecture=saved.config.architecture,
+            model=described_model(saved.config),
+            dtype=str(saved.dtype).removeprefix("torch."),
             tp_size=self.part.size,
-            layout=layout_of(what.impl, what.dtype),
-            quant=what.quant,
+            layout=layout_of(saved.impl, saved.dtype),
+            quant=saved.quant,
             files=files,
         )
         write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
@@ -198,21 +200,22 @@ class Saving:
 
 
 def alone(own: T) -> list[T]:
-    """The `Gather` of a process that has nobody to tell."""
+    """The `Gather` of a single process."""
     return [own]
 
 
 def together(work: Callable[[], T], gather: Gather) -> list[T]:
-    """The results of all ranks' work, on every rank. All raise the error of one that can't read or write, or was asked
-    wrongly. Any other error is raised on its rank alone: the shared call around the work tells it to the others.
+    """The results of all ranks' work, on every rank. All ranks raise an error of one rank that comes from a file
+    (OSError) or from a wrong argument (ValueError). Any other error is raised on its rank alone: the shared call around
+    the work passes it to the other ranks.
     """
-    done: tuple[T | None, str | None, bool]
+    outcome: tuple[T | None, str | None, bool]
     try:
-        done = (work(), None, False)
+        outcome = (work(), None, False)
     except (OSError, ValueError) as error:
-        done = (None, str(error), isinstance(error, ValueError))
-    all_done = gather(done)
-    for _, reason, asked_wrongly in all_done:
+        outcome = (None, str(error), isinstance(error, ValueError))
+    outcomes = gather(outcome)
+    for _, reason, wrong_argument in outcomes:
         if reason is not None:
-            raise UserError(reason) if asked_wrongly else RunError(f"the checkpoint was not saved: {reason}")
-    return [result for result, _, _ in all_done]
+            raise UserError(reason) if wrong_argument else RunError(f"the checkpoint was not saved: {reason}")
+    return [result for result, _, _ in outcomes]

@@ -1,7 +1,7 @@
 """Reads labkit's own checkpoints for any number of ranks.
 
-Where the ranks and the layout are those of the save, a rank reads its own file as it stands. Otherwise the parts of
-each weight are taken from the files of all ranks, and the numbers stay the same to the last bit.
+With the ranks and the layout of the save, a rank reads its own file unchanged. Otherwise the parts of each weight are
+taken from the files of all ranks, and the numbers stay the same to the last bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges
 from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
 from labkit.weights.listed_files import listed_path
 
-AT_ONCE = 4 << 20  # numbers that are unpacked at once, in memory beside the result
+AT_ONCE = 4 << 20  # numbers that are unpacked at once, in memory besides the result
 
 
 def layout_of(impl: str, dtype: torch.dtype) -> str:
@@ -34,9 +34,9 @@ def layout_of(impl: str, dtype: torch.dtype) -> str:
 
 
 def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWeights | None:
-    """The checkpoint that labkit saved in a folder, or None where the folder has none.
+    """The checkpoint that labkit saved in a folder, or None.
 
-    Raises UserError, naming the file, for one that is damaged, incomplete or of another model.
+    Raises UserError, naming the file, for a checkpoint that is damaged, incomplete or of another model.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -75,16 +75,14 @@ class SavedWeights:
 
     @property
     def native(self) -> bool:
-        """Whether the weights were codes before they were saved, so that these are all that there is of them."""
+        """Whether the weights were codes before they were saved, so that no better precision exists."""
         return self.dtype == torch.int8 and self.manifest.quant is None
 
     def names(self) -> set[str]:
         return set(self._canonical)
 
     def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
-        """The tensor as Hugging Face has it; int8 becomes float32. The whole canonical weight that it is part of is
-        read.
-        """
+        """The tensor as Hugging Face has it; int8 becomes float32. Reads the whole canonical weight that has it."""
         if name not in self._canonical:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
         canonical, index = self._canonical[name]
@@ -94,9 +92,9 @@ class SavedWeights:
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
     def part(self, part: Shard, dtype: torch.dtype, impl: str) -> Own | Merged:
-        """What a rank holds: in the saved layout where that is the one that `impl` wants, else as rows.
+        """A rank's weights: in the saved layout if `impl` reads that layout, else as rows.
 
-        Raises UserError for int8 weights where another type is wanted.
+        Raises UserError for int8 weights if `dtype` is another type.
         """
         if self.dtype == torch.int8 != dtype:
             raise UserError(
@@ -107,11 +105,11 @@ class SavedWeights:
         return Own(self, part) if same else Merged(self, part, None if dtype == torch.int8 else dtype)
 
     def floats(self, part: Shard, dtype: torch.dtype) -> Merged:
-        """What a rank holds as floats of `dtype`, or in float32 where it is int8 and they are to be quantised anew."""
+        """A rank's weights as floats of `dtype`; for int8 as float32, to be quantised anew."""
         return Merged(self, part, torch.float32 if dtype == torch.int8 else dtype, floats=True)
 
     def check(self) -> None:
-        """Reads every tensor. Raises UserError where one is not what was written."""
+        """Reads every tensor. Raises UserError for a tensor that was altered since it was written."""
         for rank in range(self.manifest.tp_size):
             self.file(rank).check()
 
@@ -128,7 +126,7 @@ class SavedWeights:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        """The parts of the model that the ranks held which saved it."""
+        """The parts of the model that the saving ranks held."""
         return tuple(shard(self.config, self.manifest.tp_size, rank) for rank in range(self.manifest.tp_size))
 
     @cached_property
@@ -158,9 +156,9 @@ class Own:
 
 
 class Streaming(Own):
-    """The same, but matrices of the layers in `slots` are where these slots have them, once they are filled.
+    """As `Own`, but the matrices of the layers in `slots` are views of their slots, which are filled later.
 
-    slots: by layer, uint8 [bytes], and where in the file that begins.
+    slots: by layer, a slot, uint8 [bytes], and the offset in the file of the slot's first byte.
     """
 
     def __init__(self, saved: SavedWeights, part: Shard, slots: Mapping[int, tuple[Tensor, int]]) -> None:
@@ -174,9 +172,9 @@ class Streaming(Own):
 
 
 class Merged:
-    """The weights of a rank from the files of all ranks, whatever their number, layout and type. Matrices come as rows.
+    """The weights of a rank from the files of all ranks, with any number of ranks, layout and type. Matrices are rows.
 
-    All other weights are rounded to `dtype`, as they are when they come from the original checkpoint.
+    Vectors are rounded to `dtype`, as they are when they come from the original checkpoint.
     """
 
     def __init__(
@@ -185,12 +183,12 @@ class Merged:
         self._saved, self._part, self._dtype, self._floats = saved, part, dtype, floats
 
     def top(self, empty: Empty) -> Canonical:
-        return Loading(self._part.top_shapes, lambda name: self._wanted(name, None))
+        return Loading(self._part.top_shapes, lambda name: self._loaded(name, None))
 
     def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self._part.layer_shapes, lambda name: self._wanted(name, index))
+        return Loading(self._part.layer_shapes, lambda name: self._loaded(name, index))
 
-    def _wanted(self, name: str, index: int | None) -> Weight:
+    def _loaded(self, name: str, index: int | None) -> Weight:
         if not (self._floats and is_matrix(name)):
             return self.weight(name, index)
         if self._dim(name) == 1:
@@ -202,24 +200,26 @@ class Merged:
         return (weight.floats() if isinstance(weight, Linear) else weight).to(self._dtype)
 
     def weight(self, name: str, index: int | None, rows: Interval | None = None) -> Tensor | Linear:
-        """A tensor, or a quantised matrix with its scales. `rows`: only these, of a matrix not cut by columns."""
+        """A tensor, or a quantised matrix with its scales. `rows`: only these rows, of a matrix not cut by columns."""
         shapes = self._part.top_shapes if index is None else self._part.layer_shapes
         key, shape = key_of(name, index), shapes[name]
         if not is_matrix(name):
-            found = self._pieces(name, 0)
-            parts = [self._saved.file(piece.holder).vector(key)[piece.begin : piece.end] for piece in found]
+            parts = [
+                self._saved.file(piece.holder).vector(key)[piece.begin : piece.end] for piece in self._pieces(name, 0)
+            ]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._dtype)
         dim = self._dim(name)
-        found = self._pieces(name, dim)
+        weight_pieces = self._pieces(name, dim)
         if rows is not None:
-            found, shape = [piece for each in found for piece in _within(each, *rows)], (rows[1] - rows[0], shape[1])
+            weight_pieces = [inner for piece in weight_pieces for inner in _within(piece, *rows)]
+            shape = (rows[1] - rows[0], shape[1])
         record = self._saved.file(0).record.matrices[key]
         out = torch.empty(shape, dtype=torch.int8 if record.group else self._float_dtype)
-        for piece in found:
+        for piece in weight_pieces:
             self._fill(out, key, name, dim, piece)
         if not record.group:
             return out
-        scales, group = self._scales(key, name, dim, found, shape)
+        scales, group = self._scales(key, name, dim, weight_pieces, shape)
         return Linear(out, None, shape[0], shape[1], "rows", scales, group, record.bits)
 
     @property
@@ -227,14 +227,14 @@ class Merged:
         return torch.bfloat16 if self._saved.dtype == torch.int8 else self._saved.dtype
 
     def _dim(self, name: str) -> int:
-        """The dimension along which the weight is divided: among the ranks of now, or among those that saved it."""
+        """The dimension along which the weight is divided: among the present ranks, or among the saving ranks."""
         return next((cut.dim for cut in (self._part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
 
     def _pieces(self, name: str, dim: int) -> list[HeldRange]:
         config = self._saved.config
         whole = (config.layer_shapes() | config.top_shapes())[name][dim]
-        held = [ranges_of(of_rank.cut(name), whole) for of_rank in self._saved.shards]
-        return pieces(ranges_of(self._part.cut(name), whole), held)
+        holdings = [ranges_of(part.cut(name), whole) for part in self._saved.shards]
+        return pieces(ranges_of(self._part.cut(name), whole), holdings)
 
     def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: HeldRange) -> None:
         file, taken = self._saved.file(piece.holder), (piece.begin, piece.end)
@@ -251,14 +251,14 @@ class Merged:
             target.copy_(file.block(key, (first, last), columns, halves))
 
     def _scales(
-        self, key: str, name: str, dim: int, found: list[HeldRange], shape: tuple[int, ...]
+        self, key: str, name: str, dim: int, parts: list[HeldRange], shape: tuple[int, ...]
     ) -> tuple[Tensor, int]:
-        """The scales of the wanted part and how many inputs share one: those of its rows, or of its columns' groups."""
-        files = {piece.holder: self._saved.file(piece.holder) for piece in found}
+        """The scales of the parts, by rows or by groups of columns, and how many inputs share one."""
+        files = {piece.holder: self._saved.file(piece.holder) for piece in parts}
         if dim == 0:
             rows = [
                 files[piece.holder].scales(key, (piece.begin, piece.end), self._halves(name, piece.holder))
-                for piece in found
+                for piece in parts
             ]
             return torch.cat(rows), next(iter(files.values())).record.matrices[key].group
         cut = self._part.cut(name)
@@ -267,19 +267,19 @@ class Merged:
         record = self._saved.file(0).record.matrices[key]
         groups = -(-whole // record.row_group)
         starts, size = cut_groups(begin, end, record.row_group, groups, record.bits)
-        held = {holder: file.scales(key, (0, shape[0]), None) for holder, file in files.items()}
+        scales = {holder: file.scales(key, (0, shape[0]), None) for holder, file in files.items()}
         columns = [
-            self._group(key, held, piece, start - begin) for start in starts for piece in _at(found, start - begin)
+            self._group(key, scales, piece, start - begin) for start in starts for piece in _at(parts, start - begin)
         ]
         return torch.stack(columns, dim=1), size
 
-    def _group(self, key: str, held: dict[int, Tensor], piece: HeldRange, column: int) -> Tensor:
-        """The scales of the holder's group that a column of the wanted part falls into."""
+    def _group(self, key: str, scales: dict[int, Tensor], piece: HeldRange, column: int) -> Tensor:
+        """The scales of the holder's group that contains a column of this rank's part. `scales`: by holder."""
         group = self._saved.file(piece.holder).record.matrices[key].group
-        return held[piece.holder][:, (piece.begin + column - piece.at) // group]
+        return scales[piece.holder][:, (piece.begin + column - piece.at) // group]
 
     def _halves(self, name: str, holder: int) -> int | None:
-        """How many rows of the gate a holder has, and of the up projection too, where its file interleaves them."""
+        """How many rows of the gate, and of the up projection, a holder has; None for a matrix without a gate."""
         gated = self._saved.config.gated and name == "ff1.weight"
         return len(self._saved.shards[holder].inner) if gated else None
 
@@ -289,12 +289,12 @@ def key_of(name: str, index: int | None) -> str:
     return name if index is None else f"layers.{index}.{name}"
 
 
-def _at(found: list[HeldRange], column: int) -> list[HeldRange]:
-    return [piece for piece in found if piece.at <= column < piece.at + piece.end - piece.begin]
+def _at(parts: list[HeldRange], column: int) -> list[HeldRange]:
+    return [piece for piece in parts if piece.at <= column < piece.at + piece.end - piece.begin]
 
 
 def _within(piece: HeldRange, begin: int, end: int) -> list[HeldRange]:
-    """The part of a piece that goes to positions [begin, end) of what is wanted, counted from `begin` on."""
+    """The part of a piece that goes to positions [begin, end) of the target; its `at` counts from `begin`."""
     first, last = max(begin, piece.at), min(end, piece.at + piece.end - piece.begin)
     if first >= last:
         return []

@@ -1,4 +1,4 @@
-"""The file of one rank, which holds matrices as kernels read them. Some rows and columns can be unpacked again."""
+"""The file of one rank, with matrices as kernels read them. Rows and columns of a packed matrix can be unpacked."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def scales_of(key: str) -> str:
 
 
 class ShardFile:
-    """One rank's file, read whole or in parts. Raises UserError, naming it, where it is damaged or of another save."""
+    """One rank's file, read whole or in parts. Raises UserError, naming it, if it is damaged or of another save."""
 
     def __init__(self, folder: Path, record: FileRecord, save: str) -> None:
         self.record, self.path = record, folder / record.name
         self._stream = TensorStream(self.path, record.digests)
-        if (found := self._stream.metadata.get("save")) != save:
+        if (own := self._stream.metadata.get("save")) != save:
             raise UserError(
-                f"{self.path} is of save {found}, the manifest of {save}; keep the files of each save together"
+                f"{self.path} is of save {own}, but the manifest of {save}; keep the files of each save together"
             )
         if different := self._stream.tensors.keys() ^ record.digests.keys():
             raise UserError(f"{self.path} and the manifest have different tensors, {min(different)} for one; {AGAIN}")
 
     def check(self) -> None:
-        """Raises UserError unless every tensor is what was written."""
+        """Raises UserError unless every tensor still has its digest."""
         for name in self._stream.tensors:
             self._stream.check(name)
 
     def check_header(self, dtype: torch.dtype) -> None:
-        """Raises UserError where the header contradicts the manifest. No weight is read. dtype: of the save."""
+        """Raises UserError if the header contradicts the manifest. No weight is read. dtype: of the save."""
         stored = self._stream.tensors
         types = dict.fromkeys(stored, torch.float32)
         for key in self.record.matrices:
@@ -61,22 +61,22 @@ class ShardFile:
             if stored[key].dtype != kind:
                 raise UserError(f"{key} of {self.path} is {stored[key].dtype}, expected {kind}; {AGAIN}")
         for layer in self.record.layers:
-            places = [entry for name, entry in stored.items() if name.startswith(f"layers.{layer.layer}.")]
-            begin = min((entry.offset for entry in places), default=0)
-            end = max((entry.offset + entry.nbytes for entry in places), default=0)
+            entries = [entry for name, entry in stored.items() if name.startswith(f"layers.{layer.layer}.")]
+            begin = min((entry.offset for entry in entries), default=0)
+            end = max((entry.offset + entry.nbytes for entry in entries), default=0)
             if (layer.offset, layer.bytes) != (begin, -(-(end - begin) // PAGE) * PAGE):
                 raise UserError(
-                    f"layer {layer.layer} of {self.path} is from {begin} to {end}, in the manifest {layer.bytes} bytes "
-                    f"from {layer.offset} on; {AGAIN}"
+                    f"layer {layer.layer} of {self.path} is from {begin} to {end}, but the manifest says "
+                    f"{layer.bytes} bytes from {layer.offset} on; {AGAIN}"
                 )
 
     def vector(self, key: str) -> Tensor:
-        """A tensor that is no matrix, in float32."""
+        """A vector, in float32."""
         self._require(key)
         return self._stream.whole(key)
 
     def linear(self, key: str, empty: Empty) -> Linear:
-        """A matrix as the file holds it. One that is packed is read into memory that `empty` gives."""
+        """A matrix as the file holds it. A packed matrix is read into memory from `empty`."""
         empty = _rows if self._matrix(key).layout == "rows" else empty
 
         def read(name: str) -> Tensor:
@@ -86,7 +86,7 @@ class ShardFile:
         return self._linear(key, read)
 
     def linear_within(self, key: str, memory: Tensor, offset: int) -> Linear:
-        """A matrix whose tensors are in `memory`, uint8, which holds what the file has from `offset` on, or will."""
+        """A matrix whose tensors are views of `memory`, uint8: the file's bytes from `offset` on, now or later."""
 
         def within(name: str) -> Tensor:
             stored = self._stream.tensors[name]
@@ -103,8 +103,8 @@ class ShardFile:
         )
 
     def block(self, key: str, rows: Interval, columns: Interval, halves: int | None) -> Tensor:
-        """These rows and columns of a matrix. `halves`: how many rows a gated MLP has of the gate; as many of the up
-        projection follow them.
+        """These rows and columns of a matrix. `halves`: number of gate rows of a gated MLP; the same number of up rows
+        follows them.
         """
         matrix = self._matrix(key)
         (first, last) = columns
@@ -131,7 +131,7 @@ class ShardFile:
         halves: int | None,
         unpack: Callable[[Tensor], Tensor] = unpack,
     ) -> Tensor:
-        width = BLOCK if halves is None else BLOCK // 2  # of what follows each other in a block: rows, or gate and up
+        width = BLOCK if halves is None else BLOCK // 2  # consecutive rows in a block; a gated block has gate, then up
         taken = []
         for half, start in enumerate((0,) if halves is None else (0, halves)):
             begin, end = (max(0, row - start) for row in rows)
@@ -156,7 +156,7 @@ class ShardFile:
         }
         if shapes.get(matrix.layout) != stored.shape:
             raise UserError(
-                f"{key} of {self.path} has shape {list(stored.shape)}, not that of "
+                f"{key} of {self.path} has shape {list(stored.shape)}, which is not the shape of "
                 f"[{matrix.outputs}, {matrix.inputs}] as {matrix.layout}; {AGAIN}"
             )
         if matrix.group:

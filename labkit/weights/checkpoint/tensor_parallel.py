@@ -1,9 +1,9 @@
-"""Checkpoints that DeepSpeed wrote for several ranks: `non_tp` files with what all share, `tp` files with each rank's.
+"""Checkpoints that DeepSpeed wrote for several ranks: `non_tp` files that all ranks share, and `tp` files per rank.
 
-The `tp` files list all ranks of the first part, then all ranks of the second, and so on. Tensors have their Hugging
-Face names. A rank's file holds a slice of each tensor, along the dimension in which its shape differs from the model's.
-QKV that is stored as query rows, then key rows, then value rows (GPT-2) is cut within each of the three; QKV that is
-stored head by head (NeoX, BLOOM) is cut as a whole. A tensor that has the model's own shape is the same on all ranks.
+`tp` lists the files of all ranks of the first part, then of all ranks of the second part, and so on. Tensors have their
+Hugging Face names. A rank's file holds a slice of each tensor, along the dimension in which its shape differs from the
+model's. QKV that is stored as query rows, then key rows, then value rows (GPT-2) is cut within each of the three; QKV
+that is stored head by head (NeoX, BLOOM) is cut as a whole. A tensor of the model's own shape is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tensor_parallel_weights(
     config: ModelConfig,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> DividedWeights:
-    """The weights in the files that `size` ranks wrote. `shapes`: those of the whole model's tensors, by name.
+    """The weights in the files that `size` ranks wrote. `shapes`: shapes of the whole model's tensors, by name.
 
     Raises UserError for files that are missing, damaged or of another model, and for parts that do not make up the
     model.
@@ -61,7 +61,7 @@ def tensor_parallel_weights(
 
 
 def _divided(stored: str, files: Sequence[TensorFile], shape: tuple[int, ...] | None, thirds: bool) -> Divided:
-    if shape is None:  # no weight of this model: a buffer, or one that the check of all names reports
+    if shape is None:  # no weight of this model: a buffer, or a name that `policy.check` reports
         return Divided((), 0, ())
     tensors = [file.get(stored) for file in files]
     if all(tuple(tensor.shape) == shape for tensor in tensors):
@@ -70,12 +70,12 @@ def _divided(stored: str, files: Sequence[TensorFile], shape: tuple[int, ...] | 
     dims = {dim for tensor in tensors for dim in range(len(shape)) if alike and tensor.shape[dim] != shape[dim]}
     lengths = [tensor.shape[min(dims)] for tensor in tensors] if dims else []
     if len(dims) != 1 or sum(lengths) != shape[min(dims)]:
-        held = ", ".join(f"{list(tensor.shape)} in {file.path}" for file, tensor in zip(files, tensors, strict=True))
+        sizes = ", ".join(f"{list(tensor.shape)} in {file.path}" for file, tensor in zip(files, tensors, strict=True))
         raise UserError(
-            f"{stored} is {held}, which do not make up the model's {list(shape)}; "
+            f"{stored} is {sizes}, which do not make up the model's {list(shape)}; "
             "all shards must come from one save of this model"
         )
     ranges = by_thirds(lengths) if thirds else side_by_side(lengths)
     reads = [partial(file.get, stored) for file in files]
-    parts = tuple(FilePart(read, held) for read, held in zip(reads, ranges, strict=True))
+    parts = tuple(FilePart(read, taken) for read, taken in zip(reads, ranges, strict=True))
     return Divided(shape, dims.pop(), parts)

@@ -1,7 +1,7 @@
-"""The safetensors format, read without a second copy of any tensor, and checked on the way.
+"""Reads and checks the safetensors format without a second copy of any tensor.
 
-The library's own reader maps the file, and to copy from a mapping costs a page fault for every few pages, which reading
-into memory does not.
+The library's own reader maps the file. Copying from a mapping costs a page fault for every few pages; reading into
+memory does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BY_NAME = {name: dtype for dtype, name in NAMES.items()}
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor stands in a file."""
+    """The place of a tensor in a file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,14 +39,14 @@ class Stored:
 
 
 class TensorStream:
-    """A safetensors file whose tensors are read into given memory, or in slabs of their first two dimensions.
+    """A safetensors file. Its tensors are read into the caller's memory, or in slabs of their first two dimensions.
 
-    All of a tensor is compared with its digest before any of its numbers is given out. Raises UserError, naming the
-    file, for one that is damaged.
+    A whole tensor is compared with its digest before any of its numbers is returned. Raises UserError, naming the
+    file, if it is damaged.
     """
 
     def __init__(self, path: Path, digests: Mapping[str, str]) -> None:
-        """digests: those that were found when the file was written."""
+        """digests: the digests of the tensors when the file was written."""
         self.path, self._digests = path, digests
         self._intact: set[str] = set()
         self._file = path.open("rb", buffering=0)
@@ -75,7 +75,7 @@ class TensorStream:
         return self.read_into(name, torch.empty(stored.shape, dtype=stored.dtype))
 
     def check(self, name: str) -> None:
-        """Raises UserError unless the tensor is what was written."""
+        """Raises UserError unless the tensor still has its digest."""
         if name in self._intact:
             return
         buffer, size = memoryview(bytearray(PART)), self.tensors[name].nbytes
@@ -104,9 +104,9 @@ class TensorStream:
             self._fill(name, part, at)
             digest.update(part)
             at += len(part)
-        if (found := digest.hexdigest()) != (expected := self._digests.get(name)):
+        if (actual := digest.hexdigest()) != (expected := self._digests.get(name)):
             raise UserError(
-                f"{self.path} was altered: the digest of {name} is {found}, expected {expected}; copy it again, or "
+                f"{self.path} was altered: the digest of {name} is {actual}, expected {expected}; copy it again, or "
                 "save the checkpoint again"
             )
         self._intact.add(name)
@@ -121,7 +121,7 @@ class TensorStream:
 
 
 def _stored(entry: Mapping[str, Any], start: int) -> Stored:
-    """What a header says of a tensor, in a file whose tensors begin at `start`."""
+    """The header's entry of a tensor, in a file whose tensors begin at `start`."""
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     if any(type(number) is not int or number < 0 for number in (*shape, begin)):
         raise UserError(f"a tensor of shape {list(shape)} at {begin}")
@@ -132,7 +132,7 @@ def _stored(entry: Mapping[str, Any], start: int) -> Stored:
 
 
 def _require_gapless(stored: Mapping[str, Stored], start: int, size: int) -> None:
-    """Raises UserError unless the tensors follow each other from `start` to the end of the file, as the format says."""
+    """Raises UserError unless the tensors fill the file from `start` to its end, as the format requires."""
     end = start
     for name, entry in sorted(stored.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if entry.offset != end:

@@ -1,7 +1,8 @@
-"""The safetensors format, written tensor by tensor: no tensor is held twice, and none for longer than it takes.
+"""Writes the safetensors format tensor by tensor, without a second copy of a tensor.
 
-The header comes first in a file and tells where all tensors are, so room is left for it, and it is written last, filled
-up with spaces. Holes are not allowed between tensors: what aligns them are tensors, too, whose names begin with FILLER.
+A file begins with a header that tells where all tensors are. The writer leaves room for it and writes it last, padded
+with spaces. The format allows no holes between tensors, so the padding that aligns them consists of tensors too, with
+names that begin with FILLER.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ NAMES = {
 }
 FILLER = "filler."
 LENGTH = 8  # bytes that tell the length of the header
-PAGE = 4096  # where blocks begin and end, and the first tensor
-ALIGNMENT = 64  # of every tensor, unless another is wanted
+PAGE = 4096  # alignment of blocks and of the first tensor
+ALIGNMENT = 64  # default alignment of every tensor
 ENTRY = 320  # bytes of the header for a tensor and its filler, at most
-PART = 256 << 10  # bytes that are digested and written, or read, at once: while they are in a core's own cache
+PART = 256 << 10  # bytes that are digested and written, or read, at once, so that they stay in a core's own cache
 
 
 class Extent(NamedTuple):
-    """A block of a file: tensors that are read together. offset, bytes: multiples of PAGE. digest: XXH64, in hex."""
+    """A block of a file: tensors that are read together."""
 
-    offset: int
-    bytes: int
-    digest: str
+    offset: int  # a multiple of PAGE
+    bytes: int  # a multiple of PAGE
+    digest: str  # XXH64, in hex
 
 
 class TensorWriter:
-    """A safetensors file in progress; a context manager, after which the file is there whole or not at all.
+    """A safetensors file in progress. As a context manager it leaves the file whole or not at all.
 
-    digests: the XXH3 of every tensor that was added.
+    digests: the XXH3 of every added tensor.
     """
 
     def __init__(self, path: Path, tensors: int, *, alignment: int = ALIGNMENT) -> None:
-        """tensors: at most so many will be added, so that there is room for the header. alignment: bytes of whose
-        multiples every tensor begins at one; 1: there are no fillers, which other readers would take for tensors.
+        """tensors: the most tensors that will be added, for the room of the header. alignment: every tensor begins at a
+        multiple of it, in bytes. With 1 there are no fillers, which other readers would take for tensors.
         """
         self._alignment = alignment
         self._path, self._room = path, -(-(tensors + 1) * ENTRY // PAGE) * PAGE
@@ -75,14 +76,14 @@ class TensorWriter:
         self._open.__exit__(kind, error, trace)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Writes a tensor, from the next multiple of the alignment on."""
+        """Writes a tensor at the next multiple of the alignment."""
         self._fill_to(self._alignment)
         digest = xxh3_128()
         self._write(name, NAMES[tensor.dtype], list(tensor.shape), bytes_of(tensor), digest)
         self.digests[name] = digest.hexdigest()
 
     def begin_block(self) -> None:
-        """What is added from here on until `end_block` is read together."""
+        """Begins a block: the tensors that are added until `end_block` are read together."""
         self._fill_to(PAGE)
         self._block = (self._room + self._size, xxh64())
 
@@ -93,7 +94,7 @@ class TensorWriter:
         return Extent(offset, self._room + self._size - offset, digest.hexdigest())
 
     def finish(self, metadata: Mapping[str, str]) -> int:
-        """Writes the header, and all of it to the disk. Returns the size of the file in bytes."""
+        """Writes the header, and flushes the file to the disk. Returns its size in bytes."""
         text = json.dumps({"__metadata__": dict(metadata), **self._entries}).encode()
         length = self._room - LENGTH
         assert len(text) <= length, f"a header of {len(text)} bytes does not fit into {length}"
@@ -131,6 +132,6 @@ def parts_of(data: memoryview) -> Iterator[memoryview]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor; of one on a GPU, of a copy."""
+    """The memory of a contiguous tensor, or of a copy for a tensor on a GPU."""
     assert tensor.is_contiguous()
     return tensor.detach().cpu().view(-1).view(torch.uint8).numpy().data

@@ -19,18 +19,18 @@ from labkit.weights.gguf.metadata import Metadata
 
 ROTARY = ("llama", "qwen2", "qwen3")
 ARCHITECTURES = ("llama", "gpt2", "bloom", "qwen2", "qwen3")
-ROPE_FACTORS = "rope_freqs.weight"  # what each frequency is divided by
-# llama.cpp computes with these, and transformers' models have no place for them.
+ROPE_FACTORS = "rope_freqs.weight"  # the divisor of each frequency
+# llama.cpp computes with these, and transformers' models don't.
 UNSUPPORTED = ("attention.scale", "attention.clamp_kqv", "logit_scale", "embedding_scale", "residual_scale")
 
 
 def read_config(
     architecture: str, metadata: Metadata, tensors: Mapping[str, StoredTensor], specials: Mapping[str, int]
 ) -> PretrainedConfig:
-    """What the metadata says, and the tensors, of the sizes of a model and of what its layers compute.
+    """The config of a model, from its metadata and the shapes of its tensors.
 
-    specials: the ids of its special tokens, by transformers' names. Raises UserError for metadata of a wrong type,
-    that is out of bounds, or that asks for what transformers' model does not compute.
+    specials: the ids of its special tokens, by transformers' names. Raises UserError for metadata that is of a wrong
+    type, out of bounds, or not supported by transformers' model.
     """
     vocabulary = _vocabulary(architecture, metadata, tensors)
     read = {"gpt2": _gpt2, "bloom": _bloom}.get(architecture, _llama_like)
@@ -86,10 +86,10 @@ def _llama_like(architecture: str, metadata: Metadata) -> dict[str, Any]:
     check_fields({"hidden_size": width, "num_attention_heads": heads}, str(metadata.path))
     head_dim = metadata.size(f"{architecture}.attention.key_length") or width // heads
     for key in ("attention.value_length", "rope.dimension_count"):
-        if (other := metadata.size(f"{architecture}.{key}") or head_dim) != head_dim:
+        if (size_of_key := metadata.size(f"{architecture}.{key}") or head_dim) != head_dim:
             raise UserError(
-                f"{metadata.path}: {architecture}.{key} is {other} with heads of {head_dim}; only heads that are "
-                "turned as a whole, and are as wide in keys as in values, are supported"
+                f"{metadata.path}: {architecture}.{key} is {size_of_key} with heads of {head_dim}; expected "
+                f"{head_dim}: other sizes of values or of the rotary part are not supported"
             )
     kv_heads = metadata.size(f"{architecture}.attention.head_count_kv")
     return {
@@ -112,15 +112,15 @@ def _epsilon(metadata: Metadata, key: str) -> float:
 
 
 def _vocabulary(architecture: str, metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> int:
-    """The rows of the embedding."""
+    """The size of the vocabulary, by the rows of the embedding."""
     size, embedding = metadata.size(f"{architecture}.vocab_size"), tensors.get("token_embd.weight")
     if embedding is None:
         raise UserError(f"{metadata.path} has no tensor token_embd.weight; download or convert it again")
     rows = embedding.shape[0]
     if size not in (None, rows):
         raise UserError(
-            f"{metadata.path}: token_embd.weight is of shape {list(embedding.shape)}, expected {size} rows by "
-            f"{architecture}.vocab_size; download or convert it again"
+            f"{metadata.path}: token_embd.weight is of shape {list(embedding.shape)}, expected {size} rows as "
+            f"{architecture}.vocab_size says; download or convert it again"
         )
     return rows
 
@@ -128,7 +128,7 @@ def _vocabulary(architecture: str, metadata: Metadata, tensors: Mapping[str, Sto
 def _rope(
     architecture: str, metadata: Metadata, fields: Mapping[str, Any], factors: StoredTensor | None
 ) -> dict[str, Any]:
-    """transformers' `rope_parameters` of the same rotation."""
+    """transformers' `rope_parameters` for the file's rotation."""
     prefix = f"{architecture}.rope.scaling."
     theta = metadata.number(f"{architecture}.rope.freq_base")
     plain = {"rope_type": "default", "rope_theta": 10_000.0 if theta is None else theta}
@@ -174,8 +174,8 @@ def _yarn(architecture: str, metadata: Metadata) -> dict[str, Any]:
 def _divided(
     metadata: Metadata, fields: Mapping[str, Any], plain: Mapping[str, Any], stored: StoredTensor
 ) -> dict[str, Any]:
-    """Llama 3's scaling, where it gives these factors, as it does in every published file. Otherwise transformers'
-    longrope, which takes the factors themselves, the same for short and for long texts.
+    """`rope_parameters` for stored factors: Llama 3's scaling where it gives these factors, as it does in every
+    published file. Otherwise transformers' longrope, with the factors themselves for both short and long texts.
     """
     pairs = fields["head_dim"] // 2
     if stored.kind.name != "F32" or stored.shape != (pairs,):

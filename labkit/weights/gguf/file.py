@@ -1,4 +1,4 @@
-"""A GGUF file: which tensors it has, of which type and where, and the config of its model."""
+"""A GGUF file: its tensors with their types and places, and the config of its model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}  # transformers' names of
 
 
 class GgufFile:
-    """An opened file, or all parts of one that is named by its first part.
+    """An opened file. A divided file is named by its first part; all parts are opened.
 
-    Raises UserError for one that is damaged, incomplete, of another version or of an unknown architecture.
+    Raises UserError for a file that is damaged, incomplete, of another version or of an unknown architecture.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,9 @@ class GgufFile:
         self.tensors: dict[str, StoredTensor] = {}
         for header in headers:
             if twice := self.tensors.keys() & header.tensors.keys():
-                raise UserError(f"{header.path} has {min(twice)}, as has a part before it; download the parts again")
+                raise UserError(
+                    f"{header.path} has {min(twice)}, which an earlier part has too; download the parts again"
+                )
             self.tensors |= header.tensors
         self.architecture = self.metadata.text("general.architecture") or ""
         if self.architecture not in ARCHITECTURES:
@@ -51,43 +53,43 @@ class GgufFile:
 
     @cached_property
     def config(self) -> PretrainedConfig:
-        """As transformers describes the model of the metadata. Raises UserError for metadata that describes none."""
+        """transformers' config of the model in the metadata. Raises UserError for metadata that describes no model."""
         config = read_config(self.architecture, self.metadata, self.tensors, self._specials)
         config.architectures = [policy_for(config).architecture]
         return config
 
     def names(self, policy: Policy) -> dict[str, str]:
-        """Hugging Face's name -> GGUF's, of every tensor of the model that the file has or should have.
+        """Hugging Face's name -> GGUF's, for every tensor of the model.
 
-        Raises UserError for tensors that the model does not have.
+        Raises UserError for tensors that are missing, and for tensors that the model does not have.
         """
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
         config = policy.model_config(self.config)
-        kind = next(each for each, name in MODEL_ARCH_NAMES.items() if name == self.architecture)
-        known = get_tensor_name_map(kind, config.num_layers)
-        found = {name: self._name(known, name) for name in policy.expected(config)}
-        names = {name: stored for name, stored in found.items() if stored is not None}
+        architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == self.architecture)
+        name_map = get_tensor_name_map(architecture, config.num_layers)
+        mapped = {name: self._name(name_map, name) for name in policy.expected(config)}
+        names = {name: stored for name, stored in mapped.items() if stored is not None}
         read = {*names.values(), ROPE_FACTORS} if self.architecture in ROTARY else set(names.values())
         extra = self.tensors.keys() - read
-        missing = (set(names.values()) - self.tensors.keys()) | (found.keys() - names.keys())
+        missing = (set(names.values()) - self.tensors.keys()) | (mapped.keys() - names.keys())
         if extra or missing:
             kinds = (("missing", missing), ("extra", extra))
-            told = "; ".join(f"{len(some)} {kind}: {', '.join(sorted(some)[:8])}" for kind, some in kinds if some)
+            counts = "; ".join(f"{len(some)} {kind}: {', '.join(sorted(some)[:8])}" for kind, some in kinds if some)
             raise UserError(
                 f"the tensors of {self.path} do not fit {policy.architecture} with {config.num_layers} layers "
-                f"({told}); download or convert it again"
+                f"({counts}); download or convert it again"
             )
         return names
 
     @staticmethod
-    def _name(known: TensorNameMap, name: str) -> str | None:
-        """GGUF's name for Hugging Face's, which the map of some models has without the model's own prefix."""
+    def _name(name_map: TensorNameMap, name: str) -> str | None:
+        """GGUF's name for Hugging Face's. The maps of some models leave out the model's own prefix."""
         spellings = (name, name.partition(".")[2])
-        return next((got for each in spellings if (got := known.get_name(each, (".weight", ".bias")))), None)
+        return next((stored for key in spellings if (stored := name_map.get_name(key, (".weight", ".bias")))), None)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The file's own, padding on the left, with its chat template."""
+        """The file's own tokenizer, padding on the left, with its chat template."""
         return read_tokenizer(self.metadata)
 
     def generation_config(self) -> GenerationConfig:
@@ -107,15 +109,15 @@ class GgufFile:
 
 
 def _further_parts(path: Path, metadata: Metadata) -> list[Header]:
-    """The headers of all parts but the first. Raises UserError for a later part, and for one that is missing."""
+    """The headers of all parts after the first. Raises UserError if `path` is a later part, or if a part is missing."""
     count, number = metadata.size("split.count") or 1, metadata.size("split.no") or 0
     if count == 1:
         return []
     named = PART.fullmatch(path.name)
     if named is None or int(named["count"]) != count or count > MOST_PARTS:
         raise UserError(
-            f"{path} is part {number + 1} of {count}; expected a name that ends in -{1:05}-of-{count:05}.gguf, by "
-            "which the other parts are found: give it the name that it was downloaded by"
+            f"{path} is part {number + 1} of {count}; expected a name that ends in -{1:05}-of-{count:05}.gguf, which "
+            "tells the names of the other parts: give it the name that it was downloaded by"
         )
     parts = [
         path.with_name(f"{named['stem']}-{index:05}-of-{count:05}{named['suffix'] or ''}")
@@ -134,7 +136,7 @@ def _further_parts(path: Path, metadata: Metadata) -> list[Header]:
 
 
 def gguf_in(path: Path) -> Path | None:
-    """The GGUF file that a path means: itself by its first bytes or its suffix, or the one file of a folder.
+    """The GGUF file that a path means: the path itself, by first bytes or suffix, or the only GGUF file of a folder.
 
     None for anything else. Raises UserError for a folder with several.
     """

@@ -1,7 +1,7 @@
-"""What stands before the numbers of a GGUF file: its metadata, and the table of its tensors.
+"""The header of a GGUF file: its metadata, and the table of its tensors.
 
-The file is mapped and its header walked once. Whatever it claims is bounded: by its own size, and by what no real file
-reaches. StringList stay bytes and lists stay where they are until somebody asks for them (`metadata.py`).
+The file is mapped and its header walked once. All sizes in it are bounded: by the size of the file, and by limits that
+no real file reaches. Strings stay bytes and lists stay in the file until `metadata.py` reads them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALIGNMENT = "general.alignment"
 
 @dataclass(frozen=True)
 class StringList:
-    """A list of strings in a mapped file, read when it is walked through."""
+    """A list of strings in a mapped file, read on iteration."""
 
     data: memoryview
     begin: int
@@ -58,23 +58,23 @@ Value: TypeAlias = int | float | bool | bytes | StringList | np.ndarray
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as a file has it. shape: outputs first, as in PyTorch. data: its bytes, mapped."""
+    """A tensor as a file has it."""
 
     name: str
     kind: GGMLQuantizationType
-    shape: tuple[int, ...]
-    data: np.ndarray
+    shape: tuple[int, ...]  # outputs first, as in PyTorch
+    data: np.ndarray  # its bytes, mapped
 
     @property
     def rows(self) -> np.ndarray:
-        """Its rows: numbers of the types that NumPy has, the bytes of all other types."""
+        """Rows of numbers for the types that NumPy has, rows of bytes for all other types."""
         numbers = {"F32": np.float32, "F16": np.float16}.get(self.kind.name)
         return self.data.view(numbers or np.uint8).reshape(*self.shape[:-1], -1)
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says before its numbers."""
+    """The contents of a file before its numbers."""
 
     path: Path
     metadata: dict[str, Value]
@@ -93,7 +93,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file. Raises UserError for one that is no GGUF file, of another version, damaged or cut off."""
+    """The header of a file. Raises UserError for a file that is no GGUF, of another version, damaged or cut off."""
     data = _mapped(path)
     magic, version = bytes(data[:4]), int.from_bytes(data[4:8], "little")
     if magic != MAGIC:
@@ -124,7 +124,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 class _Walk:
-    """Reads one thing after the other. Raises ValueError or struct.error where the file does not hold it."""
+    """Reads one value after the other. Raises ValueError or struct.error where the file is too short or wrong."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self.data, self.at = data, at
@@ -174,7 +174,7 @@ class _Walk:
         return numbers
 
     def _pass_texts(self, count: int) -> None:
-        """Without an object for any of them: a vocabulary has hundreds of thousands."""
+        """Skips strings without making objects of them: a vocabulary has hundreds of thousands."""
         data, at, unpack = self.data, self.at, struct.Struct("<Q").unpack_from
         for _ in range(count):
             at += 8 + unpack(data, at)[0]
@@ -189,7 +189,7 @@ def _unique(pairs: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
     known: set[str] = set()
     for name, value in pairs:
         if name in known:
-            raise ValueError(f"{name[:80]!r} stands in it twice")
+            raise ValueError(f"it has {name[:80]!r} twice")
         known.add(name)
         yield name, value
 
@@ -212,7 +212,7 @@ def _tensors(walk: _Walk, count: int, alignment: int, data: np.ndarray) -> Itera
             raise ValueError(f"{name[:80]!r} has {dimensions} dimensions, expected 1 to {MOST_DIMENSIONS}")
         shape = tuple(reversed([int(walk.number("Q")) for _ in range(dimensions)]))
         table.append((name, shape, int(walk.number("I")), int(walk.number("Q"))))
-    begin, follows = -(-walk.at // alignment) * alignment, 0
+    begin, next_offset = -(-walk.at // alignment) * alignment, 0
     for name, shape, number, offset in table:
         try:
             kind = GGMLQuantizationType(number)
@@ -222,9 +222,9 @@ def _tensors(walk: _Walk, count: int, alignment: int, data: np.ndarray) -> Itera
         if 0 in shape or shape[-1] % block:
             raise ValueError(f"{name[:80]!r} of shape {list(shape)} has no whole blocks of {block} in {kind.name}")
         length = math.prod(shape) // block * size
-        if offset != follows or begin + offset + length > len(data):
+        if offset != next_offset or begin + offset + length > len(data):
             raise ValueError(
-                f"{name[:80]!r} of {length} bytes at {offset}, expected at {follows} of {max(len(data) - begin, 0)}"
+                f"{name[:80]!r} of {length} bytes at {offset}, expected at {next_offset} of {max(len(data) - begin, 0)}"
             )
-        follows += -(-length // alignment) * alignment
+        next_offset += -(-length // alignment) * alignment
         yield name, StoredTensor(name, kind, shape, data[begin + offset : begin + offset + length])

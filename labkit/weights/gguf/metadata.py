@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file by key, each value of the type that it is asked for as."""
+"""The metadata of a GGUF file by key, with checks of each value's type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENIZER = "tokenizer.ggml"
 
 
 class Metadata:
-    """The values of one file. Each method gives None for a key that the file lacks, and raises UserError for a value
+    """The values of one file. Each method returns None for a key that the file lacks, and raises UserError for a value
     of another type.
     """
 
@@ -28,14 +28,14 @@ class Metadata:
         return set(self._values)
 
     def size(self, key: str) -> int | None:
-        """A whole number, not negative."""
+        """A whole number of at least 0."""
         value = self._values.get(key)
         if value is None or (type(value) is int and value >= 0):
             return value
         raise self._other(key, "a whole number that is not negative")
 
     def needed_size(self, key: str) -> int:
-        """The same of a key that the file must have."""
+        """As `size`, for a key that the file must have."""
         value = self.size(key)
         if value is None:
             raise UserError(f"{self.path} has no {key}; convert it again")
@@ -96,6 +96,6 @@ class Metadata:
             raise self._other(key, "text in UTF-8", text) from None
 
     def _other(self, key: str, expected: str, value: object = None) -> UserError:
-        shown = self._values[key] if value is None else value
-        got = f"a list of {len(shown)}" if isinstance(shown, StringList | np.ndarray) else reprlib.repr(shown)
+        value = self._values[key] if value is None else value
+        got = f"a list of {len(value)}" if isinstance(value, StringList | np.ndarray) else reprlib.repr(value)
         return UserError(f"{self.path}: {key} is {got}, expected {expected}; convert the file again")

@@ -1,4 +1,4 @@
-"""Canonical weights made of the codes of a GGUF file, which are never dequantised and quantised again."""
+"""Canonical weights made of the codes of a GGUF file, without dequantising them and quantising them again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from labkit.weights.protocol import finite
 
 
 class NativeWeights:
-    """The canonical weights that a rank holds, as the file has them.
+    """A rank's canonical weights, as the file has them.
 
-    A matrix whose tensors are all of one type in BITS keeps its codes and scales. Of the other types those of floating
-    point stay so, in bfloat16, and all others, K-quants among them, are dequantised and then quantised to 8 bits in
-    groups of 32.
+    A matrix whose tensors are all of one type in BITS keeps its codes and scales. A floating-point matrix becomes
+    bfloat16. Matrices of all other types, such as K-quants, are dequantised and then quantised to 8 bits in groups of
+    32.
     """
 
     def __init__(self, policy: Policy, tensors: GgufTensors, part: Shard) -> None:

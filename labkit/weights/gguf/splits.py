@@ -1,6 +1,6 @@
 """How text is split into words before a byte-level vocabulary merges letters, by the name in `tokenizer.ggml.pre`.
 
-Each expression splits the pieces that the ones before it left. Sources: `llama-vocab.cpp` of llama.cpp, which knows
+Each expression splits the pieces of the expression before it. Sources: `llama-vocab.cpp` of llama.cpp, which knows
 these names, and the `tokenizer.json` of the models that they are named after.
 """
 
@@ -25,13 +25,11 @@ CASED = (  # without the alphabets that DeepSeek's expression leaves out: Armeni
 
 @dataclass(frozen=True)
 class Splits:
-    """expressions: in the order in which they split. whole_words: a word that is a token is not made of its letters.
-    add_bos: whether a text begins with the beginning-of-text token where the file does not say.
-    """
+    """The rules of one name."""
 
-    expressions: tuple[str, ...]
-    whole_words: bool = False
-    add_bos: bool = False
+    expressions: tuple[str, ...]  # in the order in which they split
+    whole_words: bool = False  # a word that is itself a token becomes that token, without merges
+    add_bos: bool = False  # whether a text begins with the beginning-of-text token where the file does not say
 
 
 def _words(digits: str, *, others: str = OTHERS, contractions: str = f"{CONTRACTIONS}|") -> Splits:
@@ -39,7 +37,7 @@ def _words(digits: str, *, others: str = OTHERS, contractions: str = f"{CONTRACT
 
 
 def _cased(upper: str, lower: str, after: str, digits: str, others: str) -> str:
-    """Words that a capital letter begins."""
+    """The expression for words that begin with a capital letter."""
     word = rf"[^\r\n\p{{L}}\p{{N}}]?[{upper}]*[{lower}]+{after}|[^\r\n\p{{L}}\p{{N}}]?[{upper}]+[{lower}]*{after}"
     return rf"{word}|{digits}|{others}|{SPACES}"
 

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by Hugging Face's names: as floats, or as the codes that they are stored in."""
+"""The tensors of a GGUF file by Hugging Face's names, as floats or as the stored codes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.identity import identity_of_files
 
 GROUP = 32  # numbers that share a scale in every type below
-BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}  # types whose blocks become codes and scales as they are
+BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}  # types whose blocks become codes and scales of labkit's without loss
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor as the file has it: [outputs, inputs], with `order` the row of the file for each of Hugging Face's rows
-    (None: the same), or a vector. transposed: Hugging Face has it as [inputs, outputs].
-    """
+    """A tensor as the file has it: [outputs, inputs], or a vector."""
 
     tensor: StoredTensor
-    order: Tensor | None
-    transposed: bool
+    order: Tensor | None  # the row of the file for each of Hugging Face's rows; None: the same
+    transposed: bool  # Hugging Face has it as [inputs, outputs]
 
     @property
     def kind(self) -> str:
@@ -42,35 +40,35 @@ class FileTensor:
         return self.tensor.shape
 
     def rows(self, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
-        """The rows that a cut of Hugging Face's tensor takes, in its order, as the file stores them, and the cut of
-        their inputs that is left.
+        """The stored rows that a cut of Hugging Face's tensor takes, in Hugging Face's order, and the remaining cut of
+        their inputs.
         """
         data = self.tensor.rows
         if cut is not None and self.transposed:
             cut = Cut(1 - cut.dim, cut.ranges, cut.whole)
         if cut is not None and cut.whole != self.shape[cut.dim]:
             raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
-        along = cut is not None and cut.dim == 0
+        by_rows = cut is not None and cut.dim == 0
         if self.order is None:
-            if not along:
+            if not by_rows:
                 return data, cut
             assert cut is not None
             pieces = [data[begin:end] for begin, end in cut.ranges]
             return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)), None
         order = self.order
-        if along:
+        if by_rows:
             assert cut is not None
             order = torch.cat([order[begin:end] for begin, end in cut.ranges])
-        return data[order.numpy()], None if along else cut
+        return data[order.numpy()], None if by_rows else cut
 
 
 class GgufTensors:
-    """The tensors of a file, as a source of weights. `get` gives floats, `codes` and `scales` what is stored."""
+    """The tensors of a file, as a source of weights. `get` returns floats, `codes` and `scales` the stored numbers."""
 
     def __init__(self, file: GgufFile, policy: Policy, shapes_of: Callable[[PretrainedConfig], Shapes]) -> None:
         """shapes_of: a config -> the shapes of its model's tensors by Hugging Face's names.
 
-        Raises UserError for tensors of a type that has no floats, and of shapes that are not the model's.
+        Raises UserError for tensors of a type that cannot be dequantised, and for shapes that are not the model's.
         """
         self.file, self.policy = file, policy
         self.identity = identity_of_files(file.files)
@@ -97,31 +95,31 @@ class GgufTensors:
 
     @property
     def inexact(self) -> dict[str, int]:
-        """The types whose blocks are no codes of ours, and how many tensors have each."""
-        kinds = [each.kind for each in self._stored.values() if each.kind not in FLOATS and each.kind not in BITS]
+        """The types that labkit has to dequantise, and how many tensors have each."""
+        kinds = [stored.kind for stored in self._stored.values() if stored.kind not in (*FLOATS, *BITS)]
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
     def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
-        """The tensor in floats, or the part of it that the cut takes."""
+        """The tensor in floats, or the cut's part of it."""
         from gguf.quants import dequantize
 
         if name not in self._stored:
             raise KeyError(f"no tensor {name!r} in this file; names() lists them")
         stored = self._stored[name]
-        rows, left = self._rows(name, cut)
+        rows, rest = self._rows(name, cut)
         if stored.kind == "BF16":
             numbers = torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16)
         elif stored.kind in FLOATS:
             numbers = torch.from_numpy(np.array(rows, copy=True))
         else:
             numbers = torch.from_numpy(dequantize(rows, stored.tensor.kind))
-        numbers = numbers if left is None else left(numbers)
+        numbers = numbers if rest is None else rest(numbers)
         numbers = numbers.T if stored.transposed else numbers
         return numbers if dtype is None else numbers.to(dtype, copy=True)
 
     def codes(self, name: str, cut: Cut | None) -> Tensor:
-        """The codes int8 of a tensor of one of the types in BITS, in the shape that Hugging Face has it."""
-        blocks, left = self._blocks(name, cut)
+        """The int8 codes of a tensor of one of the types in BITS, in Hugging Face's shape."""
+        blocks, rest = self._blocks(name, cut)
         packed = blocks[..., -(GROUP * BITS[self.kind(name)] // 8) :]
         if self.kind(name) == "Q8_0":
             codes = torch.from_numpy(packed.copy()).view(torch.int8)
@@ -129,28 +127,28 @@ class GgufTensors:
             nibbles = torch.from_numpy(packed.copy())
             codes = torch.cat((nibbles & 15, nibbles >> 4), dim=2).view(torch.int8) - 8
         codes = codes.flatten(1)
-        codes = codes if left is None else left(codes)
+        codes = codes if rest is None else rest(codes)
         return codes.T if self._stored[name].transposed else codes
 
     def scales(self, name: str, cut: Cut | None) -> Tensor:
-        """Their scales, float16 [outputs, groups, 1 or 2]: without Hugging Face's transposition."""
-        blocks, left = self._blocks(name, cut)
+        """The scales of such a tensor, float16 [outputs, groups, 1 or 2], without Hugging Face's transposition."""
+        blocks, rest = self._blocks(name, cut)
         numbers = 2 if self.kind(name) == "Q4_1" else 1
         scales = torch.from_numpy(blocks[..., : 2 * numbers].copy()).view(torch.float16)
-        if left is None:
+        if rest is None:
             return scales
-        if any(end % GROUP for bounds in left.ranges for end in bounds):
+        if any(end % GROUP for bounds in rest.ranges for end in bounds):
             raise UserError(
-                f"groups of {GROUP} inputs of {name} cannot be cut at {left.ranges}, between two ranks; use a tp_size "
+                f"groups of {GROUP} inputs of {name} cannot be cut at {rest.ranges}, between two ranks; use a tp_size "
                 "that cuts elsewhere"
             )
-        ranges = tuple((begin // GROUP, end // GROUP) for begin, end in left.ranges)
-        return Cut(left.dim, ranges, left.whole // GROUP)(scales)
+        ranges = tuple((begin // GROUP, end // GROUP) for begin, end in rest.ranges)
+        return Cut(rest.dim, ranges, rest.whole // GROUP)(scales)
 
     def _blocks(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
-        """uint8 [outputs, blocks, bytes of a block], and the cut of the inputs that is left."""
-        rows, left = self._rows(name, cut)
-        return rows.reshape(len(rows), self._stored[name].shape[1] // GROUP, -1), left
+        """The stored blocks, uint8 [outputs, blocks, bytes of a block], and the remaining cut of the inputs."""
+        rows, rest = self._rows(name, cut)
+        return rows.reshape(len(rows), self._stored[name].shape[1] // GROUP, -1), rest
 
     def _rows(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         try:
@@ -164,8 +162,8 @@ class GgufTensors:
         expected = shape[::-1] if transposed else shape
         if tensor.shape != expected:
             raise UserError(
-                f"{self.file.path}: {tensor.name} is of shape {list(tensor.shape)}, expected {list(expected)} by the "
-                "file's metadata; download or convert it again"
+                f"{self.file.path}: {tensor.name} is of shape {list(tensor.shape)}, expected {list(expected)} as the "
+                "file's metadata says; download or convert it again"
             )
         if len(shape) == 1 and tensor.kind.name not in FLOATS:  # blocks of a vector cannot be cut or put in order
             raise UserError(
@@ -179,7 +177,9 @@ class GgufTensors:
         return any(f".{module}." in name for module in ([modules] if isinstance(modules, str) else modules))
 
     def _order(self, name: str, rows: int) -> Tensor | None:
-        """llama.cpp has the halves of a LLaMA head that turn together side by side, and BLOOM's rows by kind."""
+        """The file's order of rows: llama.cpp puts the two rows of a rotary pair of LLaMA next to each other, and sorts
+        BLOOM's QKV rows by kind.
+        """
         heads, kv_heads = self._heads
         if self.file.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             count = heads if ".q_proj." in name else kv_heads
@@ -190,7 +190,7 @@ class GgufTensors:
 
 
 def _check_kinds(file: GgufFile) -> None:
-    """Each type is tried on one block of zeros."""
+    """Tries to dequantise one block of zeros of each type. Raises UserError for a type that cannot be dequantised."""
     from gguf import GGML_QUANT_SIZES
     from gguf.quants import dequantize
 

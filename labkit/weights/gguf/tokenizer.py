@@ -1,6 +1,6 @@
 """The tokenizer that a GGUF file describes: its vocabulary, how its words are made, and which tokens end an answer.
 
-What llama.cpp does with the same file is the rule.
+It follows what llama.cpp does with the same file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from labkit.weights.gguf.metadata import TOKENIZER, Metadata
 from labkit.weights.gguf.splits import SPLITS, Splits
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # GGUF's kinds of tokens
-WHOLE = (UNKNOWN, CONTROL, USER_DEFINED)  # are found in a text before it is split
-BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # what `tokenizer.ggml.model` calls them
-DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # ids in a SentencePiece vocabulary that does not say
+WHOLE = (UNKNOWN, CONTROL, USER_DEFINED)  # kinds of tokens that are found in a text before it is split
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # their names in `tokenizer.ggml.model`
+DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # ids in a SentencePiece vocabulary that does not name them
 LONGEST_WORD = 1 << 9  # letters of a SentencePiece word; all ways to cut it in two are tried
 MOST_SPELLED = 1 << 8  # tokens that a decoder looks for
 SPACE = "▁"  # in a SentencePiece vocabulary
-ENDS = (  # of an answer, whatever kind a file calls them
+ENDS = (  # tokens that end an answer, also where a file gives them another kind
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
@@ -40,7 +40,7 @@ ENDS = (  # of an answer, whatever kind a file calls them
     "<turn|>",
     "<｜end▁of▁sentence｜>",
 )
-CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[")  # may be ordinary text elsewhere
+CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[")  # end an answer only as control tokens
 
 log = logging.getLogger("labkit")
 
@@ -48,8 +48,8 @@ log = logging.getLogger("labkit")
 def read_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
     """The file's own tokenizer, padding on the left, with its chat template.
 
-    Raises UserError for a file without a vocabulary, for a vocabulary of a kind or a split of a name that labkit does
-    not know, and for one that contradicts itself.
+    Raises UserError for a file without a vocabulary, for an unknown kind of vocabulary or name of a split, and for a
+    vocabulary that contradicts itself.
     """
     kind = metadata.text(f"{TOKENIZER}.model")
     if kind not in (BYTE_LEVEL, SENTENCEPIECE):
@@ -66,9 +66,11 @@ def read_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
             backend = _byte_level(metadata, tokens, kinds, splits)
         else:
             backend = _sentencepiece(metadata, tokens, kinds, ids.get("unknown"))
-        whole = [(token, of_kind) for token, of_kind in zip(tokens, kinds, strict=False) if of_kind in WHOLE]
-        backend.add_special_tokens([AddedToken(token, normalized=False) for token, of in whole if of != USER_DEFINED])
-        backend.add_tokens([AddedToken(token, normalized=False) for token, of in whole if of == USER_DEFINED])
+        whole = [(token, token_kind) for token, token_kind in zip(tokens, kinds, strict=False) if token_kind in WHOLE]
+        special = [token for token, token_kind in whole if token_kind != USER_DEFINED]
+        ordinary = [token for token, token_kind in whole if token_kind == USER_DEFINED]
+        backend.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+        backend.add_tokens([AddedToken(token, normalized=False) for token in ordinary])
     except UserError:
         raise
     except Exception as error:  # the library of tokenizers raises no other class
@@ -93,7 +95,7 @@ def read_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
 
 
 def special_ids(metadata: Metadata) -> dict[str, int]:
-    """The ids of the tokens with a role: bos, eos, padding, unknown. An id beyond the vocabulary is left out."""
+    """The ids of the tokens by role: bos, eos, padding, unknown. An id beyond the vocabulary is left out."""
     tokens = metadata.count(f"{TOKENIZER}.tokens")
     defaults = DEFAULTS if tokens and metadata.text(f"{TOKENIZER}.model") == SENTENCEPIECE else {}
     ids = {}
@@ -109,7 +111,7 @@ def special_ids(metadata: Metadata) -> dict[str, int]:
 
 
 def ends_of_turn(metadata: Metadata) -> tuple[int, ...]:
-    """The ids of every token that ends an answer: the end of text, the end of turn, and those with a usual name."""
+    """The ids of every token that ends an answer: end of text, end of turn, and tokens with a usual name of an end."""
     ids = {number for role, number in special_ids(metadata).items() if role == "eos"}
     tokens = metadata.texts(f"{TOKENIZER}.tokens") or []
     roles = (metadata.size(f"{TOKENIZER}.{role}_token_id") for role in ("eot", "eom"))
@@ -164,7 +166,7 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], kinds: Sequence[float
         at = text.find(" ", 1)
         left, right = text[:at], text[at + 1 :]
         if at < 0 or not {left, right, left + right} <= vocabulary.keys():
-            raise UserError(f"{metadata.path} merges {text!r}, of which no token is made; convert it again")
+            raise UserError(f"{metadata.path} merges {text!r}, which makes no token; convert it again")
         merges.setdefault((left, right))
     backend = Tokenizer(models.BPE(vocabulary, list(merges), ignore_merges=splits.whole_words))
     words = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in splits.expressions]
@@ -176,7 +178,7 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], kinds: Sequence[float
 
 
 def _spelled(tokens: Sequence[str], kinds: Sequence[float]) -> Sequence[decoders.Decoder]:
-    """Spells whole tokens such as `<é>` in the letters of a byte-level vocabulary, in which é is a byte of its own."""
+    """Decoders that spell whole tokens such as `<é>` in the letters of a byte-level vocabulary, where é is a byte."""
     letters = bytes_to_unicode()
     alphabet = set(letters.values())
     return [

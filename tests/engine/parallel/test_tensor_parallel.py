@@ -164,7 +164,7 @@ def test_ranks_with_triton_kernels_copy_their_own_layers(fetching: Any) -> None:
 def test_a_rank_that_cannot_read_its_layers_ends_the_step_of_all(of_two: Any) -> None:
     whole, damaged = (rank["streamed"]["damaged"] for rank in of_two.answers)
     assert all("another rank could not read its layers" in said for said in whole)
-    assert all("was altered: its digest is not the one that was written" in said for said in damaged)
+    assert all("was altered: its digest is not the digest of the save" in said for said in damaged)
 
 
 def test_ranks_keep_the_cache_of_their_heads_on_the_disk(of_two: Any) -> None:

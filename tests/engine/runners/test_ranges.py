@@ -103,5 +103,5 @@ def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Te
 @pytest.mark.parametrize("layers", [range(0), range(2, 4), range(0, 3, 2), range(-1, 1)])
 def test_layers_that_a_model_does_not_have_are_refused(layers: range) -> None:
     config = model_config_of(vanilla("gpt2").config)
-    with pytest.raises(ValueError, match=r"got layers range.* of 3; expected some that follow each other"):
+    with pytest.raises(ValueError, match=r"got layers range.* of 3; expected consecutive layers of the model"):
         shard(config, layers=layers)

@@ -107,7 +107,9 @@ def test_a_damaged_header_is_named(at: int, folder: Path) -> None:
 def test_files_of_two_saves_are_told_apart(folder: Path, tmp_path: Path) -> None:
     save(tmp_path / "other", small_model("gpt2", seed=6), CONFIG, size=2)
     (folder / SECOND).write_bytes((tmp_path / "other" / SECOND).read_bytes())
-    with pytest.raises(ValueError, match=rf"{SECOND} is of save \w+, the manifest of \w+; keep the files of each save"):
+    with pytest.raises(
+        ValueError, match=rf"{SECOND} is of save \w+, but the manifest of \w+; keep the files of each save"
+    ):
         built(load(folder, CONFIG), CONFIG, torch.float32, 2, 1)
 
 
@@ -148,7 +150,7 @@ def test_shards_of_two_models_are_told_apart(kind: str, tmp_path: Path) -> None:
         ({"type": "ds_model", "checkpoints": {"tp": ["a"]}}, "tp_size is missing; say how many ranks"),
         ({"type": "ds_model", "checkpoints": {"tp": ["a"]}, "tp_size": 2}, "tp lists 1 files for tp_size 2; expected"),
         ({"type": "labkit", "checkpoints": "."}, "is no checkpoint of labkit's; expected a folder that it saved"),
-        (["a.pt"], r"a checkpoint's description is a dict with type and checkpoints, got \['a.pt'\]"),
+        (["a.pt"], r"got \['a.pt'\], expected a checkpoint's description: a dict with type and checkpoints"),
     ],
 )
 def test_a_wrong_description_is_explained(values: Any, message: str, tmp_path: Path) -> None:

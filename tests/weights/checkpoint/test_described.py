@@ -174,7 +174,7 @@ def test_megatrons_files_are_merged_and_split(version: float, files: int, tmp_pa
 def test_megatrons_files_tell_their_version(tmp_path: Path) -> None:
     names = write_megatron(tmp_path, 2, 2.0, checkpoint_version=2.0)
     assert_is(model("gpt2"), {"type": "Megatron", "checkpoints": names}, tmp_path, (2,))
-    with pytest.raises(ValueError, match=r"version 0.0, and .*mp_rank_00.* that it is 2.0; correct the description"):
+    with pytest.raises(ValueError, match=r"version 0.0, but .*mp_rank_00.* says 2.0; correct the description"):
         assert_is(model("gpt2"), {"type": "Megatron", "version": 0, "checkpoints": names}, tmp_path)
 
 

@@ -45,7 +45,7 @@ def test_what_one_holder_has_in_one_range_is_one_piece() -> None:
 
 
 def test_what_nobody_has_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nobody holds 5 to 9"):
+    with pytest.raises(ValueError, match="no holder has 5 to 9"):
         pieces(((0, 9),), [((0, 5),), ((9, 12),)])
 
 

@@ -156,7 +156,7 @@ def test_dicts_without_end_are_refused(tmp_path: Path) -> None:
         doubled = {"a": doubled, "b": doubled}
     for number, content in enumerate((itself, doubled)):
         torch.save(content, tmp_path / f"{number}.bin")
-        with pytest.raises(UserError, match=rf"{number}.bin has more than \d+ values or 32 dicts within each other"):
+        with pytest.raises(UserError, match=rf"{number}.bin has more than \d+ values or 32 levels of dicts"):
             TensorFile(tmp_path / f"{number}.bin")
 
 

@@ -118,7 +118,7 @@ def nested(depth: int) -> bytes:
         (header(key("a", 8, struct.pack("<Q", 1 << 63))), "9223372036854775808 bytes of a string"),
         (header(key("a", 9, struct.pack("<IQ", 8, 1 << 40))), "1099511627776 items of a list"),
         (header(key("a", 9, struct.pack("<IQ", 8, 40) + bytes(64))), "has no end"),
-        (header(key("a", 4, bytes(4)), key("a", 4, bytes(4))), "'a' stands in it twice"),
+        (header(key("a", 4, bytes(4)), key("a", 4, bytes(4))), "it has 'a' twice"),
         (header(key("general.alignment", 4, struct.pack("<I", 3))), "general.alignment is 3, expected a power of two"),
         (header(count=1 << 50), "1125899906842624 keys"),
         (header(struct.pack("<Q", 1) + b"\xff" + bytes(8)), "utf-8"),

@@ -203,7 +203,7 @@ def test_named_roles_end_an_answer(tmp_path: Path) -> None:
         (lambda writer: writer.add_tokenizer_model("gpt2"), {}, "has no vocabulary"),
         (byte_level(["a", "a"], [1, 1], [], "gpt-2"), {}, "has 'a' twice"),
         (byte_level(["a", "b"], [1], [], "gpt-2"), {}, "has 2 tokens and kinds of 1"),
-        (byte_level(["a", "b"], [1, 1], ["a b"], "gpt-2"), {}, "merges 'a b', of which no token is made"),
+        (byte_level(["a", "b"], [1, 1], ["a b"], "gpt-2"), {}, "merges 'a b', which makes no token"),
         (sentencepiece, {"add_bos_token": 3}, "add_bos_token is 3, expected true"),
         (
             sentencepiece,
