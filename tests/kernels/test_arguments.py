@@ -1,4 +1,4 @@
-"""Whatever the public ops are called with: the result is the reference's, or a UserError says what does not fit."""
+"""Public ops with any arguments give the result of the reference, or a UserError that names the invalid argument."""
 
 import os
 import subprocess
@@ -11,11 +11,11 @@ from sweeps import sweep
 OPS = ("gemm", "residual_add", "mlp_gemm", "attention", "qkv_gemm")
 SCRIPT = Path(__file__).with_name("argument_mutants.py")
 FEW, MANY = 25, 400
-pytestmark = pytest.mark.timeout(900)  # kernels of four types may have to be compiled first
+pytestmark = pytest.mark.timeout(900)  # kernels of four weight types may be compiled first
 
 
 def check_mutants(folder: Path, examples: int, *ops: str) -> None:
-    """In a process of its own, which a kernel may end."""
+    """Runs the script in a process of its own, because a kernel may end the process."""
     done = subprocess.run(
         [sys.executable, "-P", str(SCRIPT), str(examples), *ops],
         env=os.environ | {"PYTHONPATH": str(SCRIPT.parent.parent)},

@@ -1,4 +1,4 @@
-"""What the kernels would read or write beyond its end is refused before they are called."""
+"""Arguments that would make kernels read or write beyond a buffer are refused before the call."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) 
 
 
 def test_sums_of_ranks_take_contiguous_float32() -> None:
-    exchange: Any = None  # which is not looked at
+    exchange: Any = None  # not used
     for x in (torch.ones(4, dtype=torch.bfloat16), torch.ones(4, 4).t(), torch.ones(4, device="meta")):
         with pytest.raises(ValueError, match="expected contiguous numbers on the CPU"):
             all_reduce(x, exchange, impl="cpp")

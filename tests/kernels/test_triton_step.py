@@ -1,4 +1,4 @@
-"""What a decode step does beside the ops, in Triton's interpreter: the choice of the next tokens."""
+"""Work of a decode step outside the ops, in Triton's interpreter: the choice of the next tokens."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = INTERPRETED
 
 
 def next_tokens(best: torch.Tensor, where: torch.Tensor, block: int = 256) -> list[int]:
-    """What `next_step` makes of each program's best logit and its row."""
+    """Tokens that `next_step` chooses from each program's best logit and its row."""
     tokens = torch.full((SEQUENCES,), 77)
     positions, past = torch.tensor([4, 0, 190], dtype=torch.int32), torch.tensor([6], dtype=torch.int32)
     gpu.Launcher()(
@@ -44,14 +44,14 @@ def best() -> torch.Tensor:
 
 @pytest.fixture
 def where() -> torch.Tensor:
-    """Each program's rows come after those of the programs before it."""
+    """Row of each program's best logit; rows of later programs come later."""
     return 8 * torch.arange(PROGRAMS)[:, None] + torch.arange(PADDED) % 8
 
 
 @pytest.mark.parametrize("block", [256, 1024])
 def test_the_largest_of_all_programs_is_chosen(best: torch.Tensor, where: torch.Tensor, block: int) -> None:
-    want = where.gather(0, best.argmax(0, keepdim=True))[0, :SEQUENCES].tolist()
-    assert next_tokens(best, where, block) == want
+    expected = where.gather(0, best.argmax(0, keepdim=True))[0, :SEQUENCES].tolist()
+    assert next_tokens(best, where, block) == expected
 
 
 @pytest.mark.parametrize("programs", [(10, 11, 599), (0, 256, 512), (300, 555, 556)])
