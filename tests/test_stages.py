@@ -1,4 +1,4 @@
-"""Messages say what they were made of; steps nest in phases; nothing is said within `unwatched`."""
+"""Messages parse to the labels that made them; steps nest in phases; nothing is announced within `unwatched`."""
 
 import json
 import os
@@ -47,12 +47,12 @@ def test_only_one_token_on_top_of_others_is_a_decode_step() -> None:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What NVTX would be told: "+name" and "-name", as if a tool listened."""
-    told: list[str] = []
+    """Calls of NVTX as "+name" and "-", as if a tool listened."""
+    calls: list[str] = []
     monkeypatch.setattr(stages, "nvtx_listening", lambda: True)
-    monkeypatch.setattr(stages, "push", lambda text: told.append(f"+{text}"))
-    monkeypatch.setattr(stages, "pop", lambda: told.append("-"))
-    return told
+    monkeypatch.setattr(stages, "push", lambda text: calls.append(f"+{text}"))
+    monkeypatch.setattr(stages, "pop", lambda: calls.append("-"))
+    return calls
 
 
 def run_steps(*phases: Phase) -> None:
@@ -76,13 +76,13 @@ def test_an_error_closes_every_range(said: list[str]) -> None:
 
 @pytest.fixture
 def watched() -> Iterator[list[tuple[Phase, bool]]]:
-    seen: list[tuple[Phase, bool]] = []
+    phases: list[tuple[Phase, bool]] = []
 
     def watch(phase: Phase, begins: bool) -> None:
-        seen.append((phase, begins))
+        phases.append((phase, begins))
 
     stages.PHASE_WATCHERS.append(watch)
-    yield seen
+    yield phases
     stages.PHASE_WATCHERS.remove(watch)
 
 
@@ -106,17 +106,17 @@ def test_nothing_is_said_within_unwatched(said: list[str], watched: list[tuple[P
 
 
 def test_nobody_is_asked_within_unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a run within is what a run without any announcements would be."""
-    asked: list[str] = []
+    """A run within `unwatched` must not differ from a run without any announcements."""
+    queries: list[str] = []
     for name in ("nvtx_listening", "torch_profiler_listening", "_step_times"):
-        monkeypatch.setattr(stages, name, lambda name=name: asked.append(name))
+        monkeypatch.setattr(stages, name, lambda name=name: queries.append(name))
     with unwatched():
         run_steps(Phase.PREFILL, Phase.DECODE)
         with stages.stage(Phase.DECODE, Stage.QKV, 0):
             assert not stages.listening()
-    assert asked == []
+    assert queries == []
     run_steps(Phase.DECODE)
-    assert set(asked) == {"nvtx_listening", "torch_profiler_listening", "_step_times"}
+    assert set(queries) == {"nvtx_listening", "torch_profiler_listening", "_step_times"}
 
 
 def test_step_times_are_written_when_the_process_ends(tmp_path: Path) -> None:
