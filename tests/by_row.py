@@ -26,7 +26,7 @@ def padded() -> tuple[torch.Tensor, torch.Tensor]:
 
 def by_row() -> dict[str, bool]:
     """Whether the tokens match a single process, with and without padding, in several micro-batches."""
-    alone, engine, equal = whole("llama"), piped("llama", 2, micro_batches=3), {}
+    single_process, engine, equal = whole("llama"), piped("llama", 2, micro_batches=3), {}
     ids, mask = padded()
     for options in BY_ROW:
         for name, visible in (("padded", mask), ("whole", torch.ones_like(mask))):
@@ -37,7 +37,7 @@ def by_row() -> dict[str, bool]:
                 "do_sample": False,
             } | options
             texts = []
-            for model in (alone, engine):
+            for model in (single_process, engine):
                 torch.manual_seed(3)
                 texts.append(model.generate(ids, **arguments))
             equal[f"{options}, {name}"] = torch.equal(*texts)

@@ -24,7 +24,7 @@ def divided_anew() -> dict[str, Any]:
     and of the last token, how often rows were regrouped, and which number was chosen.
     """
     side = "leader" if dist.get_rank() else "server"
-    alone, ends = whole("llama"), list(range(1, 16))
+    single_process, ends = whole("llama"), list(range(1, 16))
     ids = torch.randint(16, 131, (8, 9), generator=torch.Generator().manual_seed(8))
     mask = torch.ones_like(ids)
     mask[1, :4], mask[5, :2], mask[6, 3] = 0, 0, 0
@@ -42,7 +42,7 @@ def divided_anew() -> dict[str, Any]:
             divide = mock.patch(f"labkit.engine.runners.pipeline.{side}.regroup_rows", wraps=regroup_rows)
             with in_time(*times), divide as divided:
                 text = engine.generate(ids, eos_token_id=eos, **arguments)
-            equal = torch.equal(text, alone.generate(ids, eos_token_id=eos, **arguments))
+            equal = torch.equal(text, single_process.generate(ids, eos_token_id=eos, **arguments))
             computed = [span for span in engine.pipeline.take_spans() if span.kind == "compute"]
             latest = max(span.step for span in computed)
             counts = [len({span.micro_batch for span in computed if span.step == step}) for step in (0, latest)]

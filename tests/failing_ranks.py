@@ -67,14 +67,14 @@ def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[s
             played_gpus() if played else nullcontext(),
             nullcontext() if compiler else no_compiler,
         ):
-            made = Made(pp_size, tp_size, options)
+            engines = Made(pp_size, tp_size, options)
             messages[kind] = {
-                f"{way} on {which}": _message(call)
-                for which in range(dist.get_world_size())
-                for way, call in ways(made, fails=which == dist.get_rank()).items()
+                f"{way} on {failing_rank}": _message(call)
+                for failing_rank in range(dist.get_world_size())
+                for way, call in ways(engines, fails=failing_rank == dist.get_rank()).items()
             }
-            messages[kind]["calls"] = _message(partial(greedy if dist.get_rank() else forward, made.engine))
-            messages[kind]["afterwards"] = str(torch.equal(greedy(made.engine), expected))
+            messages[kind]["calls"] = _message(partial(greedy if dist.get_rank() else forward, engines.engine))
+            messages[kind]["afterwards"] = str(torch.equal(greedy(engines.engine), expected))
     return messages
 
 
@@ -87,9 +87,9 @@ def check_told(ranks: Sequence[dict[str, dict[str, str]]]) -> None:
                 "RanksDifferError: the ranks make different calls: forward, .*generate", messages.pop("calls")
             )
             for case, message in messages.items():
-                way, _, which = case.partition(" on ")
-                own = rank == int(which)
-                expected = REASONS[way] if own else f"RankFailedError: rank {which}: {REASONS[way]}"
+                way, _, failing_rank = case.partition(" on ")
+                failed_here = rank == int(failing_rank)
+                expected = REASONS[way] if failed_here else f"RankFailedError: rank {failing_rank}: {REASONS[way]}"
                 assert message.replace("\n", " ").startswith(expected), f"{kind}, {case}, on rank {rank}: {message}"
             assert len(messages) == len(REASONS) * len(ranks), kind
 
@@ -113,11 +113,11 @@ def forward(engine: Any) -> Any:
     return engine(prompts()[0])
 
 
-def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
+def ways(engines: Made, fails: bool) -> dict[str, Callable[[], object]]:
     """Collective calls by name. In each, this rank fails if `fails` is true."""
-    engine, ids = made.engine, prompts()[0]
+    engine, ids = engines.engine, prompts()[0]
     runner = engine.module.runner
-    steps = runner.inner if made.options["pipeline_parallel"]["pp_size"] > 1 else runner
+    steps = runner.inner if engines.options["pipeline_parallel"]["pp_size"] > 1 else runner
 
     def generating(owner: object, method: str, error: BaseException, after: int = 0) -> Callable[[], object]:
         def call() -> object:
@@ -133,20 +133,20 @@ def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
     def planning(function: str, error: Exception) -> Callable[[], object]:
         def call() -> object:
             with mock.patch(f"labkit.engine.plan.{function}", side_effect=error) if fails else nullcontext():
-                return made.again()
+                return engines.again()
 
         return call
 
     def cache() -> object:
         """KV cache on the disk, in a folder to which one rank cannot write."""
-        if made.options["impl"] != "cpp":
+        if engines.options["impl"] != "cpp":
             return planning("begin_saving", UserError("kv_offload: is for other kernels"))()
         full = mock.patch("labkit.engine.offload.cache_folder.tempfile.TemporaryFile", side_effect=OSError("full"))
         with full if fails else nullcontext():
-            return made.again(kv_offload={"path": tempfile.gettempdir()})
+            return engines.again(kv_offload={"path": tempfile.gettempdir()})
 
     return {
-        "option": lambda: made.again(kv_dtype="of no kind" if fails else None),
+        "option": lambda: engines.again(kv_dtype="of no kind" if fails else None),
         "source": planning("resolve", OSError("a file of this rank alone")),
         "cache": cache,
         "checkpoint": planning("begin_saving", TooMuchError("no place")),

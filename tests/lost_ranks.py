@@ -157,5 +157,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)  # a fork has no other threads
     labkit.init_inference(small_model(sys.argv[1]), impl="cpp", dtype=torch.float32)  # builds the kernels once
     for number in range(int(sys.argv[3])):
-        for lost in range(2):
-            sys.stdout.write(json.dumps(outcome_of_kill(sys.argv[1], sys.argv[2], number, lost)) + "\n")
+        for victim in range(2):
+            sys.stdout.write(json.dumps(outcome_of_kill(sys.argv[1], sys.argv[2], number, victim)) + "\n")

@@ -60,10 +60,10 @@ def named() -> list[str]:
         dist.barrier()  # every rank has recorded the process ids of the others
         if dist.get_rank() == 0:
             if ended:  # pretends that rank 1 is this process, which has ended
-                with subprocess.Popen(["true"]) as gone:
+                with subprocess.Popen(["true"]) as process:
                     pass
                 assert exchange.c.arrivals is not None
-                ctypes.c_int32.from_address(exchange.c.arrivals + 64 + 8).value = gone.pid
+                ctypes.c_int32.from_address(exchange.c.arrivals + 64 + 8).value = process.pid
             with pytest.raises(RuntimeError) as failure:
                 all_reduce(torch.ones(3), exchange, impl="cpp")
             messages.append(str(failure.value))

@@ -82,9 +82,9 @@ class _Maker:
         self.domains = list(range(int(self.random.integers(1, 5))))
         self.correlation = 0
         for domain in self.domains[1:]:
-            for again in range(self.pick(0, 1, 1, 2)):
-                start = int(self.random.integers(0, 1000)) + 2000 * again
-                self.export.create(start, tids[0], domain, f"domain{domain + again}")
+            for repetition in range(self.pick(0, 1, 1, 2)):
+                start = int(self.random.integers(0, 1000)) + 2000 * repetition
+                self.export.create(start, tids[0], domain, f"domain{domain + repetition}")
         for tid in tids:
             name = self.export.string(f"thread {tid % 7}")
             self.export.add("ThreadNames", {"nameId": name, "priority": 20, "globalTid": tid})

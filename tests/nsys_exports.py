@@ -146,8 +146,8 @@ def global_tid(pid: int, tid: int) -> int:
 
 
 def _work(start: int, end: int, pid: int, correlation: int | None) -> dict[str, int | None]:
-    place = {"deviceId": 0, "contextId": 1, "streamId": 7, "globalPid": pid}
-    return {"start": start, "end": end, **place, "correlationId": correlation}
+    location = {"deviceId": 0, "contextId": 1, "streamId": 7, "globalPid": pid}
+    return {"start": start, "end": end, **location, "correlationId": correlation}
 
 
 def _name(word: str) -> str:

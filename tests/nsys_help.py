@@ -18,8 +18,8 @@ def supports(nsys: Nsys, option: str, value: str | None = None) -> bool:
     options = _options(nsys)
     if option not in options:
         return False
-    listed = {_base(name) for name in options[option]}
-    return value is None or not listed or all(_base(name) in listed for name in value.split(","))
+    known_values = {_base(name) for name in options[option]}
+    return value is None or not known_values or all(_base(name) in known_values for name in value.split(","))
 
 
 def reports(nsys: Nsys) -> frozenset[str]:
@@ -44,12 +44,12 @@ def _options(nsys: Nsys) -> Mapping[str, frozenset[str]]:
 
 def _values(help_text: str) -> list[str]:
     """Values in "Possible values are 'graph' or 'node'."; none if the help describes numbers, patterns or examples."""
-    listed = VALUES.search(help_text)
-    if listed is None or "for example" in listed[2]:
+    match = VALUES.search(help_text)
+    if match is None or "for example" in match[2]:
         return []
-    quoted = re.findall(r"'([^']+)'", listed[2])
-    by_spaces = listed[1] == "formats"
-    values = quoted or (listed[2].partition("\n")[0].split() if by_spaces else re.split(r",\s*", listed[2]))
+    quoted = re.findall(r"'([^']+)'", match[2])
+    by_spaces = match[1] == "formats"
+    values = quoted or (match[2].partition("\n")[0].split() if by_spaces else re.split(r",\s*", match[2]))
     return [] if any(re.search(r"\s", value) for value in values) else values
 
 

@@ -94,16 +94,16 @@ def sums(nsys: Nsys, database: Path) -> dict[str, list[dict[str, object]]]:
 
 def _reports(nsys: Nsys, database: Path, names: dict[str, str]) -> dict[str, list[dict[str, object]]]:
     command = [str(nsys.path), "stats", "--format", "json", "-r", ",".join(names), str(database)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not done.stderr.strip(), done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert not process.stderr.strip(), process.stderr
     rows = {}
-    for part in done.stdout.split("Processing [")[1:]:
+    for part in process.stdout.split("Processing [")[1:]:
         head, _, body = part.partition("\n")
         text = body.strip()
         name = names[Path(head.split("with [")[1].split("]")[0]).stem]
         rows[name] = [] if text.startswith("SKIPPED") or not text else json.loads(text)
-    assert rows.keys() == set(names.values()), done.stdout
+    assert rows.keys() == set(names.values()), process.stdout
     return rows
 
 

@@ -29,13 +29,15 @@ def on_disk(name: str, folder: Path, pp_size: int, tp_size: int = 1, **options: 
     return piped(name, pp_size, tp_size, kv_offload={"path": folder, "slots": 2}, **options)
 
 
-def texts(alone: InferenceEngine) -> tuple[Tensor, dict[str, Any]]:
+def texts(single_process: InferenceEngine) -> tuple[Tensor, dict[str, Any]]:
     """Prompts of unequal lengths, one with a hole. Their texts end at different steps, some with their first token."""
-    ids = torch.randint(1, alone.model_config.vocab_size, (ROWS, 9), generator=torch.Generator().manual_seed(4))
+    ids = torch.randint(
+        1, single_process.model_config.vocab_size, (ROWS, 9), generator=torch.Generator().manual_seed(4)
+    )
     mask = torch.ones_like(ids)
     mask[1, :4], mask[5, :2], mask[6, 3] = 0, 0, 0
     arguments: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "max_new_tokens": NEW}
-    text = alone.generate(ids, **arguments)[:, 9:]
+    text = single_process.generate(ids, **arguments)[:, 9:]
     ends = {int(text[row, step]) for row, step in ((0, 0), (2, 2), (3, 3), (4, 8), (7, 5))}
     return ids, arguments | {"eos_token_id": list(ends)}
 
@@ -44,10 +46,10 @@ def equal_tokens(names: tuple[str, ...], folder: Path, pp_size: int, tp_size: in
     """Models whose tokens differ from a single process with everything in memory."""
     different = []
     for name in names:
-        alone = whole(name)
-        ids, arguments = texts(alone)
+        single_process = whole(name)
+        ids, arguments = texts(single_process)
         engine = on_disk(name, folder, pp_size, tp_size, **options)
-        if not torch.equal(engine.generate(ids, **arguments), alone.generate(ids, **arguments)):
+        if not torch.equal(engine.generate(ids, **arguments), single_process.generate(ids, **arguments)):
             different.append(f"{name}, {options}")
     return different
 
@@ -63,12 +65,12 @@ def of_schedules(folder: Path, pp_size: int, tp_size: int, counts: tuple[Any, ..
 
 def other_calls(folder: Path) -> dict[str, bool]:
     """Whether beams, a prompt longer than a piece, an int8 cache, and `forward` on a returned cache are right."""
-    alone, engine = whole("llama"), on_disk("llama", folder, 2)
-    ids, _ = texts(alone)
+    single_process, engine = whole("llama"), on_disk("llama", folder, 2)
+    ids, _ = texts(single_process)
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     long = torch.randint(1, 131, (7, 150), generator=torch.Generator().manual_seed(2))
     int8_models = [labkit.init_inference(small_model("llama"), kv_dtype=torch.int8), on_disk_in_int8(folder)]
-    models = (alone, engine)
+    models = (single_process, engine)
     logits = [model(ids[:, 8:], past_key_values=model(ids[:, :8]).past_key_values).logits for model in models]
     return {
         "beams": torch.equal(*(model.generate(ids[:2], num_beams=3, **options) for model in models)),
@@ -130,9 +132,9 @@ def full_from(call: int) -> Any:
 
 def faults(folder: Path, faulty: int = 1, tp_size: int = 1) -> dict[str, Any]:
     """Messages when the disk of rank `faulty` is full or breaks, and whether all ranks work afterwards."""
-    alone = whole("llama")
-    (ids, arguments), is_faulty = texts(alone), dist.get_rank() == faulty
-    expected = alone.generate(ids, **arguments)
+    single_process = whole("llama")
+    (ids, arguments), is_faulty = texts(single_process), dist.get_rank() == faulty
+    expected = single_process.generate(ids, **arguments)
     results: dict[str, Any] = {}
     for fault, call, count in (("no room", 1, "auto"), ("no room to join", 3, DIVIDED_ANEW), ("leaving", 2, "auto")):
         engine = on_disk("llama", folder, 2, tp_size, micro_batches=count)
@@ -147,7 +149,7 @@ def faults(folder: Path, faulty: int = 1, tp_size: int = 1) -> dict[str, Any]:
         results["broken"] = messages[-1]
         dist.barrier()
     text = torch.cat((ids, step.expand(-1, 1 + cache.length - ids.shape[1])), dim=1)
-    logits = engine(step, past_key_values=cache).logits[:, -1] - alone(text).logits[:, -1]
+    logits = engine(step, past_key_values=cache).logits[:, -1] - single_process(text).logits[:, -1]
     results["broken, after"] = float(logits.abs().max()) < 5e-5
     return results
 

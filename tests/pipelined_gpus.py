@@ -83,7 +83,7 @@ def other_calls(name: str) -> dict[str, bool]:
     """Whether calls with one batch at a time give equal results: logits, a cache that is reused, sampling."""
     single_process, engine, (ids, mask) = alone(name), piped(name, schedule="naive"), prompts()
     first = [model(ids, attention_mask=mask) for model in (single_process, engine)]
-    again = [
+    continued = [
         model(ids[:, :1], past_key_values=out.past_key_values).logits.cpu()
         for model, out in zip((single_process, engine), first, strict=True)
     ]
@@ -95,7 +95,7 @@ def other_calls(name: str) -> dict[str, bool]:
     dist.all_gather_object(gathered, sampled)
     return {
         "logits": float((first[0].logits - first[1].logits.cpu())[mask.bool()].abs().max()) < 1e-3,
-        "on a cache": float((again[0] - again[1]).abs().max()) < 1e-3,
+        "on a cache": float((continued[0] - continued[1]).abs().max()) < 1e-3,
         "scores": torch.equal(*scores),
         "sampled alike": all(torch.equal(*pair) for pair in zip(gathered[0], gathered[-1], strict=True)),
         "sampled anew": not torch.equal(*sampled),

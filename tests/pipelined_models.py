@@ -56,10 +56,10 @@ def of_rows(names: tuple[str, ...], pp_size: int, tp_size: int = 1, **model: Any
 
 def of_schedules() -> dict[str, bool]:
     """Rows end at different steps, in micro-batches of one row, and of two rows and one row."""
-    alone, equal = whole("llama"), {}
-    text = greedy(alone)[:, -NEW:]
+    single_process, equal = whole("llama"), {}
+    text = greedy(single_process)[:, -NEW:]
     ends = [int(text[0, 1]), int(text[1, 4])]
-    expected = greedy(alone, eos_token_id=ends)
+    expected = greedy(single_process, eos_token_id=ends)
     regrouped = ({"prompt": 3, "decode": 1}, {"prompt": 3, "decode": 2})
     for schedule in SCHEDULES:
         counts: tuple[Any, ...] = ("auto",) if schedule == "naive" else ("auto", 3)
@@ -75,12 +75,12 @@ def rows_that_leave() -> tuple[bool, set[int]]:
     """Whether a model with ALiBi matches a single process when texts with padding and holes end one after the other;
     and the numbers of rows in its steps.
     """
-    alone, engine = whole("bloom"), piped("bloom", 2, micro_batches={"prompt": 3, "decode": 2})
+    single_process, engine = whole("bloom"), piped("bloom", 2, micro_batches={"prompt": 3, "decode": 2})
     ids = torch.randint(1, 131, (8, 9), generator=torch.Generator().manual_seed(4))
     mask = torch.ones_like(ids)
     mask[1, :4], mask[5, :2], mask[6, 3] = 0, 0, 0
     arguments: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
-    text = alone.generate(ids, **arguments)[:, 9:]
+    text = single_process.generate(ids, **arguments)[:, 9:]
     arguments["eos_token_id"] = list(set(text[:, 2:].flatten().tolist()) - set(text[:, :2].flatten().tolist()))
     inner, rows = engine.module.runner.inner, set()
 
@@ -90,17 +90,17 @@ def rows_that_leave() -> tuple[bool, set[int]]:
 
     with mock.patch.object(inner, "begin", begin):
         generated = engine.generate(ids, **arguments)
-    return torch.equal(generated, alone.generate(ids, **arguments)), rows
+    return torch.equal(generated, single_process.generate(ids, **arguments)), rows
 
 
 def ways_to_generate() -> dict[str, bool]:
     """Samples twice with one batch at a time and other seeds per rank; the second draw continues the first."""
-    alone, engine, equal = whole("llama"), piped("llama", 2, schedule="naive"), {}
+    single_process, engine, equal = whole("llama"), piped("llama", 2, schedule="naive"), {}
     ids, mask = prompts()
     for options in WAYS:
         arguments = {"attention_mask": mask, "max_new_tokens": NEW, "pad_token_id": 0} | options
         torch.manual_seed(3)
-        expected = [alone.generate(ids, **arguments) for _ in range(2)]
+        expected = [single_process.generate(ids, **arguments) for _ in range(2)]
         torch.manual_seed(3 + dist.get_rank())
         equal[str(options)] = all(torch.equal(engine.generate(ids, **arguments), text) for text in expected)
     return equal
@@ -108,26 +108,26 @@ def ways_to_generate() -> dict[str, bool]:
 
 def other_calls() -> dict[str, bool]:
     """Calls that return more than tokens, on every rank."""
-    alone, engine = whole("llama"), piped("llama", 2)
+    single_process, engine = whole("llama"), piped("llama", 2)
     ids, mask = prompts()
     options: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
-    (single_process, pipelined) = (greedy(model, **options) for model in (alone, engine))
+    (expected, actual) = (greedy(model, **options) for model in (single_process, engine))
     streamer = mock.Mock(spec=TextStreamer)
     engine.generate(ids[:1], max_new_tokens=NEW, do_sample=False, pad_token_id=0, streamer=streamer)
-    first = alone(ids, attention_mask=mask), engine(ids, attention_mask=mask)
-    again = [
+    first = single_process(ids, attention_mask=mask), engine(ids, attention_mask=mask)
+    continued = [
         model(ids[:, :1], past_key_values=out.past_key_values).logits
-        for model, out in zip((alone, engine), first, strict=True)
+        for model, out in zip((single_process, engine), first, strict=True)
     ]
     long = torch.randint(1, 131, (7, 150), generator=torch.Generator().manual_seed(2))  # has more rows than a chunk
-    chunked = [model.generate(long, max_new_tokens=4, do_sample=False, pad_token_id=0) for model in (alone, engine)]
+    chunked = [
+        model.generate(long, max_new_tokens=4, do_sample=False, pad_token_id=0) for model in (single_process, engine)
+    ]
     return {
         "logits": float((first[0].logits - first[1].logits)[mask.bool()].abs().max()) < 5e-5,
-        "on a cache": float((again[0] - again[1]).abs().max()) < 5e-5,
-        "scores": all(
-            torch.allclose(*pair, atol=5e-5) for pair in zip(single_process.scores, pipelined.scores, strict=True)
-        ),
-        "sequences": torch.equal(single_process.sequences, pipelined.sequences),
+        "on a cache": float((continued[0] - continued[1]).abs().max()) < 5e-5,
+        "scores": all(torch.allclose(*pair, atol=5e-5) for pair in zip(expected.scores, actual.scores, strict=True)),
+        "sequences": torch.equal(expected.sequences, actual.sequences),
         "streamed": streamer.put.call_count == NEW + 1,
         "long": torch.equal(*chunked),
     }
@@ -139,9 +139,9 @@ def low_precision() -> dict[str, bool]:
     equal = {}
     for dtype in (torch.bfloat16, torch.int8):
         options: dict[str, Any] = {"dtype": dtype, "impl": "cpp"}
-        alone = labkit.init_inference(small_model("llama"), **options)
+        single_process = labkit.init_inference(small_model("llama"), **options)
         engine = piped("llama", 2, **options)
-        equal[str(dtype)] = torch.equal(*(model(ids, attention_mask=mask).logits for model in (alone, engine)))
+        equal[str(dtype)] = torch.equal(*(model(ids, attention_mask=mask).logits for model in (single_process, engine)))
     return equal
 
 
@@ -234,7 +234,7 @@ def mistakes() -> dict[str, str]:
         finally:
             weights.copy_(original)
 
-    two: Any = {"pp_size": 2}
+    pipeline_options: Any = {"pp_size": 2}
     with torch.inference_mode():
         broken = damaged()
     messages = {
@@ -248,7 +248,9 @@ def mistakes() -> dict[str, str]:
         "stages": said(lambda: piped("llama", 4)),
         "hidden": said(lambda: engine(ids, output_hidden_states=True)),
         "cache": said(lambda: engine.generate(ids, past_key_values=DynamicCache(), max_new_tokens=2)),
-        "weights": said(lambda: labkit.init_inference(small_model("gpt2", seed=5 + rank), pipeline_parallel=two)),
+        "weights": said(
+            lambda: labkit.init_inference(small_model("gpt2", seed=5 + rank), pipeline_parallel=pipeline_options)
+        ),
         "not a number": broken,
         "first fails": failing_on(0),
     }
@@ -299,17 +301,17 @@ def every_row(pp_size: int) -> dict[str, Any]:
 def two_by_two() -> dict[str, Any]:
     torch.set_num_threads(1)
     rows = of_rows(("llama",), 2, 2)
-    engine, alone = piped("llama", 2, 2, schedule="naive"), whole("llama")
+    engine, single_process = piped("llama", 2, 2, schedule="naive"), whole("llama")
     ids, mask = prompts()
     torch.manual_seed(3)
-    expected = alone.generate(ids, attention_mask=mask, max_new_tokens=NEW, pad_token_id=0, do_sample=True)
+    expected = single_process.generate(ids, attention_mask=mask, max_new_tokens=NEW, pad_token_id=0, do_sample=True)
     torch.manual_seed(3 + dist.get_rank())
     generated = engine.generate(ids, attention_mask=mask, max_new_tokens=NEW, pad_token_id=0, do_sample=True)
     message = said(lambda: engine.generate(ids // (1 + (dist.get_rank() == 1)), max_new_tokens=2))
     return {"rows": rows, "sampled": torch.equal(generated, expected), "prompt": message}
 
 
-def lost(folder: str, how: int, which: int) -> None:
+def lost(folder: str, signal_number: int, lost_rank: int) -> None:
     """Stops or kills one rank while a text is generated."""
     import os
 
@@ -322,10 +324,10 @@ def lost(folder: str, how: int, which: int) -> None:
         steps += 1
         if steps == 5:
             Path(folder, "lost").touch()
-            os.kill(os.getpid(), how)
+            os.kill(os.getpid(), signal_number)
         return type(inner).begin(inner, step)
 
-    with mock.patch.object(inner, "begin", begin) if dist.get_rank() == which else mock.MagicMock():
+    with mock.patch.object(inner, "begin", begin) if dist.get_rank() == lost_rank else mock.MagicMock():
         greedy(engine)
 
 

@@ -22,15 +22,15 @@ def crossed(*axes: Axis) -> list[Any]:
     values should therefore be those for which the property is strictest. In the second, all values change at once;
     their number is the length of the second longest axis.
     """
-    named = [_named(axis) for axis in axes]
-    lengths = [len(axis) for axis in named]
+    named_axes = [_named(axis) for axis in axes]
+    lengths = [len(axis) for axis in named_axes]
     steps = sorted(lengths)[-2] if len(lengths) > 1 else 0
     together = {
         tuple(step * length // steps if length > steps else step % length for length in lengths)
         for step in range(steps)
     }
     return [
-        _case(named, places, kept=sum(place > 0 for place in places) <= 1 or places in together)
+        _case(named_axes, places, kept=sum(place > 0 for place in places) <= 1 or places in together)
         for places in product(*(range(length) for length in lengths))
     ]
 
@@ -40,17 +40,21 @@ def paired(first: Axis, second: Axis) -> list[Any]:
 
     Each value of the longer axis is in one pair that is not swept, and each value of the shorter axis in at least one.
     """
-    named = [_named(first), _named(second)]
-    lengths = [len(axis) for axis in named]
+    named_axes = [_named(first), _named(second)]
+    lengths = [len(axis) for axis in named_axes]
     together = {tuple(step % length for length in lengths) for step in range(max(lengths))}
-    return [_case(named, places, kept=places in together) for places in product(*(range(length) for length in lengths))]
+    return [
+        _case(named_axes, places, kept=places in together) for places in product(*(range(length) for length in lengths))
+    ]
 
 
 def swept(values: Axis, few: Iterable[str]) -> list[Any]:
     """Every value, for `parametrize`; all are swept except for the few named ones."""
-    kept, named = set(few), _named(values)
-    assert kept <= named.keys(), f"got {kept}, expected some of {list(named)}"
-    return [pytest.param(value, id=name, marks=() if name in kept else (sweep,)) for name, value in named.items()]
+    kept, named_values = set(few), _named(values)
+    assert kept <= named_values.keys(), f"got {kept}, expected some of {list(named_values)}"
+    return [
+        pytest.param(value, id=name, marks=() if name in kept else (sweep,)) for name, value in named_values.items()
+    ]
 
 
 def numbered(values: Iterable[Any]) -> dict[str, Any]:
@@ -58,9 +62,9 @@ def numbered(values: Iterable[Any]) -> dict[str, Any]:
     return {str(number): value for number, value in enumerate(values)}
 
 
-def _case(named: list[Mapping[str, Any]], places: tuple[int, ...], kept: bool) -> Any:
+def _case(named_axes: list[Mapping[str, Any]], places: tuple[int, ...], kept: bool) -> Any:
     """The combination of the values at these places."""
-    chosen = [list(axis.items())[place] for axis, place in zip(named, places, strict=True)]
+    chosen = [list(axis.items())[place] for axis, place in zip(named_axes, places, strict=True)]
     marks = () if kept else (sweep,)
     return pytest.param(*(value for _, value in chosen), id="-".join(name for name, _ in chosen), marks=marks)
 

@@ -52,9 +52,9 @@ def test_completion_shows_no_names_of_pydantic(kind: str, names: set[str]) -> No
     module, _, name = kind.rpartition(".")
     options = getattr(import_module(module), name)
     for item in (options, options.model_construct()):
-        listed = {name for name in dir(item) if not name.startswith("_")}
-        assert names <= listed
-        assert not [name for name in listed if name.startswith("model_") or name in {"json", "copy", "validate"}]
+        public_names = {name for name in dir(item) if not name.startswith("_")}
+        assert names <= public_names
+        assert not [name for name in public_names if name.startswith("model_") or name in {"json", "copy", "validate"}]
 
 
 def test_types_are_shipped() -> None:

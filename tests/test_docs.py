@@ -27,8 +27,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     options = ["-q", "-W", "--keep-going", "-c", "docs", "-d", str(folder / "doctrees")]
     command = [sys.executable, "-P", "-m", "sphinx", *options, ".", str(folder / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     return folder / "site"
 
 
@@ -41,14 +41,14 @@ def test_nothing_is_outside(site: Path) -> None:
 def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
     """Leaves out the pages of the notebooks, which only `make docs` runs."""
     texts = {file: file.read_text() for file in site.rglob("*.html") if file.parent != site / "notebooks"}
-    places = {file: set(re.findall(r'id="([^"]+)"', text)) for file, text in texts.items()}
+    anchors = {file: set(re.findall(r'id="([^"]+)"', text)) for file, text in texts.items()}
     wrong = []
     for file, text in texts.items():
         for link in re.findall(r'(?:href|src)="([^"]+)"', text):
-            path, _, place = unquote(link).partition("#")
+            path, _, anchor = unquote(link).partition("#")
             target = (file.parent / path.partition("?")[0]).resolve() if path else file
             if not link.startswith("data:") and target.parent != site / "notebooks":
-                fits = target.exists() and (not place or place in places.get(target, {place}))
+                fits = target.exists() and (not anchor or anchor in anchors.get(target, {anchor}))
                 wrong += [] if fits else [f"{file.relative_to(site)}: {link}"]
     assert wrong == []
 

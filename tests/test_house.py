@@ -25,8 +25,8 @@ CPP = sorted(path for path in ROOT.glob("kernels/**/*") if path.suffix in {".cpp
 
 
 def check(*command: str | Path, cwd: Path = ROOT) -> None:
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    process = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert process.returncode == 0, process.stdout
 
 
 # Order of imports: a room imports from its own level and from levels above it in this list, never from one below.
@@ -151,14 +151,14 @@ def test_nsys_needs_neither_models_nor_engine() -> None:
 def test_nsys_and_figures_load_no_torch() -> None:
     """Nor does any module that is loaded with them: their imports, and the packages that contain these."""
     todo = [module for module in modules() if room(module) in ("nsys", "figures")]
-    seen, foreign = set(todo), set()
+    visited, foreign = set(todo), set()
     while todo:
         module = todo.pop()
         loaded = {item.module for item in imports(module) if not (item.for_types or item.when_called)}
         loaded |= {module.rpartition(".")[0]} - {""}
         foreign |= {(module, name) for name in loaded if name.split(".")[0] in ("torch", "transformers", "triton")}
-        todo += [name for name in loaded - seen if name in modules()]
-        seen |= loaded
+        todo += [name for name in loaded - visited if name in modules()]
+        visited |= loaded
     assert foreign == set()
 
 

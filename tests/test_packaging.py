@@ -31,7 +31,7 @@ main()
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=cwd,
         env=os.environ | variables,
@@ -40,8 +40,8 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="module")

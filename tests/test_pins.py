@@ -103,7 +103,7 @@ def test_requirements_of_torch_are_still_those_of_pypi(tmp_path: Path) -> None:
 def test_constraints_cover_everything_installed() -> None:
     """Follows the requirements of the installed packages, so that no unpinned package can change unnoticed."""
     python = f"3.{sys.version_info.minor}"
-    seen, todo = set(), needs(direct(), python)
+    visited, todo = set(), needs(direct(), python)
     while todo:
         requirement = todo.pop()
         name = canonicalize_name(requirement.name)
@@ -111,7 +111,7 @@ def test_constraints_cover_everything_installed() -> None:
             continue
         distribution = metadata.distribution(name)
         for extra in {"", *requirement.extras}:
-            if (name, extra) not in seen:
-                seen.add((name, extra))
+            if (name, extra) not in visited:
+                visited.add((name, extra))
                 todo += needs(distribution.requires or (), python, extra)
-    assert {name for name, _ in seen} <= constraints(python).keys()
+    assert {name for name, _ in visited} <= constraints(python).keys()

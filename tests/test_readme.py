@@ -43,7 +43,7 @@ ROOMS = ("docs", "kernels", "labkit", "notebooks", "profiles", "tests")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Current folder with the notebooks and the profiles in it, without a hub."""
     for folder in ("notebooks", "profiles"):
         (tmp_path / folder).symlink_to(ROOT / folder)
@@ -71,18 +71,18 @@ def test_there_is_something_to_run() -> None:
 @pytest.mark.parametrize(
     "command", [pytest.param(line, marks=sweep if "all_reduce" in line else ()) for line in COMMANDS]
 )
-def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_runs(command: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some commands are only looked up. `make` targets take too long to run. Notebooks and their parameters are run by
     tests/notebooks, with `labkit run` and papermill. tests/cli/test_main.py runs `labkit compare`, and the README's
     program measures the same. The sums over ranks are measured in tests/harness/exchange.
     """
     if command.startswith("make "):
-        done = subprocess.run(
+        process = subprocess.run(
             ["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
     elif match := NOTEBOOK.fullmatch(command):
-        known = {parameter.name for parameter in read_parameters(nbformat.read(place / match[1], as_version=4))}
+        known = {parameter.name for parameter in read_parameters(nbformat.read(workspace / match[1], as_version=4))}
         assert set(shlex.split(match[2])[1::3]) <= known
     elif command.startswith("labkit compare "):
         check_options(command)
@@ -97,9 +97,9 @@ def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "name", [pytest.param(key, marks=sweep if SLOW.search(text) else ()) for key, text in PROGRAMS.items()]
 )
-def test_program_runs(name: str, place: Path) -> None:
+def test_program_runs(name: str, workspace: Path) -> None:
     """Runs it as `__main__`, so that its functions can be sent to other processes, as from a script."""
-    script = place / "program.py"
+    script = workspace / "program.py"
     script.write_text(PROGRAMS[name])
     runpy.run_path(str(script), run_name="__main__")
 
@@ -161,12 +161,12 @@ def links(page: Path) -> set[Path]:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    seen: set[Path] = set()
+    reached: set[Path] = set()
     todo = {ROOT / "README.md"}
     while todo:
-        seen |= todo
-        todo = {link for page in todo if page.suffix == ".md" for link in links(page)} - seen
-    assert {ROOT / page for page in PAGES} <= seen
+        reached |= todo
+        todo = {link for page in todo if page.suffix == ".md" for link in links(page)} - reached
+    assert {ROOT / page for page in PAGES} <= reached
 
 
 def test_every_picture_is_shown_somewhere() -> None:

@@ -114,9 +114,9 @@ def test_a_set_up_that_fails_shows_the_conflict_in_pips_own_words(tmp_path: Path
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).touch()
     command = ["make", ".venv/.ready", "PYTHON=./python", "TORCH_INDEX="]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "b 2 depends on c==3\n    The user requested (constraint) c==4\n" in done.stderr
-    assert "Collecting" not in done.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "b 2 depends on c==3\n    The user requested (constraint) c==4\n" in process.stderr
+    assert "Collecting" not in process.stderr
     assert "Collecting everything\n" in (tmp_path / ".venv/pip.log").read_text()
     assert not (tmp_path / ".venv/.ready").exists()

@@ -46,7 +46,7 @@ def test_only_one_token_on_top_of_others_is_a_decode_step() -> None:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def nvtx_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Calls of NVTX as "+name" and "-", as if a tool listened."""
     calls: list[str] = []
     monkeypatch.setattr(stages, "nvtx_listening", lambda: True)
@@ -61,17 +61,17 @@ def run_steps(*phases: Phase) -> None:
             steps.begin(phase)
 
 
-def test_steps_nest_in_the_phases_that_they_make_up(said: list[str]) -> None:
+def test_steps_nest_in_the_phases_that_they_make_up(nvtx_calls: list[str]) -> None:
     run_steps(Phase.PREFILL, Phase.DECODE, Phase.DECODE)
     prefill = ["+prefill", "+prefill/step", "-", "-"]
-    assert said == [*prefill, "+decode", "+decode/step", "-", "+decode/step", "-", "-"]
+    assert nvtx_calls == [*prefill, "+decode", "+decode/step", "-", "+decode/step", "-", "-"]
 
 
-def test_an_error_closes_every_range(said: list[str]) -> None:
+def test_an_error_closes_every_range(nvtx_calls: list[str]) -> None:
     with suppress(KeyError), StepRanges() as steps:
         steps.begin(Phase.DECODE)
         raise KeyError
-    assert said == ["+decode", "+decode/step", "-", "-"]
+    assert nvtx_calls == ["+decode", "+decode/step", "-", "-"]
 
 
 @pytest.fixture
@@ -87,21 +87,21 @@ def watched() -> Iterator[list[tuple[Phase, bool]]]:
 
 
 def test_watchers_hear_of_phases_before_their_ranges_open_and_after_they_close(
-    said: list[str], watched: list[tuple[Phase, bool]]
+    nvtx_calls: list[str], watched: list[tuple[Phase, bool]]
 ) -> None:
     run_steps(Phase.PREFILL, Phase.DECODE, Phase.DECODE)
     assert watched == [(phase, begins) for phase in Phase for begins in (True, False)]
 
 
-def test_nothing_is_said_within_unwatched(said: list[str], watched: list[tuple[Phase, bool]]) -> None:
+def test_nothing_is_said_within_unwatched(nvtx_calls: list[str], watched: list[tuple[Phase, bool]]) -> None:
     with unwatched():
         run_steps(Phase.PREFILL, Phase.DECODE)
         with stages.stage(Phase.DECODE, Stage.QKV, 0):
             assert not stages.listening()
-    assert not said
+    assert not nvtx_calls
     assert not watched
     run_steps(Phase.DECODE)
-    assert said
+    assert nvtx_calls
     assert watched
 
 

@@ -54,9 +54,9 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
 
 
 def _must(*command: str) -> None:
-    done = _run(*command)
-    if done.returncode:
-        raise OSError(done.stderr.strip())
+    process = _run(*command)
+    if process.returncode:
+        raise OSError(process.stderr.strip())
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

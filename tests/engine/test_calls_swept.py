@@ -71,8 +71,8 @@ def positions(batch: int, tokens: int) -> st.SearchStrategy[Any]:
 
 
 def masks(batch: int, tokens: int) -> st.SearchStrategy[Any]:
-    left = st.lists(st.integers(0, tokens - 1), min_size=batch, max_size=batch)
-    padded = left.map(lambda hidden: torch.stack([(torch.arange(tokens) >= count).long() for count in hidden]))
+    paddings = st.lists(st.integers(0, tokens - 1), min_size=batch, max_size=batch)
+    padded = paddings.map(lambda hidden: torch.stack([(torch.arange(tokens) >= count).long() for count in hidden]))
     return st.one_of(padded, padded.map(torch.Tensor.bool), padded.map(torch.Tensor.float), st.just(torch.ones(1, 99)))
 
 
@@ -147,12 +147,12 @@ def compared(call: tuple[Any, ...], output: Any) -> str:
     return "right"
 
 
-def visible(options: dict[str, Any], ids: torch.Tensor, kept: int) -> torch.Tensor:
+def visible(options: dict[str, Any], ids: torch.Tensor, kept_tokens: int) -> torch.Tensor:
     """Tokens whose logits count: the mask shows them."""
     mask = options.get("attention_mask")
     shown = torch.ones_like(ids).bool() if mask is None else mask != 0
     keep = options.get("logits_to_keep", 0)
-    return shown[:, keep] if isinstance(keep, torch.Tensor) else shown[:, -kept:]
+    return shown[:, keep] if isinstance(keep, torch.Tensor) else shown[:, -kept_tokens:]
 
 
 def check_generate(call: tuple[Any, ...]) -> str:

@@ -240,7 +240,7 @@ def test_a_pad_token_of_minus_one_is_none(beams: int) -> None:
 
 
 def test_a_name_stands_for_its_model() -> None:
-    named, ids = labkit.init_inference("tiny-gpt2"), prompt(1, 7)
-    assert torch.equal(named(ids).logits, labkit.init_inference(labkit.resolve("tiny-gpt2"))(ids).logits)
+    engine, ids = labkit.init_inference("tiny-gpt2"), prompt(1, 7)
+    assert torch.equal(engine(ids).logits, labkit.init_inference(labkit.resolve("tiny-gpt2"))(ids).logits)
     with pytest.raises(UserError, match="unknown model 'tiny-gpt'"):
         labkit.init_inference("tiny-gpt")

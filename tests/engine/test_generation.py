@@ -95,9 +95,9 @@ def test_another_seed_samples_other_tokens() -> None:
     assert len(texts) == 3
 
 
-@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
-def test_a_generation_config_equals_keywords(how: dict[str, Any]) -> None:
-    options = {"max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 4, **how}
+@pytest.mark.parametrize("search", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
+def test_a_generation_config_equals_keywords(search: dict[str, Any]) -> None:
+    options = {"max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 4, **search}
     set_seed(1)
     keywords = fused("llama").generate(prompt(2, 5), **options)
     set_seed(1)

@@ -155,11 +155,11 @@ def test_two_values_for_one_option_are_refused(config: dict[str, Any], keywords:
         read_options(config, keywords)
 
 
-@pytest.mark.parametrize("where", ["config", "keyword"])
-def test_an_unknown_option_is_refused_with_the_known_ones(where: str) -> None:
+@pytest.mark.parametrize("source", ["config", "keyword"])
+def test_an_unknown_option_is_refused_with_the_known_ones(source: str) -> None:
     unknown = {"replace_with_kernel_injection": True}
     with pytest.raises(ValueError, match=r"unknown option replace_with_kernel_injection; expected one of base_dir, .*"):
-        read_options(*((unknown, {}) if where == "config" else (None, unknown)))
+        read_options(*((unknown, {}) if source == "config" else (None, unknown)))
 
 
 @pytest.mark.parametrize(("options", "words"), WRONG, ids=[str(options) for options, _ in WRONG])

@@ -154,10 +154,10 @@ def test_a_process_under_an_nvtx_tool_is_listened_to(variable: str | None) -> No
     environment = {name: value for name, value in os.environ.items() if name not in stages.INJECTED}
     if variable:
         environment[variable] = "/no/such/tool.so" if "PATH" in variable else "1"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [str(variable is not None), "False"]
+    assert process.stdout.split() == [str(variable is not None), "False"]
 
 
 def test_a_trace_file_holds_the_ranges(tmp_path: Path) -> None:

@@ -97,10 +97,10 @@ class Compiler(gpu.Launcher):
             return
         source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attributes)
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": self.pdl}
-        done = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
+        binary = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
         types = " ".join(name for name in signature.values() if name != "constexpr")
         streams = arguments.get("MP") == 1 and "w_ptr" in arguments
-        self.compiled[key] = _read(kernel.__name__.lstrip("_"), types, tile, done, streams)
+        self.compiled[key] = _read(kernel.__name__.lstrip("_"), types, tile, binary, streams)
 
 
 def _type(value: Any) -> str:
@@ -109,16 +109,16 @@ def _type(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def _read(kernel: str, types: str, tile: Tile, done: Any, streams: bool) -> Compiled:
+def _read(kernel: str, types: str, tile: Tile, binary: Any, streams: bool) -> Compiled:
     with TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(done.asm["cubin"])
-        used = _tool("--dump-resource-usage", cubin)
+        cubin.write_bytes(binary.asm["cubin"])
+        usage = _tool("--dump-resource-usage", cubin)
         sass = _tool("--dump-sass", cubin) if streams else ""
-    registers, stack = (int(re.search(rf"{key}:(\d+)", used)[1]) for key in ("REG", "STACK"))  # type: ignore[index]
+    registers, stack = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))  # type: ignore[index]
     loads = Counter(int(bits or 32) for bits in re.findall(r"\bLDG\.E\.EF\.?(\d*)", sass))
-    dependent = sorted(set(re.findall(r"griddepcontrol\.(\w+)", done.asm["ptx"])))
-    return Compiled(kernel, types, tile, registers, stack, done.metadata.shared, dict(loads), dependent)
+    dependent = sorted(set(re.findall(r"griddepcontrol\.(\w+)", binary.asm["ptx"])))
+    return Compiled(kernel, types, tile, registers, stack, binary.metadata.shared, dict(loads), dependent)
 
 
 def _tool(option: str, cubin: Path) -> str:

@@ -17,10 +17,10 @@ def main() -> None:
     x = torch.ones(ROWS, 1)
     gemm(x[:1], linear, threads=2, impl="cpp")  # starts the threads
     with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
+        used_bytes = int(file.read().split()[0]) * resource.getpagesize()
     failures = 0
     for limit in range(0, 2000, STEP):
-        resource.setrlimit(resource.RLIMIT_AS, (used + limit * ROWS, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (used_bytes + limit * ROWS, resource.RLIM_INFINITY))
         try:
             gemm(x, linear, threads=2, impl="cpp")
         except MemoryError:

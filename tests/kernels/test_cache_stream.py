@@ -136,10 +136,10 @@ def test_files_become_one_and_a_file_goes_on_with_fewer_sequences(shape: CacheSh
         read_back(CacheStream(library, combined, 2, 90), 90), [[part[rows] for part in layer] for layer in whole]
     )
     assert all(same(read_back(stream, 90), content) for stream, content in zip(streams, contents, strict=True))
-    left = torch.tensor([shape.batch + 2, 1])
-    fewer = combined.shrunk(left, 90)
+    remaining = torch.tensor([shape.batch + 2, 1])
+    fewer = combined.shrunk(remaining, 90)
     fewer_stream = CacheStream(library, fewer, 2, 90)
-    assert same(read_back(fewer_stream, 90), [[part[rows[left]] for part in layer] for layer in whole])
+    assert same(read_back(fewer_stream, 90), [[part[rows[remaining]] for part in layer] for layer in whole])
     new = written(fewer_stream, range(90, 95), 7)
     assert same([[part[:, :, 90:] for part in layer] for layer in read_back(fewer_stream, 95)], new)
     assert os.fstat(fewer.descriptor()).st_size == fewer.shape.layers * fewer.shape.layer_bytes

@@ -53,14 +53,14 @@ class PlayedCommunicator:
 
 
 class PlayedLinks:
-    def __init__(self, there: PlayedCommunicator, here: PlayedCommunicator) -> None:
-        self.device, self._there, self._here = CPU, there, here
+    def __init__(self, outgoing: PlayedCommunicator, incoming: PlayedCommunicator) -> None:
+        self.device, self._outgoing, self._incoming = CPU, outgoing, incoming
 
     def send(self, rows: Tensor) -> Passed:
-        return self._there.ask(self._there.sent, rows)
+        return self._outgoing.ask(self._outgoing.sent, rows)
 
     def receive(self, rows: Tensor) -> Passed:
-        return self._here.ask(self._here.receives, rows)
+        return self._incoming.ask(self._incoming.receives, rows)
 
     def computed(self) -> Passed:
         return iter((False, False, True)).__next__
@@ -194,9 +194,9 @@ def test_no_more_is_under_way_than_there_is_room_for() -> None:
 @pytest.mark.usefixtures("looks_often")
 def test_a_rank_that_ends_while_its_rows_are_awaited_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank has announced its rows before it ends."""
-    with subprocess.Popen(["true"]) as gone:
+    with subprocess.Popen(["true"]) as process:
         pass
-    waiting, lost = ends(os.getpid(), gone.pid)
+    waiting, lost = ends(os.getpid(), process.pid)
     monkeypatch.setattr(lost._links, "send", lambda rows: lambda: False)
     lost.send(Message(1, 0, 0, torch.ones(2, 3)))
     with pytest.raises(LostRankError, match=r"^rank 4: rank 5 has ended; all ranks of a model make the same calls"):

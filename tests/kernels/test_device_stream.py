@@ -90,14 +90,14 @@ HOSTS: dict[str, Callable[[Random], Any]] = {
 }
 
 
-Seen = list[list[int]]  # contents of slots
+Contents = list[list[int]]  # contents of slots
 
 
-def compute_pass(stream: DeviceStream, gpu: PlayedGpu, seen: Seen, layers: int = LAYERS) -> None:
-    """Runs a pass, or its first layers; `seen` gets the contents of their slots when the GPU computes with them."""
+def compute_pass(stream: DeviceStream, gpu: PlayedGpu, contents: Contents, layers: int = LAYERS) -> None:
+    """Runs a pass, or its first layers; `contents` gets the bytes of their slots when the GPU computes with them."""
 
     def look(turn: int) -> None:
-        seen.append(stream.memory(turn).tolist())
+        contents.append(stream.memory(turn).tolist())
 
     first = stream.begin_pass()
     for turn in range(first, first + layers):
@@ -116,12 +116,12 @@ def expected(layers: Sequence[int]) -> list[list[int]]:
 @pytest.mark.parametrize("host", HOSTS)
 def test_every_layer_is_whole_in_its_slot_while_it_is_used(host: str, slots: int) -> None:
     for seed in range(30):
-        gpu, seen = PlayedGpu(seed), Seen()
+        gpu, contents = PlayedGpu(seed), Contents()
         stream = DeviceStream(HOSTS[host](gpu.random), slots, CPU, gpu)
         for _ in range(4):
-            compute_pass(stream, gpu, seen)
+            compute_pass(stream, gpu, contents)
         gpu.finish_all()
-        assert seen == expected([*range(LAYERS)] * 4)
+        assert contents == expected([*range(LAYERS)] * 4)
         assert 4 * LAYERS <= stream.blocks_read <= 4 * LAYERS + slots
         assert stream.bytes_read == SIZE * stream.blocks_read
 
@@ -132,33 +132,33 @@ def test_the_queues_of_cuda_keep_the_order_that_a_stream_of_layers_needs(
 ) -> None:
     """The same through CUDA's events and streams, which are simulated."""
     for seed in range(15):
-        gpu, seen = PlayedGpu(seed), Seen()
+        gpu, contents = PlayedGpu(seed), Contents()
         with PlayedCuda(gpu, monkeypatch):
             stream = DeviceStream(HOSTS[host](gpu.random), 2, CPU, GpuQueues(CPU))
             for _ in range(3):
-                compute_pass(stream, gpu, seen)
+                compute_pass(stream, gpu, contents)
         gpu.finish_all()
-        assert seen == expected([*range(LAYERS)] * 3)
+        assert contents == expected([*range(LAYERS)] * 3)
 
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_after_a_pass_that_was_left_the_next_begins_with_the_first_layer(host: str) -> None:
     for seed in range(30):
-        gpu, seen = PlayedGpu(seed), Seen()
+        gpu, contents = PlayedGpu(seed), Contents()
         stream = DeviceStream(HOSTS[host](gpu.random), 3, CPU, gpu)
         layers_done = 1 + seed % (LAYERS - 1)
         for layers in (LAYERS, layers_done, LAYERS, LAYERS):
-            compute_pass(stream, gpu, seen, layers)
+            compute_pass(stream, gpu, contents, layers)
         gpu.finish_all()
-        assert seen == expected([*range(LAYERS), *range(layers_done), *range(LAYERS), *range(LAYERS)])
+        assert contents == expected([*range(LAYERS), *range(layers_done), *range(LAYERS), *range(LAYERS)])
 
 
 def test_a_pass_that_fails_goes_on_without_waiting_and_the_next_is_whole() -> None:
     for seed in range(30):
-        gpu, seen = PlayedGpu(seed), Seen()
+        gpu, contents = PlayedGpu(seed), Contents()
         host = HastyHost(3, gpu.random)
         stream = DeviceStream(host, 2, CPU, gpu)
-        compute_pass(stream, gpu, seen)
+        compute_pass(stream, gpu, contents)
         first = stream.begin_pass()
         for turn in range(first, first + LAYERS):
             host.failed |= turn == first + seed % LAYERS
@@ -167,10 +167,10 @@ def test_a_pass_that_fails_goes_on_without_waiting_and_the_next_is_whole() -> No
         assert stream.failed
         with pytest.raises(RunError, match="a broken disk"):
             stream.check()
-        compute_pass(stream, gpu, seen)
+        compute_pass(stream, gpu, contents)
         stream.check()
         gpu.finish_all()
-        assert seen == expected([*range(LAYERS), *range(LAYERS)])
+        assert contents == expected([*range(LAYERS), *range(LAYERS)])
 
 
 def written_blocks(file: Path) -> tuple[Any, list[Block]]:

@@ -53,8 +53,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Found:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     command: list[str | Path] = [sys.executable, "-P", COMPILER, folder / "found", json.dumps(jobs)]
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     return list(zip(jobs, json.loads((folder / "found").read_text()), strict=True))
 
 

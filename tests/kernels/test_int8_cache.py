@@ -107,10 +107,10 @@ def test_appended_tokens_are_quantised(impl: str) -> None:
                 scales[:, :, new][finite], expected_scales[finite], expected_scales[finite].clamp(min=1e-30), 2**-6
             )
             assert_near(numbers[finite], x[finite], expected_scales[finite][:, None].clamp(min=1e-30), 0.51)
-            others = torch.ones(CAPACITY, dtype=torch.bool)
-            others[new] = False
-            assert not slots[:, :, others].any()
-            assert not scales[:, :, others].any()
+            other_slots = torch.ones(CAPACITY, dtype=torch.bool)
+            other_slots[new] = False
+            assert not slots[:, :, other_slots].any()
+            assert not scales[:, :, other_slots].any()
 
 
 def inputs(

@@ -68,9 +68,9 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("looks_often")
 def test_a_rank_that_has_ended_is_named_by_those_that_wait_for_it() -> None:
-    with subprocess.Popen(["true"]) as gone:
+    with subprocess.Popen(["true"]) as process:
         pass
-    waiting, _, _ = ends(os.getpid(), os.getpid(), gone.pid)
+    waiting, _, _ = ends(os.getpid(), os.getpid(), process.pid)
     with pytest.raises(LostRankError, match=r"^rank 4: rank 6 has ended; all ranks of a model make the same calls"):
         waiting.receive()
     with pytest.raises(LostRankError, match=r"^rank 4: rank 6 has ended"):

@@ -129,8 +129,8 @@ print(1024 * (kilobytes("VmHWM") - before), sum(p.nbytes for p in model.paramete
 @sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_needs_no_second_copy_of_the_weights() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", PEAK], capture_output=True, text=True, check=True)
-    peak, weights = map(int, done.stdout.split())
+    process = subprocess.run([sys.executable, "-P", "-c", PEAK], capture_output=True, text=True, check=True)
+    peak, weights = map(int, process.stdout.split())
     assert peak < 1.15 * weights
 
 
@@ -265,11 +265,11 @@ def test_cached_weights_win_over_random_ones(name: str, hub_id: str) -> None:
     assert resolved.get("transformer.wte.weight").shape == (300, 8)
 
 
-@pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json"])
-def test_a_half_cached_model_is_not_taken(lost: str) -> None:
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
+def test_a_half_cached_model_is_not_taken(missing: str) -> None:
     small = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300)
-    cached_on_hub("openai-community/gpt2", small, others=("tokenizer.json",) * (lost == "tokenizer.json"))
-    for path in Path(constants.HF_HUB_CACHE).rglob(lost):
+    cached_on_hub("openai-community/gpt2", small, others=("tokenizer.json",) * (missing == "tokenizer.json"))
+    for path in Path(constants.HF_HUB_CACHE).rglob(missing):
         path.unlink()
     assert resolve("gpt2").origin.startswith("random weights")
 

@@ -35,9 +35,9 @@ MASK = torch.ones_like(IDS)
 MASK[1, :3], MASK[2, 4], MASK[5, :6] = 0, 0, 0
 
 
-def placed(name: str, place: str, folder: Path) -> FusedCausalLM:
+def placed(name: str, store: str, folder: Path) -> FusedCausalLM:
     """Model whose caches are in memory or on the disk."""
-    return fused(name).module if place == "memory" else kv_on_disk(vanilla(name), folder).module
+    return fused(name).module if store == "memory" else kv_on_disk(vanilla(name), folder).module
 
 
 def begun(model: FusedCausalLM, rows: slice) -> tuple[KVCache, Tensor]:
@@ -56,23 +56,23 @@ def alone(name: str) -> Tensor:
     return continued(model, *begun(model, slice(0, 6)))
 
 
-@pytest.mark.parametrize(("place", "name", "ended"), crossed(PLACES, NAMES, ENDED))
-def test_the_sequences_that_stay_go_on(place: str, name: str, ended: list[int], tmp_path: Path) -> None:
-    model = placed(name, place, tmp_path)
+@pytest.mark.parametrize(("store", "name", "ended"), crossed(PLACES, NAMES, ENDED))
+def test_the_sequences_that_stay_go_on(store: str, name: str, ended: list[int], tmp_path: Path) -> None:
+    model = placed(name, store, tmp_path)
     cache, tokens = begun(model, slice(0, 6))
     drop_rows(cache, ended)
-    left = rows_left(6, ended)
-    assert sorted(left) == [row for row in range(6) if row not in ended]
+    remaining = rows_left(6, ended)
+    assert sorted(remaining) == [row for row in range(6) if row not in ended]
     whole = fused(name).module
     assert torch.equal(
-        continued(model, cache, tokens[left], 40), continued(whole, *begun(whole, slice(0, 6)), 40)[left]
+        continued(model, cache, tokens[remaining], 40), continued(whole, *begun(whole, slice(0, 6)), 40)[remaining]
     )
 
 
-@pytest.mark.parametrize(("place", "name", "cuts"), crossed(PLACES, NAMES, CUTS))
-def test_caches_that_become_one_go_on_together(place: str, name: str, cuts: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("store", "name", "cuts"), crossed(PLACES, NAMES, CUTS))
+def test_caches_that_become_one_go_on_together(store: str, name: str, cuts: tuple[int, ...], tmp_path: Path) -> None:
     """With padding in all caches, in some, and in none. All but the first one are empty afterwards."""
-    model = placed(name, place, tmp_path)
+    model = placed(name, store, tmp_path)
     parts: list[Any] = [begun(model, slice(*ends)) for ends in pairwise(cuts)]
     caches = [cache for cache, _ in parts]
     join_rows(caches)
@@ -93,8 +93,8 @@ def test_a_file_that_lacks_sequences_is_shorter_and_the_only_one(tmp_path: Path)
 
 def test_ended_sequences_leave_memory_at_once_and_a_file_when_they_cost_as_much(tmp_path: Path) -> None:
     """Ended sequences leave a file when reading them in vain has cost as much as removing them, apart from one step."""
-    for place in PLACES:
-        model = placed("llama", place, tmp_path)
+    for store in PLACES:
+        model = placed("llama", store, tmp_path)
         cache, tokens = begun(model, slice(0, 6))
         ended, steps = EndedRows(cache), 0
         leaving = ended.leaving([1, 4])
@@ -102,7 +102,7 @@ def test_ended_sequences_leave_memory_at_once_and_a_file_when_they_cost_as_much(
             tokens, steps = continued(model, cache, tokens, 1)[:, 1:], steps + 1
             leaving = ended.leaving([3] if steps == 2 else [])
         cost = cost_of_leaving(cache, len(leaving))
-        if place == "memory":
+        if store == "memory":
             assert (leaving, steps, cost) == ([1, 4], 0, 0)
         else:
             sequence_bytes = kv_stream_of(cache).file.shape.pass_bytes(1, cache.length)  # in a step

@@ -31,7 +31,7 @@ EVERYWHERE = [
     pytest.param("interpreted", marks=INTERPRETED),
     pytest.param("gpu", marks=ON_GPU),
 ]
-everywhere = pytest.mark.parametrize("where", EVERYWHERE)
+everywhere = pytest.mark.parametrize("device", EVERYWHERE)
 
 
 @cache
@@ -65,16 +65,16 @@ def alone(name: str) -> Tensor:
 @pytest.mark.parametrize("ended", swept({"0": [0], "12": [1, 2], "0134": [0, 1, 3, 4]}, []))
 @pytest.mark.parametrize("name", swept(NAMES, ["bloom"]))
 @everywhere
-def test_the_sequences_that_stay_go_on_in_their_slots(where: str, name: str, ended: list[int]) -> None:
+def test_the_sequences_that_stay_go_on_in_their_slots(device: str, name: str, ended: list[int]) -> None:
     """After the prompt, and after a step with all sequences; nothing is captured again."""
-    model, left = model_of(name), rows_left(ROWS, ended)
+    model, remaining = model_of(name), rows_left(ROWS, ended)
     for steps in (0, 1):
         cache, tokens = begun(model, list(range(ROWS)))
         texts = continued(model, cache, tokens, steps)
         slots, recorded = cache.slots, len(cache.slots.recordings)
         drop_rows(cache, ended)
-        following = continued(model, cache, texts[left, -1:], STEPS - steps)
-        assert torch.equal(torch.cat((texts[left, :-1], following), dim=1), alone(name)[left])
+        following = continued(model, cache, texts[remaining, -1:], STEPS - steps)
+        assert torch.equal(torch.cat((texts[remaining, :-1], following), dim=1), alone(name)[remaining])
         assert cache.slots is slots
         assert len(slots.recordings) == (recorded or 1)
 
@@ -84,7 +84,7 @@ def test_the_sequences_that_stay_go_on_in_their_slots(where: str, name: str, end
 @pytest.mark.parametrize("cuts", swept({"15": (0, 1, 5), "235": (0, 2, 3, 5)}, ["235"]))
 @pytest.mark.parametrize("name", swept(NAMES, ["bloom"]))
 @everywhere
-def test_caches_that_become_one_go_on_together(where: str, name: str, cuts: tuple[int, ...], step: bool) -> None:
+def test_caches_that_become_one_go_on_together(device: str, name: str, cuts: tuple[int, ...], step: bool) -> None:
     """With padding in all, in some, and in none, and with unequal room. Freed slots are kept only for their graphs."""
     model = model_of(name)
     parts = [begun(model, list(range(*ends)), 16 + 150 * number) for number, ends in enumerate(pairwise(cuts))]
@@ -102,7 +102,7 @@ def test_caches_that_become_one_go_on_together(where: str, name: str, cuts: tupl
 @pytest.mark.parametrize("sizes", swept({"023": (0, 2, 3), "221": (2, 2, 1), "500": (5, 0, 0)}, []))
 @pytest.mark.parametrize("name", swept(NAMES, ["bloom"]))
 @everywhere
-def test_sequences_that_are_divided_anew_go_on(where: str, name: str, sizes: tuple[int, ...]) -> None:
+def test_sequences_that_are_divided_anew_go_on(device: str, name: str, sizes: tuple[int, ...]) -> None:
     """Regrouped and back, with a step in between, and with a cache that is empty at first."""
     model = model_of(name)
     (first, first_tokens), (last, last_tokens) = begun(model, [0, 1, 2]), begun(model, [3, 4])
@@ -121,7 +121,7 @@ def test_sequences_that_are_divided_anew_go_on(where: str, name: str, sizes: tup
 
 @sweep
 @everywhere
-def test_a_cache_whose_sequences_have_all_ended_takes_others(where: str) -> None:
+def test_a_cache_whose_sequences_have_all_ended_takes_others(device: str) -> None:
     model = model_of("gpt2")
     (first, _), (last, last_tokens) = begun(model, [0, 1, 2]), begun(model, [3, 4])
     drop_rows(first, [0, 1, 2])
@@ -133,7 +133,7 @@ def test_a_cache_whose_sequences_have_all_ended_takes_others(where: str) -> None
 
 @sweep
 @everywhere
-def test_a_cache_can_go_on_with_some_sequences_of_others(where: str) -> None:
+def test_a_cache_can_go_on_with_some_sequences_of_others(device: str) -> None:
     model = model_of("bloom")
     (first, first_tokens), (last, last_tokens) = begun(model, [0, 1, 2]), begun(model, [3, 4])
     new = model.new_cache()
@@ -146,7 +146,7 @@ def test_a_cache_can_go_on_with_some_sequences_of_others(where: str) -> None:
 
 @sweep
 @everywhere
-def test_int8_keys_and_values_move_with_their_scales(where: str) -> None:
+def test_int8_keys_and_values_move_with_their_scales(device: str) -> None:
     model = model_of("llama", kv_dtype=torch.int8)
     expected = continued(model, *begun(model, list(range(ROWS))))
     parts = [begun(model, rows) for rows in ([0, 1], [2, 3, 4])]
@@ -154,12 +154,12 @@ def test_int8_keys_and_values_move_with_their_scales(where: str) -> None:
     regroup_rows(caches, caches, [ROWS, 0])
     drop_rows(parts[0][0], [1])
     tokens = torch.cat([tokens for _, tokens in parts])
-    left = rows_left(ROWS, [1])
-    assert torch.equal(continued(model, parts[0][0], tokens[left]), expected[left])
+    remaining = rows_left(ROWS, [1])
+    assert torch.equal(continued(model, parts[0][0], tokens[remaining]), expected[remaining])
 
 
 @everywhere
-def test_slots_that_cannot_be_filled_go_back(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_cannot_be_filled_go_back(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("gpt2")
     caches = [begun(model, rows)[0] for rows in ([0, 1], [2, 3])]
     lent, free = [cache.slots for cache in caches], len(pool_of(model).free)

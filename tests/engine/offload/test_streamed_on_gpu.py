@@ -32,18 +32,18 @@ LAYERS = 3  # one more than there are slots
 TOLERANCE = 1e-4  # of the range of the logits, compared with transformers in float32
 MODELS = ("llama", "gptj", "gpt2", "opt-post-norm", "bloom-normed-residual", "qwen3", "gpt-neo")
 WHERE = ("cpu", "disk")
-CASES = {f"{where}-{name}": (where, name) for where in WHERE for name in MODELS}
+CASES = {f"{store}-{name}": (store, name) for store in WHERE for name in MODELS}
 INT8: dict[str, Any] = {"quant": {"weight": {"q_groups": 4}, "lm_head": True}}
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": torch.float16},
     "int8": INT8,
     "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 2, "q_type": "asymmetric"}}},
 }
-STORED = {f"{name}-{where}": (options, where) for name, options in PRECISIONS.items() for where in WHERE}
+STORED = {f"{name}-{store}": (options, store) for name, options in PRECISIONS.items() for store in WHERE}
 
 
-def offload_to(where: str, folder: Path) -> dict[str, Any]:
-    return {"device": where, "slots": 2} | ({"path": folder} if where == "disk" else {})
+def offload_to(store: str, folder: Path) -> dict[str, Any]:
+    return {"device": store, "slots": 2} | ({"path": folder} if store == "disk" else {})
 
 
 def least_gb(model: Any, offload: dict[str, Any], **options: Any) -> float:
@@ -54,9 +54,9 @@ def least_gb(model: Any, offload: dict[str, Any], **options: Any) -> float:
     return float(match[1])
 
 
-def streamed(model: Any, where: str, folder: Path, more_layers: int = 0, **options: Any) -> FusedEngine:
+def streamed(model: Any, store: str, folder: Path, more_layers: int = 0, **options: Any) -> FusedEngine:
     """Engine with as few layers on the device as possible, plus `more_layers`."""
-    offload = offload_to(where, folder)
+    offload = offload_to(store, folder)
     resident_gb = least_gb(model, offload, **options)
     if more_layers:
         probe = labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": resident_gb}, **options)
@@ -89,19 +89,19 @@ def change(file: Path, offset: int) -> None:
 @pytest.mark.parametrize("case", swept(CASES, []))
 def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
     """A padded prompt op by op, then steps with five kernels per layer or three; each step fetches a layer once."""
-    (where, name), ids, mask = case, prompt(2, 10), torch.ones(2, 10, dtype=torch.long)
+    (store, name), ids, mask = case, prompt(2, 10), torch.ones(2, 10, dtype=torch.long)
     mask[0, :2] = 0
     ids[0, :2] = 0
     model = shallow(name, 4 if name == "gpt-neo" else LAYERS)
-    engine = streamed(model, where, tmp_path)
+    engine = streamed(model, store, tmp_path)
     assert torch.equal(greedy(engine, ids, 3, attention_mask=mask), greedy(model, ids, 3, attention_mask=mask))
     layers = layers_of(engine)
     assert isinstance(layers.stream, DeviceStream)
-    assert isinstance(layers.stream.host, HeldBlocks if where == "cpu" else LayerStream)
+    assert isinstance(layers.stream.host, HeldBlocks if store == "cpu" else LayerStream)
     count = model.config.num_hidden_layers
     assert layers.layers == tuple(range(count))
     assert 3 * count <= layers.stream.blocks_read <= 3 * count + layers.stream.slots
-    assert where == "disk" or not any(tmp_path.iterdir())
+    assert store == "disk" or not any(tmp_path.iterdir())
 
 
 @interpreted
@@ -109,19 +109,19 @@ def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
 def test_logits_are_those_of_the_resident_engine_in_every_precision(
     case: tuple[dict[str, Any], str], tmp_path: Path
 ) -> None:
-    (options, where), model = case, shallow("llama", LAYERS)
+    (options, store), model = case, shallow("llama", LAYERS)
     resident = labkit.init_inference(model, impl="triton", **options)
-    assert torch.equal(logits(streamed(model, where, tmp_path, **options)), logits(resident))
+    assert torch.equal(logits(streamed(model, store, tmp_path, **options)), logits(resident))
 
 
 @interpreted
-@pytest.mark.parametrize("where", swept(WHERE, []))
-def test_with_more_memory_more_layers_stay(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", swept(WHERE, []))
+def test_with_more_memory_more_layers_stay(store: str, tmp_path: Path) -> None:
     """If all layers fit, nothing is streamed."""
     model = shallow("gpt2", LAYERS + 1)
-    partly = streamed(model, where, tmp_path, more_layers=1)
+    partly = streamed(model, store, tmp_path, more_layers=1)
     assert len(layers_of(partly).layers) == LAYERS
-    offload = offload_to(where, tmp_path) | {"resident_gb": 1}
+    offload = offload_to(store, tmp_path) | {"resident_gb": 1}
     whole = labkit.init_inference(model, impl="triton", offload=offload)
     assert isinstance(whole, FusedEngine)
     assert whole.streamed is None
@@ -228,9 +228,9 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 
 @marked(INTERPRETED)
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("store", WHERE)
 def test_the_memory_that_layers_are_copied_from_is_pinned(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All layers in host memory, or the slots of a file; if pinning is refused, the error says so."""
     pinned: list[tuple[int, int]] = []
@@ -240,7 +240,7 @@ def test_the_memory_that_layers_are_copied_from_is_pinned(
 
     monkeypatch.setattr(CpuQueues, "pin", pin)
     model = shallow("gpt2", LAYERS)
-    stream = layers_of(streamed(model, where, tmp_path)).stream
+    stream = layers_of(streamed(model, store, tmp_path)).stream
     assert isinstance(stream, DeviceStream)
     slots = [stream.host.memory(turn) for turn in range(stream.host.slots)]
     for slot in slots:
@@ -253,7 +253,7 @@ def test_the_memory_that_layers_are_copied_from_is_pinned(
 
     monkeypatch.setattr(CpuQueues, "pin", refuse)
     with pytest.raises(ValueError, match=r"\d+ bytes can't be pinned"):
-        streamed(model, where, tmp_path)
+        streamed(model, store, tmp_path)
 
 
 @marked(INTERPRETED)
@@ -283,25 +283,25 @@ def large(name: str) -> Any:
 
 
 @on_gpu
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("store", WHERE)
 @pytest.mark.parametrize("name", ["llama", "gptj"])
 @pytest.mark.parametrize("options", [{}, INT8], ids=["float32", "int8"])
 def test_tokens_of_a_gpu_equal_those_of_the_resident_engine(
-    options: dict[str, Any], name: str, where: str, tmp_path: Path
+    options: dict[str, Any], name: str, store: str, tmp_path: Path
 ) -> None:
     """Repeatedly, for a prompt in several chunks and the steps after it."""
     model, ids = large(name), prompt(3, 700).cuda()
     resident = labkit.init_inference(model, impl="triton", enable_cuda_graph=False, **options)
-    engine, expected = streamed(model, where, tmp_path, **options), greedy(resident, ids, 20)
+    engine, expected = streamed(model, store, tmp_path, **options), greedy(resident, ids, 20)
     for _ in range(5):
         assert torch.equal(greedy(engine, ids, 20), expected)
 
 
 @on_gpu
-@pytest.mark.parametrize("where", WHERE)
-def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", WHERE)
+def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(store: str, tmp_path: Path) -> None:
     model, allocated = large("llama"), torch.cuda.memory_allocated()
-    engine = streamed(model, where, tmp_path, more_layers=2)
+    engine = streamed(model, store, tmp_path, more_layers=2)
     vectors = 8 * 64 * 1024  # bytes for the vectors of the streamed layers
     assert torch.cuda.memory_allocated() - allocated <= layers_of(engine).resident_bytes + vectors
 

@@ -131,7 +131,7 @@ def test_each_stage_notes_what_it_did_with_which_micro_batch(stages: Answers) ->
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("how", "which", "reason"),
+    ("signal_number", "lost_rank", "reason"),
     [
         (signal.SIGSTOP, 0, r"rank 0: its process, \d+, is stopped, and the other ranks wait for it"),
         (signal.SIGSTOP, 1, r"rank 1: its process, \d+, is stopped, and the other ranks wait for it"),
@@ -140,9 +140,11 @@ def test_each_stage_notes_what_it_did_with_which_micro_batch(stages: Answers) ->
     ],
     ids=["first stopped", "last stopped", "first killed", "last killed"],
 )
-def test_a_rank_that_is_lost_ends_the_run(tmp_path: Path, how: int, which: int, reason: str) -> None:
+def test_a_rank_that_is_lost_ends_the_run(tmp_path: Path, signal_number: int, lost_rank: int, reason: str) -> None:
     with pytest.raises(labkit.RankError, match=reason):
-        labkit.launch(lost, str(tmp_path), int(how), which, pp_size=2, timeout_s=TIMEOUT_S, echo=lambda line: None)
+        labkit.launch(
+            lost, str(tmp_path), int(signal_number), lost_rank, pp_size=2, timeout_s=TIMEOUT_S, echo=lambda line: None
+        )
     assert time.time() - (tmp_path / "lost").stat().st_mtime < 10
 
 

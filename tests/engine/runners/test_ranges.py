@@ -72,20 +72,20 @@ def test_layers_can_pass_through_one_piece_of_memory(name: str, dtype: torch.dty
     part = replace(part, sums_whole=dtype == torch.int8)
     canonical = Unsaved(policy, ModelTensors(model), part, dtype)
     slot = torch.empty(layer_bytes(part, dtype, quant), dtype=torch.uint8)
-    rows_NH, places = torch.randn(5, config.hidden_size), set()
+    rows_NH, addresses = torch.randn(5, config.hidden_size), set()
     for index in part.layers:
         outputs = []
-        for place in (Arena(slot), Arena.reserved(len(slot))):
-            builder = Builder(part, dtype, "cpp", quant, place)
+        for arena in (Arena(slot), Arena.reserved(len(slot))):
+            builder = Builder(part, dtype, "cpp", quant, arena)
             layer = builder.layer(index, canonical.layer(index, Heap(CPU).empty), Norm())
-            alone = replace(part, layers=range(index, index + 1))
-            outputs.append(through(builder, alone, layer, rows_NH))
+            single_layer = replace(part, layers=range(index, index + 1))
+            outputs.append(through(builder, single_layer, layer, rows_NH))
             if not outputs[1:]:
-                places.add((layer.qkv.proj.weight.data_ptr(), layer.mlp_out.weight.data_ptr()))
+                addresses.add((layer.qkv.proj.weight.data_ptr(), layer.mlp_out.weight.data_ptr()))
                 assert slot.data_ptr() <= layer.mlp_out.weight.data_ptr() < slot.data_ptr() + len(slot)
         assert torch.equal(*outputs)
         rows_NH = outputs[0]
-    assert len(places) == 1
+    assert len(addresses) == 1
 
 
 def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Tensor:

@@ -26,13 +26,13 @@ def steps(choice: ReadingChoice, machine: Machine, seconds: float, seed: int, no
     """Runs steps for `seconds`. Returns the share of the time that the fastest way would have saved, and the number of
     steps.
     """
-    random, taken, best, count = np.random.default_rng(seed), 0.0, 0.0, 0
-    while taken < seconds * 1e9:
+    random, elapsed_ns, best_ns, count = np.random.default_rng(seed), 0.0, 0.0, 0
+    while elapsed_ns < seconds * 1e9:
         way, mood = choice.next, STEP_NS * (1 + noise * random.exponential())
-        cost = machine(way, taken / 1e9)
+        cost = machine(way, elapsed_ns / 1e9)
         choice.took(int(mood * cost))
-        taken, best, count = taken + mood * cost, best + mood, count + 1
-    return (taken - best) / taken, count
+        elapsed_ns, best_ns, count = elapsed_ns + mood * cost, best_ns + mood, count + 1
+    return (elapsed_ns - best_ns) / elapsed_ns, count
 
 
 @pytest.mark.parametrize("fastest", WAYS)
@@ -59,8 +59,8 @@ def test_looking_costs_less_than_half_a_percent() -> None:
         choice = ReadingChoice(WAYS)
         steps(choice, partial(one_fast, 2, slower), 1.5, seed=0)
         assert choice.chosen == 2
-        lost, _ = steps(choice, partial(one_fast, 2, slower), 600, seed=1)
-        assert lost < 0.005
+        lost_share, _ = steps(choice, partial(one_fast, 2, slower), 600, seed=1)
+        assert lost_share < 0.005
 
 
 def test_another_way_takes_over_soon_after_the_machine_changes() -> None:
@@ -70,8 +70,8 @@ def test_another_way_takes_over_soon_after_the_machine_changes() -> None:
     def machine(way: int, second: float) -> float:
         return 1.0 if way == (1 if second % 40 < 20 else 0) else 1.2
 
-    lost, _ = steps(choice, machine, 200, seed=0)
-    assert lost < 0.05
+    lost_share, _ = steps(choice, machine, 200, seed=0)
+    assert lost_share < 0.05
     assert 8 <= choice.changes <= 12
 
 

@@ -131,8 +131,8 @@ def test_shards_of_two_models_are_told_apart(kind: str, tmp_path: Path) -> None:
     for name, changed in (("shape", torch.zeros(7, 9)), ("value", torch.zeros(60)), ("name", None)):
         torch.save(tensors, tmp_path / "0.pt")
         key = list(tensors)[0 if name == "shape" else -1]
-        other = tensors | {key: changed} if changed is not None else {"elsewhere.weight": torch.zeros(1)}
-        torch.save(other, tmp_path / "1.pt")
+        other_tensors = tensors | {key: changed} if changed is not None else {"elsewhere.weight": torch.zeros(1)}
+        torch.save(other_tensors, tmp_path / "1.pt")
         with pytest.raises(ValueError, match=r"0.pt.* (and|in) .*1.pt.*; all shards must come from one save"):
             described(description, tmp_path)
 

@@ -88,7 +88,7 @@ def megatron_qkv(rows: Tensor, version: float) -> Tensor:
     return by_head.permute(*order, *range(3, by_head.ndim)).reshape(rows.shape)
 
 
-def write_megatron(folder: Path, files: int, version: float, **others: Any) -> list[str]:
+def write_megatron(folder: Path, files: int, version: float, **extra: Any) -> list[str]:
     """Writes the GPT-2 in the format of Megatron, in `files` files."""
     tensors, names = state("gpt2"), []
     for rank in range(files):
@@ -118,7 +118,7 @@ def write_megatron(folder: Path, files: int, version: float, **others: Any) -> l
             "args": argparse.Namespace(num_layers=2, params_dtype=torch.float16),
             "rng_state": [{"np_rng_state": np.random.get_state(), "torch": torch.get_rng_state()}],
             "iteration": 7,
-            **others,
+            **extra,
         }
         names.append(f"mp_rank_{rank:02d}/model_optim_rng.pt")
         (folder / names[-1]).parent.mkdir(parents=True, exist_ok=True)
