@@ -74,6 +74,6 @@ def stage_times(step_ms: float, new_tokens: int, layers: int = 2) -> tuple[Stage
 
 
 def comparison(**options: Any) -> Comparison:
-    """Compares two sides; `options` are the options of `measurement`."""
+    """Comparison of two sides; `options` are the options of `measurement`."""
     baseline, candidate = (measurement(name, **options) for name in STEP_MS)
     return Comparison(baseline=baseline, candidate=candidate, tokens_equal=True, first_difference=None)

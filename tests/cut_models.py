@@ -1,4 +1,4 @@
-"""What each rank of a tensor-parallel run computes in the tests. `labkit.launch` calls it and returns plain data."""
+"""What each rank of a tensor-parallel run does in the tests. `labkit.launch` calls it and returns plain data."""
 
 import errno
 import re
@@ -25,7 +25,7 @@ from labkit.stages import Phase
 
 BATCH, TOKENS, NEW = 3, 9, 8
 SAVED_PROMPT = [[5, 77, 300, 12, 9, 41]]
-TWO = ("gptj", "llama")  # one all-reduce in a layer, and two
+TWO = ("gptj", "llama")  # one and two all-reduces in a layer
 FIVE_HEADS: dict[str, Any] = {"num_attention_heads": 5}
 ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # the heads can be divided among five ranks
     "gpt2": FIVE_HEADS,

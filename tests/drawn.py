@@ -1,4 +1,4 @@
-"""Text of figures without their line breaks."""
+"""Text of figures, without line breaks."""
 
 import plotly.graph_objects as go
 

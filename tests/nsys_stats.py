@@ -68,7 +68,7 @@ IN_TENTHS = {"avg_ns", "med_ns", "std_ns", "avg_operations", "avg_level", "avg_c
 
 
 def is_old(nsys: Nsys) -> bool:
-    """Whether it names its reports and ends open ranges like 2022.4."""
+    """Whether this nsys names its reports and ends open ranges like 2022.4."""
     return nsys.version < (2023,)
 
 

@@ -44,7 +44,7 @@ def point(batch: int, step_ms: float = 1500.0, *, resident: int = 5, disk: float
 
 
 def spans(layers: int = 4, slots: int = 2, steps: int = 3, read_ms: float = 10.0) -> tuple[LayerSpan, ...]:
-    """Spans of layers that are all streamed: each is computed in 4 ms after it was read, and reading never pauses."""
+    """Spans of layers that are all streamed: reading never pauses, and after it each layer is computed in 4 ms."""
     recorded = []
     for turn in range(layers * steps + slots):
         layer, step, slot = turn % layers, turn // layers, turn % slots

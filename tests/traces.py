@@ -36,7 +36,7 @@ class Recorder:
     def kernel(
         self, called: float, start: float, end: float, *, name: str = "kernel", process: int = 0, **columns: Any
     ) -> None:
-        """Adds a kernel and its launch by thread 1, which takes a tenth of a microsecond."""
+        """Adds a kernel and its launch. Thread 1 launches it within a tenth of a microsecond."""
         correlation = len(self.operations) + 1
         shared = {"process": process, "correlation": correlation}
         self.calls.append(
