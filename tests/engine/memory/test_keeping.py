@@ -51,7 +51,7 @@ def masked(ids: Tensor, hidden: int) -> Tensor:
 def test_a_prompt_that_fails_in_a_later_piece_can_be_given_again(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an empty cache, and with padding that the failing call ignores and the next call hides."""
+    """With an empty cache, and with padding that the failing call shows and the next call hides."""
     monkeypatch.setattr(step_module, "CHUNK_ROWS", 8)
     engine = WAYS[way](tmp_path)
     ids = prompt(2, 30)
