@@ -1,4 +1,4 @@
-"""Notebooks of a test in a real JupyterLab, where there is a browser for it."""
+"""Notebooks that tests open in a real JupyterLab, if the machine has a browser for it."""
 
 from pathlib import Path
 
@@ -12,6 +12,6 @@ needs_browser = pytest.mark.skipif(browser.missing() is not None, reason=f"no br
 
 
 def write_notebook(folder: Path, *sources: str, name: str = "test.ipynb") -> str:
-    """A notebook with a cell for each of `sources`; returns its name."""
+    """Writes a notebook with a cell for each of `sources`; returns its name."""
     write(new_notebook(cells=[new_code_cell(source) for source in sources]), folder / name)
     return name

@@ -1,4 +1,4 @@
-"""What each rank of a pipeline does in the tests of processors of logits that know the rows of a batch one by one."""
+"""What each rank of a pipeline runs to test logits processors that know the rows of a batch one by one."""
 
 from typing import Any
 
@@ -18,22 +18,27 @@ BY_ROW: tuple[dict[str, Any], ...] = (
 
 
 def padded() -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [ROWS, 9] and a mask; each row but the last begins with other padding."""
+    """Token ids [ROWS, 9] and a mask; every row but the last starts with a different number of padding tokens."""
     ids = torch.randint(1, 131, (ROWS, 9), generator=torch.Generator().manual_seed(6))
     mask = torch.stack([(torch.arange(9) >= ROWS - 1 - row).long() for row in range(ROWS)])
     return ids * mask, mask
 
 
 def by_row() -> dict[str, bool]:
-    """Compares the tokens with those of one process, with padding and without, in several micro-batches."""
-    alone, engine, found = whole("llama"), piped("llama", 2, micro_batches=3), {}
+    """Whether the tokens match a single process, with and without padding, in several micro-batches."""
+    single_process, engine, equal = whole("llama"), piped("llama", 2, micro_batches=3), {}
     ids, mask = padded()
-    for way in BY_ROW:
+    for options in BY_ROW:
         for name, visible in (("padded", mask), ("whole", torch.ones_like(mask))):
-            arguments = {"attention_mask": visible, "max_new_tokens": NEW, "pad_token_id": 0, "do_sample": False} | way
+            arguments = {
+                "attention_mask": visible,
+                "max_new_tokens": NEW,
+                "pad_token_id": 0,
+                "do_sample": False,
+            } | options
             texts = []
-            for model in (alone, engine):
+            for model in (single_process, engine):
                 torch.manual_seed(3)
                 texts.append(model.generate(ids, **arguments))
-            found[f"{way}, {name}"] = torch.equal(*texts)
-    return found
+            equal[f"{options}, {name}"] = torch.equal(*texts)
+    return equal

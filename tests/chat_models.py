@@ -1,4 +1,4 @@
-"""Small random models that can be talked to: bytes for tokens, and a chat template of a few letters."""
+"""Small random models to chat with: bytes are the tokens, and the chat template has a few letters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
 
-VOCABULARY = END_OF_TEXT + 44  # the bytes, the end of a text, and made-up words that no text is cut into
+VOCABULARY = END_OF_TEXT + 44  # the bytes, the end of a text, and made-up words that no text is tokenized into
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}a:{% endif %}"
 )
-LETTERS = range(ord(" "), ord("~") + 1)  # in these, what is generated is what its text is cut into
+LETTERS = range(ord(" "), ord("~") + 1)  # tokenizing a text of these letters gives the generated tokens again
 
 
 def chat_tokenizer(template: str = TEMPLATE) -> PreTrainedTokenizerBase:
@@ -26,16 +26,16 @@ def chat_tokenizer(template: str = TEMPLATE) -> PreTrainedTokenizerBase:
 
 @cache
 def chat_model(name: str = "llama", *, only_letters: bool = False, layers: int = 3) -> PreTrainedModel:
-    """only_letters: says nothing else, and ends its text where it would rather."""
+    """only_letters: the model generates only letters and the end of a text."""
     model = small_model(name, vocab_size=VOCABULARY, eos_token_id=END_OF_TEXT, num_hidden_layers=layers)
     if only_letters:
-        others = set(range(VOCABULARY)) - {*LETTERS, END_OF_TEXT}
-        model.generation_config.suppress_tokens = sorted(others)
+        suppressed = set(range(VOCABULARY)) - {*LETTERS, END_OF_TEXT}
+        model.generation_config.suppress_tokens = sorted(suppressed)
     return model
 
 
 def chat_checkpoint(folder: Path, *, template: str | None = TEMPLATE, layers: int = 3) -> Path:
-    """A folder with the model and its tokenizer."""
+    """Saves the model and its tokenizer in `folder`; returns it."""
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = template
     chat_model(layers=layers).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Ranks as threads: what each of several would build, save and load, in one process."""
+"""Ranks as threads of one process: several ranks build, save and load weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def built(
     quant: Quantization | None = None,
     keep: Any = None,
 ) -> ModelWeights:
-    """The weights that rank `rank` of `size` has."""
+    """Weights of rank `rank` out of `size`."""
     policy = policy_for(hf_config)
     config = policy.model_config(hf_config)
     tensors = ModelTensors(source) if isinstance(source, PreTrainedModel) else source
@@ -60,14 +60,14 @@ def save(
     impl: str = "cpp",
     quant: Quantization | None = None,
 ) -> SavedWeights:
-    """A checkpoint that `size` ranks save together."""
+    """Saves a checkpoint from `size` ranks together; returns the loaded weights."""
     policy = policy_for(hf_config)
     config = policy.model_config(hf_config)
     quant = quant or quantization()
-    what = Saved(config=config, hf_config=hf_config, dtype=dtype, impl=impl, quant=quant)
+    description = Saved(config=config, hf_config=hf_config, dtype=dtype, impl=impl, quant=quant)
 
     def work(rank: int, gather: Gather) -> None:
-        with Saving.begin(folder, what, shard(config, size, rank), gather) as saving:
+        with Saving.begin(folder, description, shard(config, size, rank), gather) as saving:
             built(source, hf_config, dtype, size, rank, impl=impl, quant=quant, keep=saving.keep)
             saving.finish(None, None)
 
@@ -83,17 +83,17 @@ def load(folder: Path, hf_config: PretrainedConfig) -> SavedWeights:
 
 
 def as_ranks(size: int, work: Callable[[int, Gather], T]) -> list[T]:
-    """The results of `work(rank, gather)`, each rank a thread."""
+    """Results of `work(rank, gather)`, with a thread for each rank."""
     slots: list[Any] = [None] * size
     barrier = Barrier(size, timeout=60)
 
     def gather_for(rank: int) -> Gather:
-        def gather(own: Any) -> list[Any]:
-            slots[rank] = own
+        def gather(value: Any) -> list[Any]:
+            slots[rank] = value
             barrier.wait()
-            found = list(slots)
+            gathered = list(slots)
             barrier.wait()
-            return found
+            return gathered
 
         return gather
 
@@ -114,7 +114,7 @@ def as_ranks(size: int, work: Callable[[int, Gather], T]) -> list[T]:
 
 
 def tensors_in(record: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a record of records, by its path."""
+    """Every tensor of a nested record, with its path."""
     if isinstance(record, Tensor):
         yield path, record
     elif isinstance(record, tuple):
@@ -127,9 +127,9 @@ def tensors_in(record: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield path, torch.tensor([hash(record)])
 
 
-def assert_same(got: ModelWeights, want: ModelWeights) -> None:
-    """To the last bit."""
-    have, expected = dict(tensors_in(got)), dict(tensors_in(want))
-    assert have.keys() == expected.keys()
-    different = [name for name in have if not torch.equal(have[name], expected[name])]
+def assert_same(actual: ModelWeights, expected: ModelWeights) -> None:
+    """Fails unless both weights are equal to the last bit."""
+    actual_tensors, expected_tensors = dict(tensors_in(actual)), dict(tensors_in(expected))
+    assert actual_tensors.keys() == expected_tensors.keys()
+    different = [name for name in actual_tensors if not torch.equal(actual_tensors[name], expected_tensors[name])]
     assert not different, different

@@ -1,10 +1,10 @@
-"""The processes below one, found by a word of their command line."""
+"""Child processes of a process, found by a word of their command line."""
 
 import psutil
 
 
 def children_that_run(word: str, *, below: int | None = None) -> list[psutil.Process]:
-    """Those below a process, this one by default, with `word` in their command line."""
+    """Children of process `below`, by default of this one, whose command line contains `word`."""
     children = psutil.Process(below).children(recursive=True)
     return [child for child in children if any(word in argument for argument in _command_line(child))]
 

@@ -1,4 +1,4 @@
-"""The `labkit` command in the test's own process, which spares each test the seconds that torch takes to load."""
+"""The `labkit` command in the test's own process, which saves each test the seconds that torch takes to load."""
 
 import sys
 from collections.abc import Callable
@@ -7,11 +7,11 @@ import pytest
 
 from labkit.cli import main as cli
 
-Labkit = Callable[..., tuple[int, str, str]]  # the words behind `labkit` -> exit code, stdout, stderr
+Labkit = Callable[..., tuple[int, str, str]]  # arguments of `labkit` -> exit code, stdout, stderr
 
 
 def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
-    """Runs a command line to its exit."""
+    """Returns a function that runs a command line until it exits."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["labkit", *arguments])

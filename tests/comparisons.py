@@ -1,4 +1,4 @@
-"""Comparisons with known figures, for tests of what is made from them."""
+"""Comparisons with known figures, for tests of tables and figures that are made from comparisons."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -38,7 +38,7 @@ def measurement(
     dtype: str = "float32",
     threads: int = 2,
 ) -> Measurement:
-    """One side; steps scatter around STEP_MS[name], rounds around each other."""
+    """Measurement of one side. Steps scatter around STEP_MS[name], and rounds scatter around each other."""
     rng = np.random.default_rng(len(name))
     runs = []
     for index in range(rounds):
@@ -63,17 +63,17 @@ def measurement(
 
 
 def stage_times(step_ms: float, new_tokens: int, layers: int = 2) -> tuple[StageTime, ...]:
-    """A decode step's time shared out by STAGE_SHARES, layer by layer where the stage has layers; prefill six-fold."""
-    found = []
+    """Stage times that divide a decode step by STAGE_SHARES, layer by layer; prefill takes six times as long."""
+    times = []
     for phase, calls, total in ((Phase.PREFILL, 1, 6 * step_ms), (Phase.DECODE, new_tokens - 1, step_ms)):
         for stage, share in STAGE_SHARES.items():
-            numbers = [None] if stage in (Stage.EMBED, Stage.LM_HEAD, Stage.SAMPLE) else list(range(layers))
-            for layer in numbers:
-                found.append(StageTime(phase, stage, layer, calls, share * total * calls / len(numbers)))
-    return tuple(found)
+            layer_numbers = [None] if stage in (Stage.EMBED, Stage.LM_HEAD, Stage.SAMPLE) else list(range(layers))
+            for layer in layer_numbers:
+                times.append(StageTime(phase, stage, layer, calls, share * total * calls / len(layer_numbers)))
+    return tuple(times)
 
 
 def comparison(**options: Any) -> Comparison:
-    """Two sides made with the options of `measurement`."""
+    """Comparison of two sides; `options` are the options of `measurement`."""
     baseline, candidate = (measurement(name, **options) for name in STEP_MS)
     return Comparison(baseline=baseline, candidate=candidate, tokens_equal=True, first_difference=None)

@@ -1,8 +1,8 @@
-"""What tests of kernels and engine share: each instruction set in turn, memory that starts as NaN, one thread.
+"""Fixtures that tests of kernels and engine share: each instruction set in turn, memory full of NaN, one thread.
 
-Without a GPU the Triton kernels run in Triton's interpreter, which reads its switch as they are defined. Threads of
-OpenMP sleep while they wait, here and in the processes that tests start: several processes share the processors, and
-threads that spin would take them from each other. OpenMP reads that when torch loads it.
+Without a GPU the Triton kernels run in Triton's interpreter; Triton reads that switch when a kernel is defined.
+OpenMP threads sleep while they wait, in this process and in the processes that tests start: several processes share
+the processors, and spinning threads would take them from each other. OpenMP reads that setting when torch loads it.
 """
 
 import gc
@@ -19,7 +19,7 @@ from sweeps import swept
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-    # PyTorch's CUDA build warns of a driver that is too old for it, in every process whose output a test compares.
+    # PyTorch's CUDA build warns of a driver that is too old, also in the processes whose output tests compare.
     os.environ["PYTHONWARNINGS"] = ",".join(
         filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:CUDA initialization"])
     )
@@ -27,23 +27,23 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end. Each measured run collects garbage, and would look at it."""
+    """Freezes imported modules and collected tests. Measured runs collect garbage, and would scan them each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Tiny tensors are not worth a second thread of torch."""
-    before = torch.get_num_threads()
+    """Limits torch to one thread, because a second one does not pay off for tiny tensors."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=swept(ops.ISAS, ["amx", "avx512", "portable"]))
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The kernels are built for this instruction set; skipped where the CPU has it not."""
+    """Builds the kernels for this instruction set; skips the test if the CPU lacks it."""
     if reason := ops.missing_instructions(request.param):
         pytest.skip(reason)
     monkeypatch.setenv("LABKIT_ISA", request.param)
@@ -52,7 +52,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory from torch.empty reads as NaN in any float type, also where it is cut from bytes (the workspace)."""
+    """Fills memory from torch.empty with NaN in every float type, even if it is cut from bytes (the workspace)."""
 
     def poison(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def filled(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What each rank of a tensor-parallel run does in the tests, called through `labkit.launch`: plain data comes back."""
+"""What each rank of a tensor-parallel run does in the tests. `labkit.launch` calls it and returns plain data."""
 
 import errno
 import re
@@ -25,9 +25,9 @@ from labkit.stages import Phase
 
 BATCH, TOKENS, NEW = 3, 9, 8
 SAVED_PROMPT = [[5, 77, 300, 12, 9, 41]]
-TWO = ("gptj", "llama")  # with one and with two sums in a layer
+TWO = ("gptj", "llama")  # one and two all-reduces in a layer
 FIVE_HEADS: dict[str, Any] = {"num_attention_heads": 5}
-ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # with heads for five ranks
+ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # the heads can be divided among five ranks
     "gpt2": FIVE_HEADS,
     "gptj": FIVE_HEADS,
     "gpt-neo": FIVE_HEADS,
@@ -43,16 +43,16 @@ ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # with heads for five ranks
 
 @dataclass(frozen=True)
 class Found:
-    """Largest differences of the cut model's logits from the whole model's, where tokens are; equal greedy tokens."""
+    """Comparison of a model cut into ranks with the whole model."""
 
-    logits: float
-    by_stages: float  # from the cut model's own, in one call
-    tokens_equal: bool
+    logits: float  # largest difference from the whole model, at visible tokens
+    by_stages: float  # largest difference of the staged runner from the one-call runner
+    tokens_equal: bool  # of greedy search
     transport: str
 
 
 def prompts(vocab: int = VOCAB) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] and a mask with padding on the left, on the right and in between."""
+    """Token ids [B, T] and a mask with padding on the left, on the right and in the middle."""
     ids = torch.randint(1, vocab, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[1, :3] = 0
@@ -81,20 +81,20 @@ def against_one_process(
 ) -> dict[str, Found]:
     torch.set_num_threads(1)
     return {
-        name: _found(*(engine(name, ranks, dtype=dtype, impl=impl, **model) for ranks in (1, size)))
+        name: _compare(*(engine(name, ranks, dtype=dtype, impl=impl, **model) for ranks in (1, size)))
         for name, model in models.items()
     }
 
 
-def _found(whole: InferenceEngine, cut: InferenceEngine) -> Found:
+def _compare(whole: InferenceEngine, cut: InferenceEngine) -> Found:
     ids, mask = prompts(whole.model_config.vocab_size)
     visible = mask.bool()
-    wanted, got = whole(ids, attention_mask=mask).logits, cut(ids, attention_mask=mask).logits
+    expected, logits = whole(ids, attention_mask=mask).logits, cut(ids, attention_mask=mask).logits
     with cut.module.runner.stage_by_stage():
         staged = cut(ids, attention_mask=mask).logits
     return Found(
-        logits=float((wanted - got)[visible].abs().max()),
-        by_stages=float((staged - got)[visible].abs().max()),
+        logits=float((expected - logits)[visible].abs().max()),
+        by_stages=float((staged - logits)[visible].abs().max()),
         tokens_equal=torch.equal(greedy(whole, ids, mask), greedy(cut, ids, mask)),
         transport=cut.module.runner.staged.held.ranks.exchange.transport,
     )
@@ -117,27 +117,27 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 
 def ways_to_generate() -> list[tuple[Tensor, Tensor]]:
-    """The whole model's tokens and the cut one's, whose second rank was seeded otherwise, for each of WAYS."""
+    """Tokens of the whole and of the cut model for each of WAYS; the second rank of the cut model has another seed."""
     whole, cut = engine("llama", 1), engine("llama", 2)
     ids, mask = prompts()
-    found = []
-    for way in WAYS:
-        arguments = {"attention_mask": mask, "max_new_tokens": NEW, "pad_token_id": 0} | way
+    tokens = []
+    for options in WAYS:
+        arguments = {"attention_mask": mask, "max_new_tokens": NEW, "pad_token_id": 0} | options
         torch.manual_seed(3)
-        wanted = whole.generate(ids, **arguments)
+        expected = whole.generate(ids, **arguments)
         torch.manual_seed(3 + dist.get_rank())
-        found.append((wanted, cut.generate(ids, **arguments)))
-    return found
+        tokens.append((expected, cut.generate(ids, **arguments)))
+    return tokens
 
 
 def with_int8_cache() -> dict[str, Found]:
-    return {name: _found(*(engine(name, size, kv_dtype=torch.int8) for size in (1, 2))) for name in ("gpt2", "llama")}
+    return {name: _compare(*(engine(name, size, kv_dtype=torch.int8) for size in (1, 2))) for name in ("gpt2", "llama")}
 
 
 def with_codes_of(file: str) -> dict[str, Found]:
-    """Of a GGUF file, whose codes each rank takes as they are."""
+    """Comparison for a GGUF file, whose codes each rank takes unchanged."""
     whole, cut = (labkit.init_inference(labkit.resolve(file), tensor_parallel={"tp_size": size}) for size in (1, 2))
-    return {file: _found(whole, cut)}
+    return {file: _compare(whole, cut)}
 
 
 def as_they_are(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -150,24 +150,24 @@ def in_low_precision(ranks: int, names: Iterable[str]) -> dict[str, Any]:
 
 
 def by_gloo() -> tuple[bool, float, str]:
-    of_its_own = (str(dist.get_rank()),)
-    with mock.patch("labkit.kernels.shared_memory.system", return_value=of_its_own):
-        found = against_one_process(2, torch.float32, "cpp", {"gptj": {}, "llama": {}})
-    each = found["llama"]
-    return all(one.tokens_equal for one in found.values()), each.logits, each.transport
+    own_system = (str(dist.get_rank()),)
+    with mock.patch("labkit.kernels.shared_memory.system", return_value=own_system):
+        comparisons = against_one_process(2, torch.float32, "cpp", {"gptj": {}, "llama": {}})
+    llama = comparisons["llama"]
+    return all(comparison.tokens_equal for comparison in comparisons.values()), llama.logits, llama.transport
 
 
 def stages_of_a_layer() -> dict[str, Any]:
-    found, ids = {}, prompts()[0]
+    stages, ids = {}, prompts()[0]
     for name in ("llama", "gptj"):
         cut = engine(name, 2)
         cut.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
-        decode = [time for time in cut.stage_times() if time.phase == Phase.DECODE and time.layer == 1]
-        found[name] = ([time.stage for time in decode], len(cut.module.runner.staged.held.stages))
-    return found
+        decode = [entry for entry in cut.stage_times() if entry.phase == Phase.DECODE and entry.layer == 1]
+        stages[name] = ([entry.stage for entry in decode], len(cut.module.runner.staged.held.stages))
+    return stages
 
 
-def _said(function: Callable[[], object]) -> str:
+def _message(function: Callable[[], object]) -> str:
     try:
         function()
     except (RuntimeError, ValueError) as error:
@@ -176,8 +176,8 @@ def _said(function: Callable[[], object]) -> str:
 
 
 def mistakes() -> dict[str, str]:
-    """What this rank is told when the ranks are not of one mind, or cannot be; each time they go on together."""
-    other = dist.get_rank() == 1
+    """Message on this rank for each mistake, for instance if the ranks disagree. The ranks work again after each."""
+    second_rank = dist.get_rank() == 1
 
     def whole(seed: int = 5, **options: Any) -> None:
         labkit.init_inference(small_model("gpt2", seed=seed), tensor_parallel={"tp_size": 2}, **options)
@@ -185,56 +185,56 @@ def mistakes() -> dict[str, str]:
     cut = engine("llama", 2)
     ids, _ = prompts()
     return {
-        "dtype": _said(lambda: whole(dtype=torch.bfloat16 if other else torch.float32)),
-        "weights": _said(lambda: whole(seed=6 if other else 5)),
-        "impl": _said(lambda: whole(impl="reference" if other else "cpp")),
-        "tokens": _said(lambda: cut.generate(ids // (1 + other), max_new_tokens=2)),
-        "length": _said(lambda: cut(ids[:, : 5 + other])),
-        "world": _said(lambda: engine("llama", 4)),
-        "heads": _said(lambda: labkit.init_inference(small_model("gpt2", num_attention_heads=1), mp_size=2)),
-        "equal": _said(lambda: cut(ids)),
+        "dtype": _message(lambda: whole(dtype=torch.bfloat16 if second_rank else torch.float32)),
+        "weights": _message(lambda: whole(seed=6 if second_rank else 5)),
+        "impl": _message(lambda: whole(impl="reference" if second_rank else "cpp")),
+        "tokens": _message(lambda: cut.generate(ids // (1 + second_rank), max_new_tokens=2)),
+        "length": _message(lambda: cut(ids[:, : 5 + second_rank])),
+        "world": _message(lambda: engine("llama", 4)),
+        "heads": _message(lambda: labkit.init_inference(small_model("gpt2", num_attention_heads=1), mp_size=2)),
+        "equal": _message(lambda: cut(ids)),
     }
 
 
 def without_kernels() -> dict[str, bool]:
-    """Whether a T5, cut by DeepSpeed's policy and by none, and a BERT give the outputs of the whole model."""
+    """Whether a T5, cut with and without an injection policy, and a BERT give the outputs of the whole model."""
     from sliced_models import padded_batch, seeded
     from transformers.models.t5.modeling_t5 import T5Block
 
     t5, bert = seeded("t5"), seeded("bert")
-    found = {}
-    for named in ({T5Block: ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")}, None):
-        cut = labkit.init_inference(t5, tensor_parallel={"tp_size": 2}, injection_policy=named)
+    equal = {}
+    for policy in ({T5Block: ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")}, None):
+        cut = labkit.init_inference(t5, tensor_parallel={"tp_size": 2}, injection_policy=policy)
         inputs = {name: tensor for name, tensor in padded_batch("t5").items() if not name.startswith("decoder")}
         torch.manual_seed(1)
-        wanted = t5.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0)
+        expected = t5.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0)
         torch.manual_seed(1 + dist.get_rank())
-        found[f"T5, policy {named is not None}"] = torch.equal(
-            wanted, cut.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0)
+        equal[f"T5, policy {policy is not None}"] = torch.equal(
+            expected, cut.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0)
         )
     cut = labkit.init_inference(bert, tensor_parallel={"tp_size": 2})
     cut.profile_model_time()
     with torch.no_grad():
-        wanted, got = (model(**padded_batch("bert"))[0] for model in (bert, cut))
-    found["BERT"] = torch.allclose(wanted, got, atol=1e-4) and len(cut.model_times()) == 1 and cut.impl == "torch"
-    return found
+        expected, actual = (model(**padded_batch("bert"))[0] for model in (bert, cut))
+    equal["BERT"] = torch.allclose(expected, actual, atol=1e-4) and len(cut.model_times()) == 1 and cut.impl == "torch"
+    return equal
 
 
 def saved_and_loaded(folder: str) -> dict[str, Any]:
-    """The tokens of an engine that was saved to `folder`; whether what was saved gives its logits and tokens."""
+    """Tokens of an engine saved to `folder`; whether the loaded engine gives the same logits and tokens."""
     options: dict[str, Any] = {"dtype": torch.float32, "impl": "cpp", "tensor_parallel": {"tp_size": 2}}
     ids = torch.tensor(SAVED_PROMPT)
 
     def tokens(model: InferenceEngine) -> Tensor:
         return model.generate(ids, max_new_tokens=12, do_sample=False)
 
-    first = labkit.init_inference(labkit.resolve("tiny-llama"), save_mp_checkpoint_path=folder, **options)
-    again = labkit.init_inference(labkit.resolve(folder), **options)
+    saved = labkit.init_inference(labkit.resolve("tiny-llama"), save_mp_checkpoint_path=folder, **options)
+    loaded = labkit.init_inference(labkit.resolve(folder), **options)
     return {
-        "tokens": tokens(first),
-        "logits equal": torch.equal(again(ids).logits, first(ids).logits),
-        "tokens equal": torch.equal(tokens(again), tokens(first)),
-        "saved twice": _said(
+        "tokens": tokens(saved),
+        "logits equal": torch.equal(loaded(ids).logits, saved(ids).logits),
+        "tokens equal": torch.equal(tokens(loaded), tokens(saved)),
+        "saved twice": _message(
             lambda: labkit.init_inference(labkit.resolve(folder), save_mp_checkpoint_path=folder, **options)
         ),
     }
@@ -248,7 +248,7 @@ def every_model_on_two_ranks() -> dict[str, Any]:
 
 
 def two_ranks(folder: str) -> dict[str, Any]:
-    """All that is asked of two ranks. `folder`: one with a GGUF file, `model.gguf`."""
+    """All results of two ranks. `folder` contains a GGUF file, `model.gguf`."""
     return in_low_precision(2, TWO) | {
         "float32": against_one_process(2, torch.float32, "cpp", as_they_are(FEW)),
         "reference": against_one_process(2, torch.float32, "reference", as_they_are(TWO)),
@@ -267,11 +267,11 @@ def two_ranks(folder: str) -> dict[str, Any]:
 
 
 def streamed_layers(folder: str) -> dict[str, Any]:
-    """Models whose ranks read their own layers from their own files; then one file is damaged while it is in use."""
-    found, ids = {}, prompts()[0]
+    """Models whose ranks stream their layers from files of their own; then one file is damaged during use."""
+    comparisons, ids = {}, prompts()[0]
     for name in ("gptj", "llama"):
         cut = streamed_engine(small_model(name), {"path": folder})
-        found[name] = _found(engine(name, 1), cut)
+        comparisons[name] = _compare(engine(name, 1), cut)
     stream = cut.streamed.stream
     dist.barrier()
     if dist.get_rank() == 1:
@@ -280,71 +280,71 @@ def streamed_layers(folder: str) -> dict[str, Any]:
             file.write(b"damaged!")
     dist.barrier()
 
-    def twice() -> None:
-        for _ in range(2):  # what was read ahead before the damage is good
+    def call_twice() -> None:
+        for _ in range(2):  # layers that were prefetched before the damage are intact
             cut(ids)
 
-    in_one_call = _said(twice)
+    in_one_call = _message(call_twice)
     with cut.module.runner.stage_by_stage():
-        return {"found": found, "damaged": (in_one_call, _said(twice))}
+        return {"found": comparisons, "damaged": (in_one_call, _message(call_twice))}
 
 
 def with_cache_on_disk(folder: Path) -> dict[str, Any]:
-    """Models whose ranks have the caches of their heads in files of their own; then one rank's disk breaks."""
-    found = {}
+    """Models whose ranks keep the caches of their heads in files of their own; then one rank's disk breaks."""
+    comparisons = {}
     for name in ("gptj", "llama"):
         options: dict[str, Any] = {"kv_offload": {"path": folder, "slots": 2}, "tensor_parallel": {"tp_size": 2}}
         cut: Any = labkit.init_inference(small_model(name), **options)
-        found[name] = _found(engine(name, 1), cut)
+        comparisons[name] = _compare(engine(name, 1), cut)
     ids = prompts()[0]
     cache = cut(ids).past_key_values
     with able_only_to(WRITE, folder) if dist.get_rank() == 1 else nullcontext():
         dist.barrier()
-        broken = _said(lambda: cut(ids[:, :1], past_key_values=cache)), cache.length
+        broken = _message(lambda: cut(ids[:, :1], past_key_values=cache)), cache.length
         dist.barrier()
     full = OSError(errno.ENOSPC, "No space left on device")
     longer = ids[:, :1].repeat(1, cache.capacity - 8)
     with mock.patch("os.posix_fallocate", side_effect=full) if dist.get_rank() == 1 else nullcontext():
-        no_room = _said(lambda: cut(longer, past_key_values=cache)), cache.length
-    after = _said(lambda: cut(longer, past_key_values=cache))
-    return {"found": found, "broken": broken, "no room": no_room, "after": after}
+        no_room = _message(lambda: cut(longer, past_key_values=cache)), cache.length
+    after = _message(lambda: cut(longer, past_key_values=cache))
+    return {"found": comparisons, "broken": broken, "no room": no_room, "after": after}
 
 
 def fetched_layers(folder: str) -> dict[str, Any]:
-    """By the place of the layers, the host's memory or the disk: how far the logits of a second prompt are from the
-    whole model's, and how many layers were copied. The kernels are Triton's, and each rank's keys and values are in the
-    host's memory. Then, what is said where one rank has too little memory beside its GPU.
+    """Offloaded layers in host memory and on disk: the largest difference of a second prompt's logits from the whole
+    model's, and the number of layers copied. The kernels are Triton's, and each rank's KV cache is in host memory. Also
+    the messages if one rank lacks host memory.
     """
     model, ids = small_model("llama"), torch.arange(1, 35)[None]
     with torch.no_grad():
-        want = model(ids).logits[:, 17:]
-    found: dict[str, Any] = {}
+        expected = model(ids).logits[:, 17:]
+    results: dict[str, Any] = {}
     for offload in ({"device": "cpu"}, {"path": folder}):
         cut = streamed_engine(model, offload, impl="triton", kv_offload={"device": "cpu"})
         logits = cut(ids[:, 17:], past_key_values=cut(ids[:, :17]).past_key_values).logits
-        found[cut.options.offload.device] = float((logits - want).abs().max()), cut.streamed.stream.blocks_read
-    room = psutil.virtual_memory if dist.get_rank() == 0 else lambda: SimpleNamespace(available=10)
-    with mock.patch("labkit.engine.offload.held.psutil.virtual_memory", room):
-        found["no room for a cache"] = _said(lambda: cut(ids))
-        return found | {"short": _said(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
+        results[cut.options.offload.device] = float((logits - expected).abs().max()), cut.streamed.stream.blocks_read
+    memory = psutil.virtual_memory if dist.get_rank() == 0 else lambda: SimpleNamespace(available=10)
+    with mock.patch("labkit.engine.offload.held.psutil.virtual_memory", memory):
+        results["no room for a cache"] = _message(lambda: cut(ids))
+        return results | {"short": _message(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
 
 
 def streamed_engine(model: Any, offload: dict[str, Any], **options: Any) -> Any:
-    """With as few layers in memory as possible."""
+    """Engine with as few resident layers as possible."""
     offload, options = offload | {"slots": 2}, options | {"tensor_parallel": {"tp_size": 2}}
     least = re.search(
         r"resident_gb = ([\d.]+)",
-        _said(lambda: labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options)),
+        _message(lambda: labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options)),
     )
     assert least is not None
     return labkit.init_inference(model, offload=offload | {"resident_gb": float(least[1])}, **options)
 
 
 def three_ranks() -> dict[str, Any]:
-    """All that is asked of three."""
+    """All results of three ranks."""
     return in_low_precision(3, FEW) | {"float32": against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)}
 
 
 def four_ranks() -> dict[str, Any]:
-    """All that is asked of four."""
+    """All results of four ranks."""
     return {"float32": against_one_process(4, torch.float32, "cpp", ONE_OF_EACH_ROW)}

@@ -1,4 +1,4 @@
-"""What figures say, whatever lines they break it into."""
+"""Text of figures, without line breaks."""
 
 import plotly.graph_objects as go
 

@@ -1,4 +1,4 @@
-"""Small encoders, vanilla and fused, and what is asked of them."""
+"""Small encoders, vanilla and fused, with inputs for them."""
 
 from functools import cache
 from typing import Any
@@ -67,7 +67,7 @@ def vanilla(name: str, task: str = "base") -> PreTrainedModel:
 
 
 def in_groups(name: str) -> PreTrainedModel:
-    """One whose matrices have whole groups of 64 inputs."""
+    """Model whose matrices have whole groups of 64 inputs."""
     config = CONFIGS[name]()
     config.hidden_size, config.num_attention_heads = 64, 4
     setattr(config, "hidden_dim" if name == "distilbert" else "intermediate_size", 128)
@@ -84,10 +84,10 @@ def answer(model: Any, mask: Tensor | None = None, **options: Any) -> Any:
         return model(IDS, attention_mask=mask, **options)
 
 
-def assert_same(got: Any, want: Any, mask: Tensor | None = None) -> None:
-    """Every tensor of an output, at the visible places where it has places."""
-    assert got.keys() == want.keys()
-    for key, wanted in want.items():
-        seen = slice(None) if mask is None or wanted.shape[:2] != mask.shape else mask.bool()
-        assert got[key].dtype == wanted.dtype
-        assert (got[key] - wanted)[seen].abs().max() <= FLOAT32, key
+def assert_same(actual: Any, expected: Any, mask: Tensor | None = None) -> None:
+    """Compares every tensor of two outputs, at the visible positions if the tensor has positions."""
+    assert actual.keys() == expected.keys()
+    for key, tensor in expected.items():
+        visible = slice(None) if mask is None or tensor.shape[:2] != mask.shape else mask.bool()
+        assert actual[key].dtype == tensor.dtype
+        assert (actual[key] - tensor)[visible].abs().max() <= FLOAT32, key

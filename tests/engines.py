@@ -20,13 +20,14 @@ from labkit.models.policies import model_config_of
 from labkit.stages import parse
 
 IMPLS = ("cpp", "reference")
-FEW = ("gpt2", "gptj", "gpt-neo", "bloom", "opt-post-norm", "llama", "mistral")  # each kind of position, window, norm
-few_models = pytest.mark.parametrize("name", swept(list(SMALL_CONFIGS), FEW))  # `make test-all` takes them all
+# all kinds of positions, windows and norms
+FEW = ("gpt2", "gptj", "gpt-neo", "bloom", "opt-post-norm", "llama", "mistral")
+few_models = pytest.mark.parametrize("name", swept(list(SMALL_CONFIGS), FEW))  # `make test-all` tests all models
 
 
-def distance(got: Tensor, want: Tensor) -> float:
-    """Root of the mean square difference, relative to the standard deviation of what is wanted."""
-    return float((got.float() - want.float()).square().mean().sqrt() / want.float().std())
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """Root of the mean square difference, relative to the standard deviation of the expected tensor."""
+    return float((actual.float() - expected.float()).square().mean().sqrt() / expected.float().std())
 
 
 @cache
@@ -41,14 +42,14 @@ def fused(name: str, impl: str = "cpp", dtype: torch.dtype = torch.float32) -> I
 
 @cache
 def shallow(name: str, layers: int) -> PreTrainedModel:
-    """`vanilla(name)` with fewer layers: what Triton's interpreter runs in a second."""
+    """`vanilla(name)` with fewer layers, so that Triton's interpreter runs it in a second."""
     kinds: dict[str, Any] = {"attention_types": [[["global", "local"], layers // 2]]} if name == "gpt-neo" else {}
     return small_model(name, num_hidden_layers=layers, **kinds)
 
 
 @cache
 def windowed(name: str) -> bool:
-    """Whether some layer sees only the last few tokens; it counts padding among them, as vanilla models do."""
+    """Whether some layer sees only the last few tokens. The window counts padding, as in vanilla models."""
     config = vanilla(name).config
     return any(model_config_of(config).windows)
 
@@ -62,19 +63,19 @@ def prompt(batch: int, tokens: int, seed: int = 0) -> Tensor:
 
 
 def greedy(model: PreTrainedModel | InferenceEngine, ids: Tensor, new: int, **options: object) -> Any:
-    """Greedy search for `new` tokens; what `generate` returns."""
+    """Result of `generate` with greedy search for `new` tokens."""
     return model.generate(ids, do_sample=False, max_new_tokens=new, pad_token_id=0, **options)
 
 
-def result(model: FusedCausalLM, tokens: Tensor, cache: KVCache, **wanted: Any) -> Tensor:
-    """What one step gives: logits, or with `greedy` tokens."""
-    found = model.step(StepInput(tokens, cache, **wanted)).result
-    assert found is not None
-    return found
+def result(model: FusedCausalLM, tokens: Tensor, cache: KVCache, **options: Any) -> Tensor:
+    """Result of one step: logits, or tokens with `greedy`."""
+    output = model.step(StepInput(tokens, cache, **options)).result
+    assert output is not None
+    return output
 
 
 def greedy_steps(model: FusedCausalLM, cache: KVCache, tokens: Tensor, steps: int) -> Tensor:
-    """The tokens [B, 1], and as many greedy ones behind them as there are steps."""
+    """The tokens [B, 1], followed by `steps` greedy tokens."""
     texts = [tokens]
     for _ in range(steps):
         texts.append(result(model, texts[-1].contiguous(), cache, greedy=True, follows=True))
@@ -89,8 +90,8 @@ def profiled(run: Callable[[], object]) -> list[str]:
     return [event.name for event in events if parse(event.name)]
 
 
-def error(got: Tensor, want: Tensor) -> float:
-    """Largest difference relative to the range of what is wanted; a NaN counts as infinite."""
-    assert got.shape == want.shape
-    worst = (got - want).abs().max() / (want.max() - want.min())
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference relative to the range of the expected tensor; a NaN counts as infinite."""
+    assert actual.shape == expected.shape
+    worst = (actual - expected).abs().max() / (expected.max() - expected.min())
     return float(worst.nan_to_num(nan=float("inf")))

@@ -1,4 +1,4 @@
-"""What each rank is told when one of them fails in a call that all make, called through `labkit.launch`."""
+"""Messages on each rank when one rank fails in a collective call. `labkit.launch` calls these functions."""
 
 import re
 import tempfile
@@ -50,48 +50,52 @@ class TooMuchError(Exception):
 
 
 def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """By the kind of ranks, the way to fail and the rank that fails: what this rank is told. Then, what it is told
-    where ranks make different calls, and whether tokens are those of one process afterwards.
+    """Messages on this rank, by kind of ranks, and by way to fail and failing rank.
+
+    For each kind also the message when ranks make different calls, and whether the tokens afterwards match a single
+    process.
     """
     torch.set_num_threads(1)
-    wanted, found = greedy(whole("llama")), {}
+    expected, messages = greedy(whole("llama")), {}
     for kind in kinds:
         options = dict((KINDS | ON_GPUS)[kind])
-        of_its_own = mock.patch("labkit.kernels.shared_memory.system", return_value=(str(dist.get_rank()),))
+        own_system = mock.patch("labkit.kernels.shared_memory.system", return_value=(str(dist.get_rank()),))
         played, apart, compiler = (options.pop(name, default) for name, default in CIRCUMSTANCES.items())
-        needless = mock.patch("labkit.kernels.build.in_use", side_effect=BuildError("there is no compiler"))
+        no_compiler = mock.patch("labkit.kernels.build.in_use", side_effect=BuildError("there is no compiler"))
         with (
-            of_its_own if apart else nullcontext(),
+            own_system if apart else nullcontext(),
             played_gpus() if played else nullcontext(),
-            nullcontext() if compiler else needless,
+            nullcontext() if compiler else no_compiler,
         ):
-            made = Made(pp_size, tp_size, options)
-            found[kind] = {
-                f"{way} on {which}": _said(call)
-                for which in range(dist.get_world_size())
-                for way, call in ways(made, fails=which == dist.get_rank()).items()
+            engines = Made(pp_size, tp_size, options)
+            messages[kind] = {
+                f"{way} on {failing_rank}": _message(call)
+                for failing_rank in range(dist.get_world_size())
+                for way, call in ways(engines, fails=failing_rank == dist.get_rank()).items()
             }
-            found[kind]["calls"] = _said(partial(greedy if dist.get_rank() else forward, made.engine))
-            found[kind]["afterwards"] = str(torch.equal(greedy(made.engine), wanted))
-    return found
+            messages[kind]["calls"] = _message(partial(greedy if dist.get_rank() else forward, engines.engine))
+            messages[kind]["afterwards"] = str(torch.equal(greedy(engines.engine), expected))
+    return messages
 
 
 def check_told(ranks: Sequence[dict[str, dict[str, str]]]) -> None:
-    """Fails unless each rank of a run was `told` what it should be."""
+    """Fails unless each rank was `told` the right messages."""
     for rank, by_kind in enumerate(ranks):
-        for kind, said in by_kind.items():
-            assert said.pop("afterwards") == "True", kind
-            assert re.search("RanksDifferError: the ranks make different calls: forward, .*generate", said.pop("calls"))
-            for what, message in said.items():
-                way, _, which = what.partition(" on ")
-                own = rank == int(which)
-                wanted = REASONS[way] if own else f"RankFailedError: rank {which}: {REASONS[way]}"
-                assert message.replace("\n", " ").startswith(wanted), f"{kind}, {what}, on rank {rank}: {message}"
-            assert len(said) == len(REASONS) * len(ranks), kind
+        for kind, messages in by_kind.items():
+            assert messages.pop("afterwards") == "True", kind
+            assert re.search(
+                "RanksDifferError: the ranks make different calls: forward, .*generate", messages.pop("calls")
+            )
+            for case, message in messages.items():
+                way, _, failing_rank = case.partition(" on ")
+                failed_here = rank == int(failing_rank)
+                expected = REASONS[way] if failed_here else f"RankFailedError: rank {failing_rank}: {REASONS[way]}"
+                assert message.replace("\n", " ").startswith(expected), f"{kind}, {case}, on rank {rank}: {message}"
+            assert len(messages) == len(REASONS) * len(ranks), kind
 
 
 class Made:
-    """An engine over the ranks, and how it was made."""
+    """An engine over the ranks, with the options that made it."""
 
     def __init__(self, pp_size: int, tp_size: int, options: dict[str, Any]) -> None:
         self.options: dict[str, Any] = options | {
@@ -109,11 +113,11 @@ def forward(engine: Any) -> Any:
     return engine(prompts()[0])
 
 
-def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
-    """Calls that all ranks make, in which this one fails or does not."""
-    engine, ids = made.engine, prompts()[0]
+def ways(engines: Made, fails: bool) -> dict[str, Callable[[], object]]:
+    """Collective calls by name. In each, this rank fails if `fails` is true."""
+    engine, ids = engines.engine, prompts()[0]
     runner = engine.module.runner
-    steps = runner.inner if made.options["pipeline_parallel"]["pp_size"] > 1 else runner
+    steps = runner.inner if engines.options["pipeline_parallel"]["pp_size"] > 1 else runner
 
     def generating(owner: object, method: str, error: BaseException, after: int = 0) -> Callable[[], object]:
         def call() -> object:
@@ -129,20 +133,20 @@ def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
     def planning(function: str, error: Exception) -> Callable[[], object]:
         def call() -> object:
             with mock.patch(f"labkit.engine.plan.{function}", side_effect=error) if fails else nullcontext():
-                return made.again()
+                return engines.again()
 
         return call
 
     def cache() -> object:
-        """Keys and values on the disk, in a folder that one rank cannot write."""
-        if made.options["impl"] != "cpp":
+        """KV cache on the disk, in a folder to which one rank cannot write."""
+        if engines.options["impl"] != "cpp":
             return planning("begin_saving", UserError("kv_offload: is for other kernels"))()
         full = mock.patch("labkit.engine.offload.cache_folder.tempfile.TemporaryFile", side_effect=OSError("full"))
         with full if fails else nullcontext():
-            return made.again(kv_offload={"path": tempfile.gettempdir()})
+            return engines.again(kv_offload={"path": tempfile.gettempdir()})
 
     return {
-        "option": lambda: made.again(kv_dtype="of no kind" if fails else None),
+        "option": lambda: engines.again(kv_dtype="of no kind" if fails else None),
         "source": planning("resolve", OSError("a file of this rank alone")),
         "cache": cache,
         "checkpoint": planning("begin_saving", TooMuchError("no place")),
@@ -158,19 +162,19 @@ def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
 
 @contextmanager
 def _failing(owner: Any, method: str, error: BaseException, after: int) -> Iterator[None]:
-    """Within, the method raises when it is called more often than `after` times."""
-    calls, real = iter(range(after)), getattr(owner, method)
+    """Context in which the method raises `error` after the first `after` calls."""
+    calls, original = iter(range(after)), getattr(owner, method)
 
     def call(*arguments: Any) -> Any:
         if next(calls, None) is None:
             raise error
-        return real(*arguments)
+        return original(*arguments)
 
     with mock.patch.object(owner, method, call):
         yield
 
 
-def _said(call: Callable[[], object]) -> str:
+def _message(call: Callable[[], object]) -> str:
     try:
         call()
     except (ValueError, RuntimeError, OSError, MemoryError, TooMuchError, KeyboardInterrupt) as error:

@@ -1,4 +1,4 @@
-"""Traces of other recorders than nsys and PyTorch's profiler, small and in the form that each writes."""
+"""Small traces in the formats of recorders other than nsys and PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Event = dict[str, Any]
 
 
 def named(pid: object, process: str, threads: dict[int, str] | None = None, labels: str = "") -> list[Event]:
-    """The events that name a process and its threads."""
-    told = [("process_name", 0, {"name": process})] + [("process_labels", 0, {"labels": labels})] * bool(labels)
-    told += [("thread_name", tid, {"name": name}) for tid, name in (threads or {}).items()]
-    return [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in told]
+    """Events that name a process and its threads."""
+    entries = [("process_name", 0, {"name": process})] + [("process_labels", 0, {"labels": labels})] * bool(labels)
+    entries += [("thread_name", tid, {"name": name}) for tid, name in (threads or {}).items()]
+    return [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in entries]
 
 
 def span(pid: object, tid: object, name: str, ts: object, dur: object, cat: object = "", **args: object) -> Event:
@@ -20,7 +20,7 @@ def span(pid: object, tid: object, name: str, ts: object, dur: object, cat: obje
 
 
 def jax_gpu() -> Event:
-    """A process for each GPU with its streams, and lines that XLA derives from them; the list ends with nothing."""
+    """Trace of JAX: a process for each GPU with its streams and the lines that XLA derives; the last event is empty."""
     lines = {14: "Stream #7(Compute,MemcpyH2D)", 15: "Stream #9(MemcpyD2H)", 90: "XLA Modules", 91: "XLA Ops"}
     kernel = {"correlation_id": "85", "hlo_module": "jit_f", "hlo_op": "dot.1", "kernel_details": "regs:32 grid:1,1,1"}
     return {
@@ -56,31 +56,41 @@ def jax_tpu() -> Event:
 
 
 def ascend() -> list[Event]:
-    """trace_view.json of MindStudio: Python, CANN, the hardware with its streams, and what is derived from them."""
-    at = 1_723_545_784_434_032
+    """trace_view.json of MindStudio: Python, CANN, the hardware with its streams, and the lines derived from them."""
+    origin_us = 1_723_545_784_434_032
     return [
         *named(71, "Python", {901: "main"}, "CPU"),
         *named(72, "CANN", {}, "CPU"),
         *named(73, "Ascend Hardware", {2: "Stream 2", 3: "Stream 3"}, "NPU"),
         *named(74, "Overlap Analysis", {0: "Computing", 3: "Free"}),
         *named(75, "Communication", {1: "Plane 0"}),
-        span(71, 901, "aten::mm", f"{at}.125", 50, "cpu_op", **{"Sequence number": 3}),
-        span(71, 901, "Enqueue", f"{at + 1}.000", 2, "enqueue", correlation_id=7),
-        span(72, 902, "AscendCL@aclnnMatmul", f"{at + 5}.000", 9, level="acl", connection_id=7),
-        span(72, 902, "Node@launch", f"{at + 8}.000", 2, level="node", connection_id=7),
-        span(73, 2, "MatMulV2", f"{at + 30}.250", 10, connection_id=7, **{"Task Type": "AI_CORE", "Stream Id": 2}),
-        span(73, 2, "EVENT_WAIT", f"{at + 45}.250", 900, **{"Task Type": "EVENT_WAIT"}),
-        span(73, 3, "MEMCPY_ASYNC", f"{at + 60}.250", 4, operation="host to device", **{"size(B)": 2048}),
-        span(74, 0, "Computing", f"{at + 30}.250", 10),
-        span(74, 3, "Free", f"{at + 40}.250", 10),
-        span(75, 1, "hcom_allReduce_", f"{at + 70}.250", 10),
-        {"ph": "s", "cat": "async_npu", "name": "torch_to_npu", "id": 7, "pid": 71, "tid": 901, "ts": f"{at + 1}.000"},
-        {"ph": "C", "name": "AI Core Freq", "pid": 76, "tid": 0, "ts": f"{at}.000", "args": {"MHz": 1000}},
+        span(71, 901, "aten::mm", f"{origin_us}.125", 50, "cpu_op", **{"Sequence number": 3}),
+        span(71, 901, "Enqueue", f"{origin_us + 1}.000", 2, "enqueue", correlation_id=7),
+        span(72, 902, "AscendCL@aclnnMatmul", f"{origin_us + 5}.000", 9, level="acl", connection_id=7),
+        span(72, 902, "Node@launch", f"{origin_us + 8}.000", 2, level="node", connection_id=7),
+        span(
+            73, 2, "MatMulV2", f"{origin_us + 30}.250", 10, connection_id=7, **{"Task Type": "AI_CORE", "Stream Id": 2}
+        ),
+        span(73, 2, "EVENT_WAIT", f"{origin_us + 45}.250", 900, **{"Task Type": "EVENT_WAIT"}),
+        span(73, 3, "MEMCPY_ASYNC", f"{origin_us + 60}.250", 4, operation="host to device", **{"size(B)": 2048}),
+        span(74, 0, "Computing", f"{origin_us + 30}.250", 10),
+        span(74, 3, "Free", f"{origin_us + 40}.250", 10),
+        span(75, 1, "hcom_allReduce_", f"{origin_us + 70}.250", 10),
+        {
+            "ph": "s",
+            "cat": "async_npu",
+            "name": "torch_to_npu",
+            "id": 7,
+            "pid": 71,
+            "tid": 901,
+            "ts": f"{origin_us + 1}.000",
+        },
+        {"ph": "C", "name": "AI Core Freq", "pid": 76, "tid": 0, "ts": f"{origin_us}.000", "args": {"MHz": 1000}},
     ]
 
 
 def mtia() -> Event:
-    """Kineto's for MTIA: work, copies and waits in one category, and a queue of the CPU on the device."""
+    """Kineto's trace for MTIA: work, copies and waits in one category, and a CPU queue on the device."""
     category = "mtia_ccp_events"
     return {
         "schemaVersion": 1,

@@ -1,4 +1,4 @@
-"""GGUF files of small models, written as llama.cpp's converter lays them out."""
+"""GGUF files of small models, laid out as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.models.policies import policy_for
 
-VOCAB, HI, END = 288, 256, 257  # tokens in all, and those of "Hi" and of an end
+VOCAB, HI, END = 288, 256, 257  # number of tokens; token of "Hi"; token that ends a text
 PIECES = ["▁", *"hiterx", "▁▁", "▁h", "hi", "▁hi", "re", "th", "▁th", "▁▁▁", "▁t", "the", "there", "▁there"]
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
@@ -41,7 +41,7 @@ for _sizes in (SIZES["llama"], SIZES["qwen2"], SIZES["qwen3"]):
 
 
 def gguf_model(name: str) -> PreTrainedModel:
-    """A model whose matrices have whole groups of 32 inputs, and whose numbers float16 can hold."""
+    """Model whose matrices have whole groups of 32 inputs, and whose numbers fit float16 exactly."""
     model = small_model(name, vocab_size=VOCAB, **SIZES[name])
     for parameter in model.parameters():
         parameter.data = parameter.data.half().float()
@@ -62,10 +62,12 @@ def write_gguf(
     extra: Mapping[str, Tensor] | None = None,
     split: int = 0,
 ) -> Path:
-    """Writes a model with the matrices of its layers as `kind`. `kinds` has other types by GGUF's names.
+    """Writes a model; returns the path of its first part.
 
-    metadata: further values by key, in place of those written by default; None: without the key. extra: further
-    tensors. tokenizer: writes the vocabulary. split: the tensors of a part; 0: one file. The first part is returned.
+    `kind` is the type of the layers' matrices, and `kinds` has other types by the tensors' GGUF names.
+    `metadata` has values by key, which replace those written by default; None removes the key.
+    `extra` has further tensors. `tokenizer` writes the vocabulary.
+    `split` is the number of tensors in a part; 0 writes one file.
     """
     config = model.config
     name = architecture or config.model_type
@@ -83,16 +85,18 @@ def write_gguf(
         if stored in without:
             continue
         matrix = tensor.ndim == 2 and stored.startswith(("blk.", "token_embd.weight", "output.weight"))
-        asked = (kinds or {}).get(stored, kind if matrix else "F32")
-        number = GGMLQuantizationType[asked]
+        type_name = (kinds or {}).get(stored, kind if matrix else "F32")
+        quantization = GGMLQuantizationType[type_name]
         numbers = tensor.numpy()
-        if asked == "F16":
+        if type_name == "F16":
             writer.add_tensor(stored, numbers.astype(np.float16))
-        elif asked == "F32":
+        elif type_name == "F32":
             writer.add_tensor(stored, numbers)
         else:
-            data = gguf.quants.quantize(numbers, number) if asked != "Q6_K" else _some_blocks(tensor, 210, 256)
-            writer.add_tensor(stored, data, raw_dtype=number)
+            data = (
+                gguf.quants.quantize(numbers, quantization) if type_name != "Q6_K" else _some_blocks(tensor, 210, 256)
+            )
+            writer.add_tensor(stored, data, raw_dtype=quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,15 +105,15 @@ def write_gguf(
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """By GGUF's names, in GGUF's order of rows."""
+    """Tensors of the model by GGUF's names, with rows in GGUF's order."""
     config, policy = model.config, policy_for(model.config)
-    architecture = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
+    architecture = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    found = {}
+    tensors = {}
     for name, parameter in model.state_dict().items():
         spellings = (name, name.removeprefix("transformer."))
-        found_names = [names.get_name(each, try_suffixes=(".weight", ".bias")) for each in spellings]
-        stored = next((each for each in found_names if each), None)
+        gguf_names = [names.get_name(spelling, try_suffixes=(".weight", ".bias")) for spelling in spellings]
+        stored = next((gguf_name for gguf_name in gguf_names if gguf_name), None)
         if stored is None or (stored == "output.weight" and config.tie_word_embeddings):
             continue
         tensor = parameter.detach().clone()
@@ -120,12 +124,12 @@ def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
             tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
         if config.model_type == "bloom" and ".query_key_value." in name:
             tensor = tensor.unflatten(0, (config.n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
-        found[stored] = tensor.contiguous()
-    return found
+        tensors[stored] = tensor.contiguous()
+    return tensors
 
 
 def _some_blocks(tensor: Tensor, size: int, numbers: int) -> np.ndarray:
-    """Blocks of a type that gguf only reads: random bits with small scales."""
+    """Blocks of a type that gguf can read but not write: random bits with small scales."""
     blocks = np.random.default_rng(0).integers(0, 256, (tensor.numel() // numbers, size), dtype=np.uint8)
     blocks[:, -2:] = np.frombuffer(np.float16(1e-4).tobytes(), np.uint8)
     return blocks.reshape(tensor.shape[0], -1)
@@ -152,10 +156,10 @@ def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
 
 
 def _tokenizer(writer: gguf.GGUFWriter, tokens: int) -> None:
-    known = [*gguf_letters(), "Hi"]
-    listed = [*known, "<|end|>", *(f"<unused{index}>" for index in range(tokens - len(known) - 1))][:tokens]
-    kinds = [gguf.TokenType.NORMAL] * len(known) + [gguf.TokenType.CONTROL] * (len(listed) - len(known))
-    byte_level(listed, kinds, ["H i"], "default")(writer)
+    words = [*gguf_letters(), "Hi"]
+    vocabulary = [*words, "<|end|>", *(f"<unused{index}>" for index in range(tokens - len(words) - 1))][:tokens]
+    kinds = [gguf.TokenType.NORMAL] * len(words) + [gguf.TokenType.CONTROL] * (len(vocabulary) - len(words))
+    byte_level(vocabulary, kinds, ["H i"], "default")(writer)
     writer.add_bos_token_id(END)
     writer.add_eos_token_id(END)
     writer.add_pad_token_id(END)
@@ -165,7 +169,7 @@ def _tokenizer(writer: gguf.GGUFWriter, tokens: int) -> None:
 def byte_level(
     tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str], pre: str
 ) -> Callable[[gguf.GGUFWriter], None]:
-    """Writes a vocabulary of GPT-2's kind, whose text is split by the rules of the name `pre`."""
+    """Returns a function that writes a GPT-2 vocabulary, whose text is split by the rules named `pre`."""
 
     def write(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
@@ -178,18 +182,18 @@ def byte_level(
 
 
 def sentencepiece(writer: gguf.GGUFWriter) -> None:
-    """Writes a vocabulary of LLaMA's kind: bytes, PIECES by falling score, and tokens of other kinds."""
+    """Writes a LLaMA vocabulary: bytes, PIECES in order of falling scores, and tokens of other kinds."""
     kinds = gguf.TokenType
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES, "<u>", "<|im_end|>"]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
-    listed = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * len(PIECES)]
-    writer.add_token_types([*listed, kinds.USER_DEFINED, kinds.NORMAL])
+    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * len(PIECES)]
+    writer.add_token_types([*types, kinds.USER_DEFINED, kinds.NORMAL])
     writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(PIECES))] + [0.0] * 2)
 
 
 def gguf_letters() -> list[str]:
-    """The letter of each byte in a byte-level vocabulary."""
+    """Letter of each byte in a byte-level vocabulary."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return list(bytes_to_unicode().values())

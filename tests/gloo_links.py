@@ -1,5 +1,5 @@
-"""Links between ranks without GPUs: gloo, made to behave as NCCL does. What is begun goes on by itself, and the host
-asks how far it is.
+"""Links between ranks without GPUs: gloo behaves like NCCL. Work goes on by itself, and the host asks whether it is
+done.
 """
 
 from threading import Thread
@@ -11,7 +11,7 @@ from labkit.kernels.mailbox.device import PairLinks, Passed
 
 
 class GlooLinks(PairLinks):
-    """rows_sent: how many have gone this way."""
+    """rows_sent: number of rows sent over these links."""
 
     backend = "gloo"
     rows_sent = 0
@@ -40,7 +40,7 @@ class GlooLinks(PairLinks):
 
 
 class _Waiting(Thread):
-    """Gloo moves data while somebody waits for it, and knows no other way to ask."""
+    """Thread that waits for work. Gloo moves data only while someone waits, and cannot be polled."""
 
     def __init__(self, work: dist.Work) -> None:
         super().__init__(daemon=True)

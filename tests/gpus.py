@@ -1,6 +1,6 @@
-"""Which tests of the Triton kernels run where: on a GPU, or in Triton's interpreter where there is none.
+"""Marks for tests of the Triton kernels: on a GPU, or in Triton's interpreter if there is no GPU.
 
-With a GPU, TRITON_INTERPRET=1 chooses the interpreter. Test files that import this are skipped without Triton.
+With a GPU, TRITON_INTERPRET=1 chooses the interpreter. Test files that import this module are skipped without Triton.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from labkit.kernels import gpu
 pytest.importorskip("triton")
 INTERPRETED = [
     pytest.mark.skipif(not gpu.interpreted(), reason="runs in Triton's interpreter; set TRITON_INTERPRET=1"),
-    pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # where a sigmoid is 0
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # a sigmoid is 0 there
 ]
 ON_GPU = [
     pytest.mark.gpu,
@@ -23,7 +23,7 @@ ON_GPU = [
 
 
 def marked(marks: Sequence[pytest.MarkDecorator]) -> Callable[[Any], Any]:
-    """A decorator that gives a test all of the marks."""
+    """Returns a decorator that gives a test all of `marks`."""
 
     def with_marks(test: Any) -> Any:
         for mark in marks:

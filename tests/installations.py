@@ -1,4 +1,4 @@
-"""Installations of Nsight Systems for tests: the machine's own, and programs that answer as one."""
+"""Installations of Nsight Systems for tests: the machine's own, and scripts that answer like one."""
 
 import shutil
 from pathlib import Path
@@ -60,15 +60,15 @@ usage: nsys profile [<args>] [application] [<application args>]
 
 
 def nsys_here() -> Nsys:
-    """The machine's nsys; the test is skipped without one."""
+    """The machine's nsys; without one the test is skipped."""
     if NSYS is None:
         pytest.skip("nsys is not installed; labkit doctor says how to")
     return NSYS
 
 
 def script(path: Path, answers: dict[str, str]) -> Path:
-    """A program that prints the answer to its first argument, and fails where it has none."""
-    cases = "\n".join(f"'{word}') cat <<'END'\n{text}\nEND\n;;" for word, text in answers.items())
+    """Writes a program that prints the answer to its first argument, and fails if it has none."""
+    cases = "\n".join(f"'{word}') cat <<'END'\n{answer}\nEND\n;;" for word, answer in answers.items())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\ncase \"$1\" in\n{cases}\n*) echo 'not known' >&2; exit 3;;\nesac\n")
     path.chmod(0o755)
@@ -76,17 +76,17 @@ def script(path: Path, answers: dict[str, str]) -> Path:
 
 
 def fake_nsys(folder: Path, version: str = "2024.5.1.113-abc", **answers: str) -> Path:
-    """A program in `folder` that says it is this version of nsys."""
-    known = {"--version": f"NVIDIA Nsight Systems version {version}", "profile": HELP}
-    return script(folder / "nsys", known | answers)
+    """Writes a program to `folder` that reports this version of nsys."""
+    defaults = {"--version": f"NVIDIA Nsight Systems version {version}", "profile": HELP}
+    return script(folder / "nsys", defaults | answers)
 
 
 def without_host_folder(nsys: Nsys, folder: Path) -> Path:
-    """The target folder of a real installation again, as a package may leave it: nothing beside it."""
+    """Copy of the target folder of a real installation without the host folder, as a package may leave it."""
     target = folder / "target-linux-x64"
     target.mkdir(parents=True)
     program = nsys.path.resolve()
-    for each in program.parent.iterdir():
-        if each != program:
-            (target / each.name).symlink_to(each)
-    return Path(shutil.copy2(program, target))  # nsys looks beside its real path, so this one is no link
+    for file in program.parent.iterdir():
+        if file != program:
+            (target / file.name).symlink_to(file)
+    return Path(shutil.copy2(program, target))  # nsys searches next to its real path, so this file is not a link

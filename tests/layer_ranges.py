@@ -1,4 +1,4 @@
-"""Runners of a range of a small model's layers."""
+"""Runners of ranges of a small model's layers."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +23,7 @@ from labkit.weights.quantise import Quantization
 
 
 def runner_of(model: PreTrainedModel, layers: range, impl: str, *, graphs: bool = False) -> Runner:
-    """On the GPU with impl="triton", if there is one. graphs: its decode steps are recorded and played."""
+    """Runner on the GPU with impl="triton", if there is a GPU. graphs: decode steps are captured and replayed."""
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     policy = policy_for(model.config)
     config = policy.model_config(model.config)
@@ -31,10 +31,10 @@ def runner_of(model: PreTrainedModel, layers: range, impl: str, *, graphs: bool 
     weights = build_weights(policy, config, tensors, torch.float32, impl, Quantization(), part=part, device=device)
     assert (weights.embedding is None, weights.head is None) == (layers.start > 0, layers.stop < config.num_layers)
     pool = SlotPool(part.local, torch.float32, device) if impl == "triton" else None
-    held = LayerRange(weights, part, impl, device, pool=pool)
+    layer_range = LayerRange(weights, part, impl, device, pool=pool)
     if impl == "cpp":
-        return OneCallRunner(held)
-    staged = StagedRunner(held)
+        return OneCallRunner(layer_range)
+    staged = StagedRunner(layer_range)
     if impl == "reference":
         return staged
     from labkit.engine.runners.cuda_graph import CudaGraphRunner, GpuDecoder
@@ -44,9 +44,9 @@ def runner_of(model: PreTrainedModel, layers: range, impl: str, *, graphs: bool 
 
 
 class CutModel:
-    """A model in ranges of layers, one after the other: `ends` are those at which they meet, 0 and the last among them.
+    """A model in consecutive ranges of layers. `ends` are the borders of the ranges, with 0 and the number of layers.
 
-    A batch of texts is continued on a cache for each range.
+    A batch is continued with one cache per range.
     """
 
     def __init__(self, model: PreTrainedModel, ends: tuple[int, ...], impl: str, *, graphs: bool = False) -> None:
@@ -56,11 +56,11 @@ class CutModel:
         return [runner.new_cache(capacity) for runner in self.runners]
 
     def step(self, step: StepInput, caches: list[KVCache]) -> StepOutput:
-        """What comes of a step of the whole model, whose own cache counts for nothing."""
+        """Output of a step of the whole model. The cache in `step` is ignored."""
         rows: Tensor | None = None
         for runner, cache in zip(self.runners, caches, strict=True):
-            given = step._replace(cache=cache, rows=rows, tokens=step.tokens if rows is None else None)
-            found = runner.begin(given).collect()
-            assert (found.result is None) == (runner is not self.runners[-1])
-            rows = found.rows
-        return found
+            part = step._replace(cache=cache, rows=rows, tokens=step.tokens if rows is None else None)
+            output = runner.begin(part).collect()
+            assert (output.result is None) == (runner is not self.runners[-1])
+            rows = output.rows
+        return output

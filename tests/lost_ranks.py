@@ -1,7 +1,7 @@
-"""Ranks that are lost in the middle of a step whose full logits are wanted, and what the others say then.
+"""Ranks that are lost during a step that computes full logits, and the messages of the remaining ranks.
 
-As a script: `lost_ranks.py MODEL WAY MEETINGS`, which kills one of two ranks at each of its first meetings and prints a
-line of JSON for each.
+As a script: `lost_ranks.py MODEL WAY MEETINGS` kills one of two ranks at each of the first meetings, and prints a line
+of JSON for each.
 """
 
 import json
@@ -26,8 +26,8 @@ from labkit.kernels.all_reduce.exchange import BRING
 from labkit.kernels.other_ranks import LINE
 from labkit.launcher.group import ensure_process_group
 
-MEETINGS = {"gptj": 5, "gpt2": 8}  # of a step: after the embedding, one or two in each layer, about the logits
-BEFORE = 2  # of a call, before its first step: about its name and its tokens
+MEETINGS = {"gptj": 5, "gpt2": 8}  # in a step: after the embedding, one or two in each layer, for the logits
+BEFORE = 2  # in a call, before its first step: for its name and its tokens
 IDS = torch.arange(1, 10)[None]
 GENERATE: dict[str, Any] = {"max_new_tokens": 4, "pad_token_id": 0}
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -50,27 +50,27 @@ def exchange_of(engine: Any) -> Exchange:
 
 @contextmanager
 def lost_at(exchange: Exchange, meeting: int, lose: Callable[[], None]) -> Iterator[None]:
-    """Within, this rank meets the others from Python, and runs `lose` in place of the meeting of this number."""
-    c, others = exchange.c, iter(range(meeting))
-    arrivals, bring = c.arrivals, c.bring
+    """Context in which this rank meets the others from Python, and runs `lose` instead of meeting number `meeting`."""
+    c_exchange, earlier = exchange.c, iter(range(meeting))
+    arrivals, bring = c_exchange.arrivals, c_exchange.bring
     assert arrivals is not None
     rounds = [c_uint64.from_address(arrivals + LINE * rank) for rank in range(exchange.size)]
 
     def meet(turn: int, count: int) -> int:
-        if next(others, None) is None:
+        if next(earlier, None) is None:
             lose()
             return 1
-        rounds[exchange.rank].value = c.round
-        while any(line.value < c.round for line in rounds):
+        rounds[exchange.rank].value = c_exchange.round
+        while any(line.value < c_exchange.round for line in rounds):
             os.sched_yield()
         return 0
 
     callback = BRING(meet)
-    c.arrivals, c.bring = None, cast(callback, c_void_p)
+    c_exchange.arrivals, c_exchange.bring = None, cast(callback, c_void_p)
     try:
         yield
     finally:
-        c.arrivals, c.bring = arrivals, bring
+        c_exchange.arrivals, c_exchange.bring = arrivals, bring
 
 
 def said(call: Callable[[Any], object], engine: Any) -> str:
@@ -82,8 +82,8 @@ def said(call: Callable[[Any], object], engine: Any) -> str:
 
 
 def failed_in_steps() -> dict[str, str]:
-    """What this rank of two says where rank 1 fails at each meeting of a step, and at the beginning of each step."""
-    answers, fails = {}, dist.get_rank() == 1
+    """Messages on this rank when rank 1 fails at each meeting of a step, and at the beginning of each step."""
+    messages, fails = {}, dist.get_rank() == 1
     for name, meetings in MEETINGS.items():
         engine = engine_of_two(name)
         exchange = exchange_of(engine)
@@ -93,33 +93,33 @@ def failed_in_steps() -> dict[str, str]:
 
         for meeting in range(meetings):
             with lost_at(exchange, BEFORE + meeting, fail) if fails else nullcontext():
-                answers[f"{name}, meeting {meeting}"] = said(WAYS["forward"], engine)
+                messages[f"{name}, meeting {meeting}"] = said(WAYS["forward"], engine)
         for step in range(3):
             for way in ("sampling", "beams"):
                 with _raising(engine.module.runner, step) if fails else nullcontext():
-                    answers[f"{name}, {way}, step {step}"] = said(WAYS[way], engine)
-    return answers
+                    messages[f"{name}, {way}, step {step}"] = said(WAYS[way], engine)
+    return messages
 
 
 @contextmanager
 def _raising(runner: Any, step: int) -> Iterator[None]:
     steps, begin = iter(range(step)), runner.begin
 
-    def begin_or_raise(wanted: Any) -> Any:
+    def begin_or_raise(step_input: Any) -> Any:
         if next(steps, None) is None:
             raise RuntimeError(REASON)
-        return begin(wanted)
+        return begin(step_input)
 
     with mock.patch.object(runner, "begin", begin_or_raise):
         yield
 
 
 def outcome_of_kill(name: str, way: str, meeting: int, victim: int) -> dict[str, Any]:
-    """The end of both ranks, which are forked: the victim is killed at a meeting of its call."""
+    """Forks two ranks and kills the victim at a meeting of its call; returns how both ended."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [_forked(rank, Path(folder), name, way, meeting if rank == victim else None) for rank in range(2)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-        text = Path(folder, str(1 - victim))
+        pids = [_forked(rank, Path(folder), name, way, meeting if rank == victim else None) for rank in range(2)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        message = Path(folder, str(1 - victim))
         return {
             "model": name,
             "way": way,
@@ -127,7 +127,7 @@ def outcome_of_kill(name: str, way: str, meeting: int, victim: int) -> dict[str,
             "victim": victim,
             "victim's code": codes[victim],
             "survivor's code": codes[1 - victim],
-            "survivor said": text.read_text() if text.exists() else None,
+            "survivor said": message.read_text() if message.exists() else None,
         }
 
 
@@ -154,8 +154,8 @@ def _run_rank(rank: int, folder: Path, name: str, way: str, meeting: int | None)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # a fork keeps no other thread
-    labkit.init_inference(small_model(sys.argv[1]), impl="cpp", dtype=torch.float32)  # compiled and loaded once
+    torch.set_num_threads(1)  # a fork has no other threads
+    labkit.init_inference(small_model(sys.argv[1]), impl="cpp", dtype=torch.float32)  # builds the kernels once
     for number in range(int(sys.argv[3])):
-        for lost in range(2):
-            sys.stdout.write(json.dumps(outcome_of_kill(sys.argv[1], sys.argv[2], number, lost)) + "\n")
+        for victim in range(2):
+            sys.stdout.write(json.dumps(outcome_of_kill(sys.argv[1], sys.argv[2], number, victim)) + "\n")

@@ -1,4 +1,4 @@
-"""What each of three ranks does in the tests of sums over ranks, called through `labkit.launch`."""
+"""What each of three ranks does in the tests of sums over ranks. `labkit.launch` calls these functions."""
 
 import ctypes
 import subprocess
@@ -17,8 +17,8 @@ def all_answers() -> tuple[list[torch.Tensor], bool, list[str]]:
 
 
 def sums() -> list[torch.Tensor]:
-    """By each transport, of less than a slot, of several, and of an odd number."""
-    found = []
+    """Sums by each transport: of less than a slot, of several slots, and of an odd number of values."""
+    totals = []
     for transport in ("shared memory", "gloo"):
         exchange = Exchange(None, SLOT, transport=transport if transport == "gloo" else None)
         assert exchange.transport == transport
@@ -26,15 +26,15 @@ def sums() -> list[torch.Tensor]:
             x = torch.randn(count, generator=torch.Generator().manual_seed(dist.get_rank()))
             total = all_reduce(x, exchange, impl="cpp")
             assert torch.allclose(total, all_reduce(x, exchange, impl="reference"), atol=1e-6)
-            everyone = all_gather(x, exchange, impl="cpp")
-            assert torch.equal(everyone, all_gather(x, exchange, impl="reference"))
-            assert torch.equal(total, everyone[0] + everyone[1] + everyone[2])
-            found.append(total)
-    return found
+            gathered = all_gather(x, exchange, impl="cpp")
+            assert torch.equal(gathered, all_gather(x, exchange, impl="reference"))
+            assert torch.equal(total, gathered[0] + gathered[1] + gathered[2])
+            totals.append(total)
+    return totals
 
 
 def unchanged_after_a_failure() -> bool:
-    """Whether the slots of all ranks are what they were after rank 1 has failed and gone on."""
+    """Whether the slots of all ranks are unchanged after rank 1 failed and made further calls."""
     exchange = Exchange(None, SLOT)
     for value in (1.0, 2.0):
         all_reduce(torch.full((1024,), value), exchange, impl="cpp")
@@ -53,19 +53,19 @@ def unchanged_after_a_failure() -> bool:
 
 
 def named() -> list[str]:
-    """What rank 0 says of rank 1, once when that has ended and once when it does not come."""
-    said = []
+    """Messages on rank 0 about rank 1: one if rank 1 has ended, one if it is late."""
+    messages = []
     for ended in (True, False):
         exchange = Exchange(None, SLOT, timeout_s=60.0 if ended else 0.5)
-        dist.barrier()  # every rank has written down who the others are
+        dist.barrier()  # every rank has recorded the process ids of the others
         if dist.get_rank() == 0:
-            if ended:  # as if rank 1 were this process, which is gone
-                with subprocess.Popen(["true"]) as gone:
+            if ended:  # pretends that rank 1 is this process, which has ended
+                with subprocess.Popen(["true"]) as process:
                     pass
                 assert exchange.c.arrivals is not None
-                ctypes.c_int32.from_address(exchange.c.arrivals + 64 + 8).value = gone.pid
+                ctypes.c_int32.from_address(exchange.c.arrivals + 64 + 8).value = process.pid
             with pytest.raises(RuntimeError) as failure:
                 all_reduce(torch.ones(3), exchange, impl="cpp")
-            said.append(str(failure.value))
+            messages.append(str(failure.value))
         dist.barrier()
-    return said
+    return messages

@@ -1,4 +1,4 @@
-"""Cells of a notebook with a workbench whose measurement is pretended."""
+"""Notebook cells with a workbench whose measurement is faked."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The real Nsight Systems, for tests that use it where it is installed."""
+"""The real Nsight Systems, for tests that use it if it is installed."""
 
 import os
 from importlib.metadata import version
@@ -16,13 +16,13 @@ needs_nsys = pytest.mark.skipif(NSYS is None, reason="nsys is not installed; lab
 
 
 def loses_plain_ranges(nsys: Nsys) -> bool:
-    """Whether ranges of other code than labkit's are lost under it, as Python 3.14 has them with a newer nvtx."""
+    """Whether this nsys loses the ranges of code other than labkit's, as on Python 3.14 with a newer nvtx."""
     return nsys.version < (2024,) and Version(version("nvtx")) >= Version("0.2.12")
 
 
 def exported(nsys: Nsys, program: list[str], folder: Path) -> Path:
-    """The SQLite export of what nsys itself records of a program with NVTX ranges."""
-    traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={folder / 'real'}")
-    ended = run_with_agent(lambda: run([str(nsys.path), "profile", *traced, *program], os.environ))
+    """Profiles a program with NVTX ranges; returns the SQLite export of nsys itself."""
+    options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={folder / 'real'}")
+    ended = run_with_agent(lambda: run([str(nsys.path), "profile", *options, *program], os.environ))
     assert ended.well, ended
     return folder / "real.sqlite"

@@ -1,7 +1,8 @@
-"""Random exports of nsys: a seed makes one, valid for nsys itself and hard on a reader.
+"""Random exports of nsys: each seed makes one that nsys accepts and that is hard to read.
 
-What nsys leaves undefined or does not survive is not in them: two ranges of a thread with the same bounds, two threads
-of a process that create the same domain, ranges that end before they start, and open ranges where none was closed.
+They leave out cases that nsys does not define or that crash it: two ranges of a thread with the same bounds, two
+threads of a process that create the same domain, ranges that end before they start, and open ranges if none was
+closed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CALLS = ("cudaLaunchKernel_v7000", "cuLaunchKernel", "cudaGraphLaunch_v10000", "
 
 
 def random_database(path: Path, seed: int, generation: str, *, settled: bool = False) -> Path:
-    """An export. `settled`: the last timestamp of all is a range's, so all versions let open ranges end there."""
+    """Writes an export. `settled`: a range has the last timestamp of all, so all versions end open ranges there."""
     random = np.random.default_rng([seed, list(GENERATIONS).index(generation)])
     return _Maker(random, generation).make(settled).write(path)
 
@@ -77,13 +78,13 @@ class _Maker:
         return int(self.random.integers(5000, SPAN_NS))
 
     def process(self, pid: int, tids: list[int]) -> None:
-        """Domains, named or not and some named twice; the ranges and calls of each thread. Correlations begin at 1."""
+        """Adds domains (some unnamed, some named twice), ranges and calls of each thread. Correlations begin at 1."""
         self.domains = list(range(int(self.random.integers(1, 5))))
         self.correlation = 0
         for domain in self.domains[1:]:
-            for again in range(self.pick(0, 1, 1, 2)):
-                start = int(self.random.integers(0, 1000)) + 2000 * again
-                self.export.create(start, tids[0], domain, f"domain{domain + again}")
+            for repetition in range(self.pick(0, 1, 1, 2)):
+                start = int(self.random.integers(0, 1000)) + 2000 * repetition
+                self.export.create(start, tids[0], domain, f"domain{domain + repetition}")
         for tid in tids:
             name = self.export.string(f"thread {tid % 7}")
             self.export.add("ThreadNames", {"nameId": name, "priority": 20, "globalTid": tid})
@@ -93,7 +94,7 @@ class _Maker:
                     self.export.range(self.time(), None, tid, eventType=kind, text="not a range")
 
     def nested(self, tid: int) -> list[int]:
-        """Push/pop ranges as a stack makes them; some of those left on it are never closed. Returns all bounds."""
+        """Adds push/pop ranges from a stack; some that remain on the stack are never closed. Returns all bounds."""
         stack: list[int] = []
         times = np.unique(self.random.integers(5000, SPAN_NS, int(self.random.integers(0, 60)))).tolist()
         for time in times:
@@ -107,27 +108,27 @@ class _Maker:
         return times
 
     def overlapping(self, tid: int) -> list[int]:
-        """Start/end ranges anywhere; some end on another thread, some at once, some never. Returns all bounds."""
+        """Adds start/end ranges; some end on another thread, some at once, some never. Returns all bounds."""
         bounds = []
         for _ in range(int(self.random.integers(0, 12))):
             start = self.time()
             end = start + self.pick(0, *self.random.integers(1, SPAN_NS // 2, 8).tolist())
-            moved = {"endGlobalTid": tid ^ 1} if self.chance(0.15) else {}
+            columns = {"endGlobalTid": tid ^ 1} if self.chance(0.15) else {}
             kind = self.pick(START_END, START_END, START_END, IMPORTED_START_END)
-            self.range(start, None if self.chance(0.1) else end, tid, kind, **moved)
+            self.range(start, None if self.chance(0.1) else end, tid, kind, **columns)
             bounds += [start, end]
         return bounds
 
-    def range(self, start: int, end: int | None, tid: int, kind: int, **moved: object) -> None:
-        """Named by a registered string, a text, both (the string counts) or not at all."""
+    def range(self, start: int, end: int | None, tid: int, kind: int, **columns: object) -> None:
+        """Adds a range named by a registered string, a text, both (the string counts) or neither."""
         name = str(self.random.choice(NAMES))
-        ways: list[Row] = [{"text": name}] * 9 + [{"textId": self.export.string(name)}] * 9
-        ways += [{"text": "not this", "textId": self.export.string(name)}, {}]
-        named = ways[int(self.random.integers(len(ways)))]
-        self.export.range(start, end, tid, eventType=kind, **named, **moved, domainId=self.pick(*self.domains))
+        namings: list[Row] = [{"text": name}] * 9 + [{"textId": self.export.string(name)}] * 9
+        namings += [{"text": "not this", "textId": self.export.string(name)}, {}]
+        naming = namings[int(self.random.integers(len(namings)))]
+        self.export.range(start, end, tid, eventType=kind, **naming, **columns, domainId=self.pick(*self.domains))
 
     def calls(self, pid: int, tid: int, bounds: list[int]) -> None:
-        """Calls one after the other, some beginning or ending with a range to the nanosecond, some holding another."""
+        """Adds calls one after the other; some begin or end at a bound of a range, and some contain another call."""
         times = self.random.integers(1, SPAN_NS + 5000, int(self.random.integers(0, 120))).tolist()
         if bounds:
             times += self.random.choice(bounds, min(len(bounds), 10), replace=False).tolist()
@@ -138,7 +139,7 @@ class _Maker:
                 self.call(pid, start + 2, end - self.pick(0, 1, 2), tid)
 
     def call(self, pid: int, start: int, end: int, tid: int) -> None:
-        self.correlation += self.correlation == 0 or self.chance(0.95)  # some share that of the one before
+        self.correlation += self.correlation == 0 or self.chance(0.95)  # some share the previous correlation
         self.export.call(start, end, tid, self.correlation, str(self.random.choice(CALLS)))
         for _ in range(self.pick(0, 1, 1, 1, 1, 2, 7)):
             self.work(start + self.pick(-50, 5000, 300_000), global_pid(pid), self.correlation, tid)
@@ -160,19 +161,19 @@ class _Maker:
             self.export.graph(start, end, pid, correlation)
 
     def strangers(self, pids: list[int]) -> None:
-        """Work whose call was not recorded: without a number, with one that no call has, of an unknown process."""
+        """Adds work whose call was not recorded: no correlation, one without a call, or an unknown process."""
         for _ in range(self.pick(*range(5))):
             pid = self.pick(*pids)
             self.work(self.time(), global_pid(pid), None if self.chance(0.4) else 1_000_000, global_tid(pid, pid))
 
     def last(self, tid: int, settled: bool) -> None:
-        """A closed range later than all others; unless settled, mostly an event that is no range later still."""
+        """Adds a closed range after all others, and, unless settled, often an event after it that is not a range."""
         self.export.range(2 * SPAN_NS, 2 * SPAN_NS + 7, tid, text="last")
         if not settled and self.chance(0.8):
             self.export.range(3 * SPAN_NS, None, tid, eventType=MARK, text="later")
 
     def lose_tables(self) -> None:
-        """Exports have no table for what did not happen, and sometimes one without rows."""
+        """Removes some tables and empties others. Exports have no table for events that did not happen."""
         for table in (NVTX, RUNTIME, KERNEL, MEMCPY, MEMSET):
             luck = self.random.random()
             if luck < 0.03:

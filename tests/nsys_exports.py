@@ -10,7 +10,7 @@ from pathlib import Path
 PUSH_POP, START_END, IMPORTED_PUSH_POP, IMPORTED_START_END = 59, 60, 70, 71
 CATEGORY, MARK, THREAD_NAME, DOMAIN_CREATE, DOMAIN_DESTROY = 33, 34, 39, 75, 76
 MACHINE = 1 << 48
-GENERATIONS = {  # the version that writes it and the schema's
+GENERATIONS = {  # version of nsys and version of the schema
     "2022.4": ("2022.4.2.1", "3.0.0"),
     "2023.4": ("2023.4.4.54", "3.7.2"),
     "2026.1": ("2026.1.1.77", "3.24.0"),
@@ -25,7 +25,7 @@ START_TIME = "TARGET_INFO_SESSION_START_TIME"
 WORK = "start! end! deviceId! contextId! streamId! correlationId globalPid"
 META = "name!:TEXT value:TEXT"
 NODES = "start! end! eventClass! globalTid nameId! graphNodeId! originalGraphNodeId"
-TABLES = {  # columns in the order of the exports, INTEGER unless they say otherwise; those with ! are NOT NULL
+TABLES = {  # columns in the order of the exports; INTEGER by default; ! means NOT NULL
     "StringIds": "id! value!:TEXT",
     NVTX: "start! end eventType! rangeId category color text:TEXT globalTid endGlobalTid textId domainId uint64Value "
     "int64Value doubleValue:REAL uint32Value int32Value floatValue:REAL jsonTextId jsonText:TEXT",
@@ -54,7 +54,7 @@ Row = Mapping[str, object]
 
 @dataclass
 class Export:
-    """What a database is to hold: the rows of each table, columns that they lack being NULL."""
+    """Contents of a database: the rows of each table. Columns that a row lacks are NULL."""
 
     generation: str = "2022.4"
     tables: dict[str, list[Row]] = field(default_factory=dict)
@@ -71,11 +71,11 @@ class Export:
         return self.strings.setdefault(text, len(self.strings) + 1)
 
     def range(self, start: int, end: int | None, tid: int, **columns: object) -> None:
-        """A push/pop range of the default domain, unless the columns say otherwise."""
+        """Adds a push/pop range of the default domain, unless the columns say otherwise."""
         self.add(NVTX, {"start": start, "end": end, "eventType": PUSH_POP, "globalTid": tid, "domainId": 0} | columns)
 
     def labelled(self, start: int, end: int | None, tid: int, text: str) -> None:
-        """A push/pop range of the domain that `create` made number 1."""
+        """Adds a push/pop range of domain number 1, which `create` made."""
         self.range(start, end, tid, textId=self.string(text), domainId=1)
 
     def create(self, start: int, tid: int, domain: int, name: str) -> None:
@@ -119,10 +119,10 @@ class Export:
         self.add(START_TIME, {"utcEpochNs": epoch_ns, "utcTime": "2026-11-22T00:49:08"})
 
     def write(self, path: Path, *, schema: str | None = None, without: Collection[str] = ()) -> Path:
-        """Writes the tables that were added to, also those emptied since, but not the columns named in `without`."""
-        version, own = GENERATIONS[self.generation]
-        about = {"EXPORT_PRODUCT_VERSION": version, "EXPORT_SCHEMA_VERSION": schema or own}
-        meta: list[Row] = [{"name": name, "value": value} for name, value in about.items()]
+        """Writes the tables that have had rows, even if they are empty now, without the columns in `without`."""
+        version, default_schema = GENERATIONS[self.generation]
+        versions = {"EXPORT_PRODUCT_VERSION": version, "EXPORT_SCHEMA_VERSION": schema or default_schema}
+        meta: list[Row] = [{"name": name, "value": value} for name, value in versions.items()]
         tables = {"EXPORT_META_DATA" if self.old else "META_DATA_EXPORT": meta, **self.tables}
         tables["StringIds"] = [{"id": number, "value": text} for text, number in self.strings.items()]
         path.unlink(missing_ok=True)
@@ -146,8 +146,8 @@ def global_tid(pid: int, tid: int) -> int:
 
 
 def _work(start: int, end: int, pid: int, correlation: int | None) -> dict[str, int | None]:
-    place = {"deviceId": 0, "contextId": 1, "streamId": 7, "globalPid": pid}
-    return {"start": start, "end": end, **place, "correlationId": correlation}
+    location = {"deviceId": 0, "contextId": 1, "streamId": 7, "globalPid": pid}
+    return {"start": start, "end": end, **location, "correlationId": correlation}
 
 
 def _name(word: str) -> str:

@@ -1,4 +1,4 @@
-"""What nsys's own reports say of an export, and the same of labkit's frames, as rows that can be compared."""
+"""Rows of nsys's own reports on an export, and the same rows from labkit's frames, in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ KERNELS = {
     "Total Time (ns)": "total_ns",
     **{f"{name} (ns)": column for name, column in SPREAD.items()},
 }
-NULL = ("None", "")  # as versions up to 2022 and later ones print it
-NOTHING = {"PID": -1, "TID": -1, "ParentId": 0}  # labkit's for what nsys has as NULL; else ""
+NULL = ("None", "")  # up to 2022, and from 2023 on
+NOTHING = {"PID": -1, "TID": -1, "ParentId": 0}  # labkit's value for NULL in nsys; "" in all other columns
 IN_TENTHS = {"avg_ns", "med_ns", "std_ns", "avg_operations", "avg_level", "avg_children"}
 
 
 def is_old(nsys: Nsys) -> bool:
-    """Whether it names its reports, and ends open ranges, as 2022.4 does."""
+    """Whether this nsys names its reports and ends open ranges like 2022.4."""
     return nsys.version < (2023,)
 
 
 def reports(nsys: Nsys, database: Path) -> dict[str, list[dict[str, object]]]:
-    """The rows of the reports "trace", "summary" (not before 2023) and "kernels"; none where nsys skips one."""
+    """Rows of the reports "trace", "summary" (only from 2023 on) and "kernels"; no rows if nsys skips the report."""
     if is_old(nsys):
         return _reports(nsys, database, {"nvtxgpuproj": "trace", "nvtxkernsum": "kernels"})
     names = {"nvtx_gpu_proj_trace": "trace", "nvtx_gpu_proj_sum": "summary", "nvtx_kern_sum": "kernels"}
@@ -81,12 +81,12 @@ def reports(nsys: Nsys, database: Path) -> dict[str, list[dict[str, object]]]:
 
 
 def stack(nsys: Nsys, database: Path) -> list[dict[str, object]]:
-    """The rows of the report on push/pop ranges as they are nested on the CPU."""
+    """Rows of the report on push/pop ranges and how they nest on the CPU."""
     return _reports(nsys, database, {"nvtxpptrace" if is_old(nsys) else "nvtx_pushpop_trace": "stack"})["stack"]
 
 
 def sums(nsys: Nsys, database: Path) -> dict[str, list[dict[str, object]]]:
-    """The rows of the reports that sum up kernels, copies and calls, by their names from 2023 on."""
+    """Rows of the reports that sum up kernels, copies and calls, by the names used from 2023 on."""
     old = {"gpukernsum": "cuda_gpu_kern_sum", "gpumemtimesum": "cuda_gpu_mem_time_sum", "cudaapisum": "cuda_api_sum"}
     old |= {"osrtsum": "osrt_sum"}
     return _reports(nsys, database, old if is_old(nsys) else {name: name for name in old.values()})
@@ -94,17 +94,17 @@ def sums(nsys: Nsys, database: Path) -> dict[str, list[dict[str, object]]]:
 
 def _reports(nsys: Nsys, database: Path, names: dict[str, str]) -> dict[str, list[dict[str, object]]]:
     command = [str(nsys.path), "stats", "--format", "json", "-r", ",".join(names), str(database)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not done.stderr.strip(), done.stderr
-    found = {}
-    for part in done.stdout.split("Processing [")[1:]:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert not process.stderr.strip(), process.stderr
+    rows = {}
+    for part in process.stdout.split("Processing [")[1:]:
         head, _, body = part.partition("\n")
         text = body.strip()
         name = names[Path(head.split("with [")[1].split("]")[0]).stem]
-        found[name] = [] if text.startswith("SKIPPED") or not text else json.loads(text)
-    assert found.keys() == set(names.values()), done.stdout
-    return found
+        rows[name] = [] if text.startswith("SKIPPED") or not text else json.loads(text)
+    assert rows.keys() == set(names.values()), process.stdout
+    return rows
 
 
 def rows_of_nsys(rows: Sequence[dict[str, object]], columns: dict[str, str]) -> list[Row]:
@@ -118,7 +118,7 @@ def rows_of_nsys(rows: Sequence[dict[str, object]], columns: dict[str, str]) -> 
 
 
 def rows_of_labkit(frame: pd.DataFrame, columns: dict[str, str]) -> list[Row]:
-    """The same columns, means and deviations rounded as nsys rounds them."""
+    """Rows with the same columns; means and deviations are rounded as nsys rounds them."""
     return [
         tuple(_number(value, column) for column, value in zip(columns.values(), row, strict=True))
         for row in frame[list(columns.values())].itertuples(index=False)

@@ -1,4 +1,4 @@
-"""Engines whose layers, or whose keys and values, are read from a file, of the small models."""
+"""Engines of the small models with offloaded layers, or with an offloaded KV cache."""
 
 import os
 import re
@@ -22,17 +22,17 @@ LEAST = re.compile(r"the least is resident_gb = ([\d.]+) with (\d+) slots")
 
 
 def least_gb(model: Any, folder: Path, slots: int = 2, **options: Any) -> float:
-    """The least memory that an engine of this model works with, as the message says that refuses less."""
+    """Least memory that an engine of this model needs, from the message that refuses less."""
     with pytest.raises(ValueError, match=LEAST) as refused:
         labkit.init_inference(model, offload={"path": folder, "slots": slots, "resident_gb": 0}, **options)
-    found = LEAST.search(str(refused.value))
-    assert found is not None
-    assert int(found[2]) == slots
-    return float(found[1])
+    match = LEAST.search(str(refused.value))
+    assert match is not None
+    assert int(match[2]) == slots
+    return float(match[1])
 
 
 def streamed(name: str, folder: Path, slots: int = 2, **options: Any) -> FusedEngine:
-    """`vanilla(name)` with as few layers in memory as possible."""
+    """`vanilla(name)` with as few resident layers as possible."""
     return streamed_model(vanilla(name), folder, slots, **options)
 
 
@@ -47,7 +47,7 @@ def streamed_model(model: Any, folder: Path, slots: int = 2, **options: Any) -> 
 
 
 def reader_of(engine: FusedEngine) -> LayerStream:
-    """What reads the file."""
+    """Stream that reads the engine's file of layers."""
     stream = stream_of(engine).stream
     assert isinstance(stream, LayerStream)
     return stream
@@ -59,7 +59,7 @@ def stream_of(engine: FusedEngine) -> StreamedLayers:
 
 
 def kv_on_disk(model: Any, folder: Path, slots: int = 2, **options: Any) -> FusedEngine:
-    """An engine whose keys and values lie in files in `folder`."""
+    """Engine whose keys and values are in files in `folder`."""
     engine = labkit.init_inference(model, kv_offload={"path": folder, "slots": slots}, **options)
     assert isinstance(engine, FusedEngine)
     return engine
@@ -72,21 +72,21 @@ def kv_stream_of(cache: KVCache) -> CacheStream:
 
 @contextmanager
 def able_only_to(can: int, folder: Path) -> Iterator[None]:
-    """Within, descriptors of files in this folder can do no more than this: the rest fails as on a broken disk."""
-    kept = []
+    """Context in which files open in `folder` allow only access mode `can`. Other access fails as on a broken disk."""
+    originals = []
     for number in descriptors(folder):
-        less = os.open(f"/proc/self/fd/{number}", can | os.O_DIRECT)
-        kept.append((number, os.dup(number)))
-        os.dup2(less, number)
-        os.close(less)
-    assert kept
+        limited = os.open(f"/proc/self/fd/{number}", can | os.O_DIRECT)
+        originals.append((number, os.dup(number)))
+        os.dup2(limited, number)
+        os.close(limited)
+    assert originals
     yield
-    for number, whole in kept:
-        os.dup2(whole, number)
-        os.close(whole)
+    for number, original in originals:
+        os.dup2(original, number)
+        os.close(original)
 
 
 def descriptors(folder: Path) -> list[int]:
-    """Of the files in a folder, also of those without a name."""
-    open_ones = {int(each): os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")}
-    return [number for number, path in open_ones.items() if path.startswith(f"{folder.resolve()}/")]
+    """Descriptors of the open files in a folder, even of files without a name."""
+    paths = {int(name): os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
+    return [number for number, path in paths.items() if path.startswith(f"{folder.resolve()}/")]

@@ -1,6 +1,6 @@
-"""Random inputs for the ops, twice over: weights row by row for the references, in panels for the C++ kernels.
+"""Random inputs for the ops, in two forms: weights row by row for the references, in panels for the C++ kernels.
 
-Sizes are odd on purpose. Everything that an op must not read is NaN, and so is everything that it must write.
+Sizes are odd on purpose. Memory that an op must not read holds NaN, and so does memory that it must write.
 """
 
 import os
@@ -32,12 +32,12 @@ QUANTISED: dict[str, dict[str, Any]] = {  # ways to store a matrix, for Draw
 }
 ISAS = tuple(build.ISA_FLAGS)
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # unit roundoff
-UNIT[torch.int8] = UNIT[torch.bfloat16]  # keys, values and rows beside int8 weights
+UNIT[torch.int8] = UNIT[torch.bfloat16]  # of keys, values and rows that are used with int8 weights
 
 
 def missing_instructions(isa: str) -> str | None:
-    """Why kernels built for `isa` cannot run here, or None."""
-    before = os.environ.get("LABKIT_ISA")
+    """Reason why kernels built for `isa` cannot run on this machine, or None."""
+    previous = os.environ.get("LABKIT_ISA")
     os.environ["LABKIT_ISA"] = isa
     try:
         build.instruction_set()
@@ -45,29 +45,29 @@ def missing_instructions(isa: str) -> str | None:
         return str(error)
     finally:
         del os.environ["LABKIT_ISA"]
-        if before is not None:
-            os.environ["LABKIT_ISA"] = before
+        if previous is not None:
+            os.environ["LABKIT_ISA"] = previous
     return None
 
 
 def rounds_activations(dtype: torch.dtype) -> bool:
-    """Whether rows are rounded to bfloat16 before they meet weights of `dtype`: where the CPU multiplies its pairs."""
+    """Whether rows are rounded to bfloat16 before the product with weights of `dtype` (on CPUs with bf16 products)."""
     multiplies_pairs = build.instruction_set() in ("amx", "avx512") and "avx512_bf16" in cpu_flags()
     return dtype in (torch.bfloat16, torch.int8) and multiplies_pairs
 
 
 def tolerance(dtype: torch.dtype, roundings: int = 1) -> float:
-    """Largest error that a float32 sum may have, relative to the sum of its terms' magnitudes.
+    """Largest error that a float32 sum may have, relative to the sum of the magnitudes of its terms.
 
-    `roundings`: how often a row is rounded to bfloat16 on the way, on machines with bf16 products.
+    `roundings`: how often a row is rounded to bfloat16 on its way, on machines with bf16 products.
     """
     return 4e-6 + (roundings * UNIT[torch.bfloat16] if rounds_activations(dtype) else 0.0)
 
 
-def assert_near(got: Tensor, want: Tensor, scale: Tensor | float, tolerance: float) -> None:
-    """|got - want| <= tolerance * scale everywhere; a NaN is never near."""
-    assert got.shape == want.shape
-    excess = (got.double() - want.double()).abs() / scale
+def assert_near(actual: Tensor, expected: Tensor, scale: Tensor | float, tolerance: float) -> None:
+    """|actual - expected| <= tolerance * scale everywhere; a NaN is never near."""
+    assert actual.shape == expected.shape
+    excess = (actual.double() - expected.double()).abs() / scale
     assert bool((excess <= tolerance).all()), f"off by {excess.max():.2e} of the scale, {tolerance:.2e} is allowed"
 
 
@@ -77,8 +77,8 @@ class Draw:
 
     dtype: torch.dtype = torch.float32
     seed: int = 0
-    groups: int = 1  # of a row of quantised weights
-    group: int | None = None  # inputs of each, in place of `groups`
+    groups: int = 1  # in a row of quantised weights
+    group: int | None = None  # inputs in a group, instead of `groups`
     bits: int = 8
     asymmetric: bool = False
     generator: torch.Generator = field(init=False)
@@ -90,7 +90,7 @@ class Draw:
         return torch.randn(shape, generator=self.generator) * std
 
     def linear(self, outputs: int, inputs: int, *, bias: bool = True, gated: bool = False) -> tuple[Linear, Linear]:
-        """(for the reference, for the C++ kernels); gated: `outputs` gate rows, then as many up rows."""
+        """Returns (for the reference, for the C++ kernels); gated: `outputs` gate rows, then `outputs` up rows."""
         rows = outputs * (2 if gated else 1)
         weight = self.normal(rows, inputs, std=inputs**-0.5)
         scales, group = None, 0
@@ -98,17 +98,17 @@ class Draw:
             group = self.group or group_size(inputs, self.groups, self.bits)
             weight, scales = quantize(weight, group, bits=self.bits, asymmetric=self.asymmetric)
         weight = weight.to(self.dtype)
-        vector = self.normal(rows) if bias else None
-        plain = Linear(weight, vector, rows, inputs, "rows", scales, group, self.bits)
+        bias_vector = self.normal(rows) if bias else None
+        plain = Linear(weight, bias_vector, rows, inputs, "rows", scales, group, self.bits)
         if gated:
             weight = interleave_gate(weight)
-            vector = None if vector is None else interleave_gate(vector)
+            bias_vector = None if bias_vector is None else interleave_gate(bias_vector)
             scales = None if scales is None else interleave_gate(scales)
-        return plain, packed(Linear(weight, vector, len(weight), inputs, "rows", scales, group, self.bits))
+        return plain, packed(Linear(weight, bias_vector, len(weight), inputs, "rows", scales, group, self.bits))
 
     @property
     def stored(self) -> torch.dtype:
-        """Of keys and values beside such weights."""
+        """Type of keys and values that are used with such weights."""
         return torch.bfloat16 if self.dtype == torch.int8 else self.dtype
 
     def norm(self, kind: str, size: int) -> Norm:
@@ -122,7 +122,7 @@ class Draw:
         return Rotary(angles.cos(), angles.sin(), interleaved)
 
     def cache(self, heads: Heads, rows: Rows, past: int, capacity: int) -> tuple[LayerCache, LayerCache]:
-        """Two equal caches with `past` slots filled, zeros beyond the head, and NaN in every slot after them."""
+        """Two equal caches: `past` slots are filled, with zeros beyond the head; all later slots are NaN."""
         shape = (rows.batch, heads.kv, capacity, padded_head_dim(heads.dim))
         filled: list[Tensor] = []
         for _ in range(2):
@@ -135,9 +135,9 @@ class Draw:
 
 
 def rows_of(batch: int, tokens: int, past: int = 0, *, mask: Tensor | None = None, slots: int | None = None) -> Rows:
-    """`tokens` new tokens after `past`. `mask` [batch, past + tokens]: 0 hides a slot. Tables reach to `slots`.
+    """`tokens` new tokens after `past`. `mask` [batch, past + tokens]: 0 hides a slot. Tables have `slots` entries.
 
-    As the engine does, padding on the left is told by `first` alone.
+    As in the engine, padding on the left is described by `first` alone.
     """
     total = past + tokens
     if mask is None:
@@ -154,7 +154,7 @@ def rows_of(batch: int, tokens: int, past: int = 0, *, mask: Tensor | None = Non
 
 
 def double(record: Any) -> Any:
-    """A record of the ops in float64, its int8 weights multiplied out; tensors of integers stay as they are."""
+    """A record of the ops in float64. Its int8 weights are dequantised; tensors of integers stay unchanged."""
     if isinstance(record, Tensor):
         return record.double() if record.is_floating_point() else record
     if isinstance(record, Linear):
@@ -174,18 +174,18 @@ def moved(record: Any, device: str) -> Any:
     return record
 
 
-def distance(got: Tensor, want: Tensor) -> float:
-    """|got - want| / |want|, in Frobenius norms; infinite with a NaN."""
-    assert got.shape == want.shape
-    off = (got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-300)
-    return float(off.nan_to_num(nan=float("inf")))
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """|actual - expected| / |expected|, in Frobenius norms; infinite if there is a NaN."""
+    assert actual.shape == expected.shape
+    relative = (actual.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300)
+    return float(relative.nan_to_num(nan=float("inf")))
 
 
 MASKS = ("none", "left", "holes", "row-of-padding")
 
 
 def mask_for(kind: str, batch: int, total: int) -> Tensor | None:
-    """What a batch sees of `total` slots: int64 [batch, total], None for all."""
+    """Mask of a batch with `total` slots: int64 [batch, total]; None if all are visible."""
     if kind == "none":
         return None
     mask = torch.ones(batch, total, dtype=torch.int64)

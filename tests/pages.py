@@ -1,4 +1,4 @@
-"""Notebooks run for their pages; what a browser would fetch from outside for one, and the figures that are in it."""
+"""Notebooks that are run for their pages, the figures on a page, and what its browser would fetch from outside."""
 
 import base64
 import gzip
@@ -10,24 +10,24 @@ from typing import Any
 
 from labkit.notebooks import RunReport, run_notebook
 
-MOST_BYTES = 2_000_000  # of a page, plotly.js included
+MOST_BYTES = 2_000_000  # in a page, with plotly.js
 LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "formaction"}
 
 
 def run_in(folder: Path, notebook: Path, parameters: dict[str, Any]) -> RunReport:
-    """`notebook` run with `folder` as the current one; results are in its `out`."""
-    before = Path.cwd()
+    """Runs `notebook` with `folder` as the current one; results are in its folder `out`."""
+    previous = Path.cwd()
     os.chdir(folder)
     try:
         return run_notebook(notebook, parameters, folder / "out")
     finally:
-        os.chdir(before)
+        os.chdir(previous)
 
 
 class Page(HTMLParser):
     """Elements of an HTML page: `outside` references in attributes and styles, `scripts` by their text, and `text`.
 
-    What is packed on it: its `figures`, and `libraries`, the scripts that draw them.
+    Data packed into it: its `figures`, and `libraries`, the scripts that draw them.
     """
 
     def __init__(self, html: str) -> None:
@@ -73,12 +73,12 @@ class Page(HTMLParser):
 
 
 def unpack(packed: str) -> tuple[list[dict[str, Any]], str]:
-    """The figures and the library of a page."""
-    told, _, library = gzip.decompress(base64.b85decode(packed.replace(",", "<"))).decode().partition("\n")
-    return json.loads(told), library
+    """Figures and library that are packed into a page."""
+    figures, _, library = gzip.decompress(base64.b85decode(packed.replace(",", "<"))).decode().partition("\n")
+    return json.loads(figures), library
 
 
 def title_of(figure: dict[str, Any]) -> str:
-    """The title of a figure on a page."""
+    """Title of a figure on a page."""
     text: str = figure["layout"]["meta"]["labkit"]["title"]
     return text

@@ -1,4 +1,4 @@
-"""What each rank of a pipeline does with keys and values on the disk, called through `labkit.launch`."""
+"""What each rank of a pipeline with an offloaded KV cache does. `labkit.launch` calls these functions."""
 
 import errno
 import os
@@ -29,31 +29,33 @@ def on_disk(name: str, folder: Path, pp_size: int, tp_size: int = 1, **options: 
     return piped(name, pp_size, tp_size, kv_offload={"path": folder, "slots": 2}, **options)
 
 
-def texts(alone: InferenceEngine) -> tuple[Tensor, dict[str, Any]]:
-    """Prompts of unequal lengths, one with a hole, whose texts end at different steps, some with their first token."""
-    ids = torch.randint(1, alone.model_config.vocab_size, (ROWS, 9), generator=torch.Generator().manual_seed(4))
+def texts(single_process: InferenceEngine) -> tuple[Tensor, dict[str, Any]]:
+    """Prompts of unequal lengths, one with a hole. Their texts end at different steps, some with their first token."""
+    ids = torch.randint(
+        1, single_process.model_config.vocab_size, (ROWS, 9), generator=torch.Generator().manual_seed(4)
+    )
     mask = torch.ones_like(ids)
     mask[1, :4], mask[5, :2], mask[6, 3] = 0, 0, 0
     arguments: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "max_new_tokens": NEW}
-    text = alone.generate(ids, **arguments)[:, 9:]
+    text = single_process.generate(ids, **arguments)[:, 9:]
     ends = {int(text[row, step]) for row, step in ((0, 0), (2, 2), (3, 3), (4, 8), (7, 5))}
     return ids, arguments | {"eos_token_id": list(ends)}
 
 
 def equal_tokens(names: tuple[str, ...], folder: Path, pp_size: int, tp_size: int = 1, **options: Any) -> list[str]:
-    """The models whose tokens are not those of one process with all in memory."""
+    """Models whose tokens differ from a single process with everything in memory."""
     different = []
     for name in names:
-        alone = whole(name)
-        ids, arguments = texts(alone)
+        single_process = whole(name)
+        ids, arguments = texts(single_process)
         engine = on_disk(name, folder, pp_size, tp_size, **options)
-        if not torch.equal(engine.generate(ids, **arguments), alone.generate(ids, **arguments)):
+        if not torch.equal(engine.generate(ids, **arguments), single_process.generate(ids, **arguments)):
             different.append(f"{name}, {options}")
     return different
 
 
 def of_schedules(folder: Path, pp_size: int, tp_size: int, counts: tuple[Any, ...]) -> list[str]:
-    """The schedules and micro-batches whose tokens are not those of one process."""
+    """Schedules and micro-batches whose tokens differ from a single process."""
     different = equal_tokens(("llama",), folder, pp_size, tp_size, schedule="naive")
     for schedule in SCHEDULES[:3]:
         for count in (*counts, DIVIDED_ANEW, {"prompt": 4, "decode": 1}) if schedule == "queue" else counts:
@@ -62,18 +64,18 @@ def of_schedules(folder: Path, pp_size: int, tp_size: int, counts: tuple[Any, ..
 
 
 def other_calls(folder: Path) -> dict[str, bool]:
-    """Beams, a prompt of more rows than a piece has, an int8 cache, and `forward` on a cache that was returned."""
-    alone, engine = whole("llama"), on_disk("llama", folder, 2)
-    ids, _ = texts(alone)
-    more: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    """Whether beams, a prompt longer than a piece, an int8 cache, and `forward` on a returned cache are right."""
+    single_process, engine = whole("llama"), on_disk("llama", folder, 2)
+    ids, _ = texts(single_process)
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     long = torch.randint(1, 131, (7, 150), generator=torch.Generator().manual_seed(2))
-    small = [labkit.init_inference(small_model("llama"), kv_dtype=torch.int8), on_disk_in_int8(folder)]
-    both = (alone, engine)
-    logits = [each(ids[:, 8:], past_key_values=each(ids[:, :8]).past_key_values).logits for each in both]
+    int8_models = [labkit.init_inference(small_model("llama"), kv_dtype=torch.int8), on_disk_in_int8(folder)]
+    models = (single_process, engine)
+    logits = [model(ids[:, 8:], past_key_values=model(ids[:, :8]).past_key_values).logits for model in models]
     return {
-        "beams": torch.equal(*(each.generate(ids[:2], num_beams=3, **more) for each in both)),
-        "long": torch.equal(*(each.generate(long, **more) for each in both)),
-        "int8": torch.equal(*(each.generate(ids, **more) for each in small)),
+        "beams": torch.equal(*(model.generate(ids[:2], num_beams=3, **options) for model in models)),
+        "long": torch.equal(*(model.generate(long, **options) for model in models)),
+        "int8": torch.equal(*(model.generate(ids, **options) for model in int8_models)),
         "on a cache": float((logits[0] - logits[1]).abs().max()) < 5e-5,
     }
 
@@ -83,88 +85,88 @@ def on_disk_in_int8(folder: Path) -> Any:
 
 
 def rows_of_steps(folder: Path) -> dict[str, list[int]]:
-    """How many rows each step behind the prompts had here, with all in memory and on the disk."""
+    """Number of rows in each step after the prompts on this rank, with everything in memory and with the disk."""
     ids, arguments = texts(whole("llama"))
-    found: dict[str, list[int]] = {}
-    for where, engine in (("memory", piped("llama", 2, micro_batches=2)), ("disk", on_disk("llama", folder, 2))):
-        inner, seen = engine.module.runner.inner, found.setdefault(where, [])
+    rows: dict[str, list[int]] = {}
+    for store, engine in (("memory", piped("llama", 2, micro_batches=2)), ("disk", on_disk("llama", folder, 2))):
+        inner, step_rows = engine.module.runner.inner, rows.setdefault(store, [])
 
-        def begin(step: StepInput, inner: Any = inner, seen: list[int] = seen) -> Any:
-            seen.extend([step.shape[0]] * step.follows)
+        def begin(step: StepInput, inner: Any = inner, step_rows: list[int] = step_rows) -> Any:
+            step_rows.extend([step.shape[0]] * step.follows)
             return type(inner).begin(inner, step)
 
         with mock.patch.object(inner, "begin", begin):
             engine.generate(ids, **arguments)
-    return found
+    return rows
 
 
 def slot_bytes(folder: Path) -> set[int]:
-    """Of all slots that a call has, with one micro-batch, two, four and eight."""
-    ids, found = texts(whole("llama"))[0], set()
+    """Bytes of all slots in a call, with one micro-batch, two, four and eight."""
+    ids, totals = texts(whole("llama"))[0], set()
     for options in ({"schedule": "naive"}, {}, {"micro_batches": 4}, {"micro_batches": ROWS}):
         engine = on_disk("llama", folder, 2, **options)
         sizes: list[int] = []
 
-        def made(*given: Any, sizes: list[int] = sizes) -> CacheStream:
-            stream = CacheStream(*given)
+        def counted(*arguments: Any, sizes: list[int] = sizes) -> CacheStream:
+            stream = CacheStream(*arguments)
             sizes.append(stream.all_slots.numel())
             return stream
 
-        with mock.patch("labkit.engine.memory.heads_on_disk.CacheStream", made):
+        with mock.patch("labkit.engine.memory.heads_on_disk.CacheStream", counted):
             engine.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
-        found.add(sum(sizes))
-    return found
+        totals.add(sum(sizes))
+    return totals
 
 
 def full_from(call: int) -> Any:
-    """Within, the disk has no room for a file from this one on, counted from 0."""
+    """Context in which the disk is full from file number `call` on, counted from 0."""
     reserve, calls = os.posix_fallocate, iter(range(1 << 30))
 
-    def reserved(*given: Any) -> None:
+    def reserve_or_fail(*arguments: Any) -> None:
         if next(calls) >= call:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        reserve(*given)
+        reserve(*arguments)
 
-    return mock.patch("os.posix_fallocate", reserved)
+    return mock.patch("os.posix_fallocate", reserve_or_fail)
 
 
 def faults(folder: Path, faulty: int = 1, tp_size: int = 1) -> dict[str, Any]:
-    """What is said where the disk of rank `faulty` has no room or breaks; all go on together afterwards."""
-    alone = whole("llama")
-    (ids, arguments), here = texts(alone), dist.get_rank() == faulty
-    wanted = alone.generate(ids, **arguments)
-    found: dict[str, Any] = {}
-    for what, call, count in (("no room", 1, "auto"), ("no room to join", 3, DIVIDED_ANEW), ("leaving", 2, "auto")):
+    """Messages when the disk of rank `faulty` is full or breaks, and whether all ranks work afterwards."""
+    single_process = whole("llama")
+    (ids, arguments), is_faulty = texts(single_process), dist.get_rank() == faulty
+    expected = single_process.generate(ids, **arguments)
+    results: dict[str, Any] = {}
+    for fault, call, count in (("no room", 1, "auto"), ("no room to join", 3, DIVIDED_ANEW), ("leaving", 2, "auto")):
         engine = on_disk("llama", folder, 2, tp_size, micro_batches=count)
-        with full_from(call) if here else nullcontext():
-            found[what] = said(lambda engine=engine: engine.generate(ids, **arguments))
+        with full_from(call) if is_faulty else nullcontext():
+            results[fault] = said(lambda engine=engine: engine.generate(ids, **arguments))
         tokens = engine.generate(ids, **arguments)
-        found[f"{what}, after"] = torch.equal(tokens, wanted), len(descriptors(folder))
+        results[f"{fault}, after"] = torch.equal(tokens, expected), len(descriptors(folder))
     cache, step = engine(ids).past_key_values, ids[:, :1]
-    with able_only_to(WRITE, folder) if here else nullcontext():
+    with able_only_to(WRITE, folder) if is_faulty else nullcontext():
         dist.barrier()
-        messages = [said(lambda: engine(step, past_key_values=cache)) for _ in range(2)]  # one finds all read ahead
-        found["broken"] = messages[-1]
+        messages = [said(lambda: engine(step, past_key_values=cache)) for _ in range(2)]  # one uses prefetched data
+        results["broken"] = messages[-1]
         dist.barrier()
     text = torch.cat((ids, step.expand(-1, 1 + cache.length - ids.shape[1])), dim=1)
-    logits = engine(step, past_key_values=cache).logits[:, -1] - alone(text).logits[:, -1]
-    found["broken, after"] = float(logits.abs().max()) < 5e-5
-    return found
+    logits = engine(step, past_key_values=cache).logits[:, -1] - single_process(text).logits[:, -1]
+    results["broken, after"] = float(logits.abs().max()) < 5e-5
+    return results
 
 
 def two_stages(folder: str) -> dict[str, Any]:
     torch.set_num_threads(1)
-    where = Path(folder).resolve()
+    path = Path(folder).resolve()
     return {
         "different": [
-            *equal_tokens(("llama", "bloom"), where, 2),
-            *equal_tokens(("gpt2", "mistral"), where, 2, micro_batches=DIVIDED_ANEW),
+            *equal_tokens(("llama", "bloom"), path, 2),
+            *equal_tokens(("gpt2", "mistral"), path, 2, micro_batches=DIVIDED_ANEW),
         ],
-        "other calls": other_calls(where),
-        "rows": rows_of_steps(where),
-        "slots": slot_bytes(where),
-        "faults": faults(where),
-        "left": (list(where.iterdir()), descriptors(where)),
+        "other calls": other_calls(path),
+        "rows": rows_of_steps(path),
+        "slots": slot_bytes(path),
+        "faults": faults(path),
+        "left": (list(path.iterdir()), descriptors(path)),
     }
 
 
@@ -175,12 +177,12 @@ def every_schedule(folder: str, pp_size: int) -> list[str]:
 
 def two_by_two(folder: str) -> dict[str, Any]:
     torch.set_num_threads(1)
-    where = Path(folder).resolve()
-    return {"different": of_schedules(where, 2, 2, ("auto",)), "faults": faults(where, 1, 2)}
+    path = Path(folder).resolve()
+    return {"different": of_schedules(path, 2, 2, ("auto",)), "faults": faults(path, 1, 2)}
 
 
 def peaks(folder: str) -> dict[str, int]:
-    """Bytes by which this rank's memory grows at most, in a call with as many micro-batches, and with all in memory."""
+    """Peak growth in bytes of this rank's memory in a call, by micro-batches on the disk, and with all in memory."""
     torch.set_num_threads(1)
     model: dict[str, Any] = {"num_hidden_layers": 16, "num_key_value_heads": 6, "max_position_embeddings": 1024}
     options: dict[str, Any] = {"kv_offload": {"path": folder, "slots": 2}, "model": model}
@@ -189,12 +191,12 @@ def peaks(folder: str) -> dict[str, int]:
         "8": piped("llama", 2, micro_batches=8, **options),
         "1": piped("llama", 2, schedule="naive", **options),
     }
-    found, ids = {}, torch.randint(1, 131, (16, 900), generator=torch.Generator().manual_seed(2))
+    growth, ids = {}, torch.randint(1, 131, (16, 900), generator=torch.Generator().manual_seed(2))
     for name, engine in engines.items():
         engine.generate(ids[:, :40], max_new_tokens=2, do_sample=False, pad_token_id=0)
         return_freed_memory()
         reset_peak_memory()
-        before = read_memory().peak
+        start = read_memory().peak
         engine.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
-        found[name] = read_memory().peak - before
-    return found
+        growth[name] = read_memory().peak - start
+    return growth

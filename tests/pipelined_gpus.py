@@ -1,6 +1,6 @@
-"""What each rank of a pipeline on GPUs does in the tests, called through `labkit.launch`: plain data comes back.
+"""What each rank of a pipeline on GPUs does in the tests. `labkit.launch` calls it and returns plain data.
 
-Without GPUs the kernels are interpreted, and `played_gpus` sends rows as if they lay on some.
+Without GPUs the kernels are interpreted, and `played_gpus` sends rows as if they were on GPUs.
 """
 
 import os
@@ -27,12 +27,12 @@ from labkit.kernels import gpu
 from labkit.kernels.mailbox import Ring
 
 NEW = 5
-LONG = 20  # tokens, behind which micro-batches have been chosen
+LONG = 20  # tokens; enough for the choice of micro-batches to be made
 
 
 @contextmanager
 def played_gpus() -> Iterator[None]:
-    """Within, the stages of a pipeline send their rows from device to device, with gloo in the place of NCCL."""
+    """Context in which pipeline stages send their rows from device to device, with gloo instead of NCCL."""
 
     def ring(*arguments: Any, **options: Any) -> Ring:
         return Ring(*arguments, **options | {"gpu": gpu.CPU})
@@ -68,66 +68,66 @@ def generated(model: InferenceEngine, **options: Any) -> Any:
 
 
 def of_schedules(name: str, schedules: dict[str, dict[str, Any]], tp_size: int = 1) -> dict[str, bool]:
-    """Whether the tokens of texts that end at different steps are those of one process."""
-    one = alone(name, dist.get_world_size() // tp_size)
-    text = generated(one)[:, -NEW:]
+    """Whether the tokens match a single process when texts end at different steps."""
+    single_process = alone(name, dist.get_world_size() // tp_size)
+    text = generated(single_process)[:, -NEW:]
     ends = [int(text[0, 1]), int(text[1, 3])]
-    wanted = generated(one, eos_token_id=ends)
+    expected = generated(single_process, eos_token_id=ends)
     return {
-        what: torch.equal(generated(piped(name, tp_size, **options), eos_token_id=ends), wanted)
-        for what, options in schedules.items()
+        schedule: torch.equal(generated(piped(name, tp_size, **options), eos_token_id=ends), expected)
+        for schedule, options in schedules.items()
     }
 
 
 def other_calls(name: str) -> dict[str, bool]:
-    """What goes through the stages one batch at a time: logits, a cache that is given again, sampling."""
-    one, engine, (ids, mask) = alone(name), piped(name, schedule="naive"), prompts()
-    first = [model(ids, attention_mask=mask) for model in (one, engine)]
-    again = [
+    """Whether calls with one batch at a time give equal results: logits, a cache that is reused, sampling."""
+    single_process, engine, (ids, mask) = alone(name), piped(name, schedule="naive"), prompts()
+    first = [model(ids, attention_mask=mask) for model in (single_process, engine)]
+    continued = [
         model(ids[:, :1], past_key_values=out.past_key_values).logits.cpu()
-        for model, out in zip((one, engine), first, strict=True)
+        for model, out in zip((single_process, engine), first, strict=True)
     ]
-    kept: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
-    scores = [generated(model, **kept).sequences.cpu() for model in (one, engine)]
+    options: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
+    scores = [generated(model, **options).sequences.cpu() for model in (single_process, engine)]
     torch.manual_seed(3 + dist.get_rank())
-    drawn = [generated(engine, do_sample=True) for _ in range(2)]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, drawn)
+    sampled = [generated(engine, do_sample=True) for _ in range(2)]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, sampled)
     return {
         "logits": float((first[0].logits - first[1].logits.cpu())[mask.bool()].abs().max()) < 1e-3,
-        "on a cache": float((again[0] - again[1]).abs().max()) < 1e-3,
+        "on a cache": float((continued[0] - continued[1]).abs().max()) < 1e-3,
         "scores": torch.equal(*scores),
-        "sampled alike": all(torch.equal(*each) for each in zip(everyone[0], everyone[-1], strict=True)),
-        "sampled anew": not torch.equal(*drawn),
+        "sampled alike": all(torch.equal(*pair) for pair in zip(gathered[0], gathered[-1], strict=True)),
+        "sampled anew": not torch.equal(*sampled),
     }
 
 
 def how_rows_go(engine: Any) -> tuple[int, int]:
-    """How many rows this rank has sent from device to device for a text, and how many it has when that ends."""
+    """Number of rows this rank sends from device to device for a text, and number still under way at the end."""
     links = engine.pipeline.ring._ends._links
-    before = links.rows_sent
+    rows_before = links.rows_sent
     generated(engine)
-    return links.rows_sent - before, len(engine.pipeline.ring._ends._under_way)
+    return links.rows_sent - rows_before, len(engine.pipeline.ring._ends._under_way)
 
 
 def mistakes(engine: InferenceEngine) -> dict[tuple[int, int], str]:
-    """What this rank is told when a step fails on a rank, in one call after the other."""
-    inner, found = engine.module.runner.inner, {}
-    for which, step in product(range(dist.get_world_size()), (1, 2, 4, 6)):
+    """Messages on this rank when a step fails on a rank, in calls one after the other."""
+    inner, messages = engine.module.runner.inner, {}
+    for failing, step in product(range(dist.get_world_size()), (1, 2, 4, 6)):
         steps = count(1)
 
-        def fails(given: StepInput, last: int = step, steps: Iterator[int] = steps) -> Any:
+        def fails(step_input: StepInput, last: int = step, steps: Iterator[int] = steps) -> Any:
             if next(steps) == last:
                 raise ValueError(f"step {last} is too much")
-            return type(inner).begin(inner, given)
+            return type(inner).begin(inner, step_input)
 
-        with mock.patch.object(inner, "begin", fails) if dist.get_rank() == which else mock.MagicMock():
-            found[which, step] = said(lambda: generated(engine))
-    return found
+        with mock.patch.object(inner, "begin", fails) if dist.get_rank() == failing else mock.MagicMock():
+            messages[failing, step] = said(lambda: generated(engine))
+    return messages
 
 
 def stages(name: str, tp_size: int = 1) -> dict[str, bool]:
-    """Of micro-batches that become fewer, on any number of stages."""
+    """Whether tokens are equal when micro-batches become fewer, on any number of stages."""
     torch.set_num_threads(1)
     return of_schedules(name, {"regrouped": {"micro_batches": {"prompt": 3, "decode": 2}}}, tp_size)
 
@@ -142,12 +142,12 @@ def played() -> dict[str, Any]:
     torch.set_num_threads(1)
     engine = piped("gpt2", micro_batches=3)
     rows = how_rows_go(engine)
-    found = {"rows": rows, "mistakes": mistakes(engine)}
-    return found | {"equal": torch.equal(generated(engine), generated(alone("gpt2")))}
+    results = {"rows": rows, "mistakes": mistakes(engine)}
+    return results | {"equal": torch.equal(generated(engine), generated(alone("gpt2")))}
 
 
 def caches_on_host() -> dict[str, Any]:
-    """Whether tokens are those of one process; and how many rows a micro-batch of two had until one of them ended."""
+    """Whether tokens match a single process; rows of a micro-batch of two before and after one of them ended."""
     torch.set_num_threads(1)
     host = {"device": "cpu"}
     ways: dict[str, dict[str, Any]] = {
@@ -160,12 +160,12 @@ def caches_on_host() -> dict[str, Any]:
     text, rows = generated(engine)[:, -NEW:], dict[int, list[int]]()
     begin = engine.module.runner.inner.begin
 
-    def noted(step: StepInput) -> Any:
+    def begin_and_count(step: StepInput) -> Any:
         rows.setdefault(id(step.cache), []).append(step.cache.batch_size)
         return begin(step)
 
     leaves = mock.patch("labkit.engine.memory.regroup.cost_of_leaving", return_value=0)
-    with leaves, mock.patch.object(engine.module.runner.inner, "begin", noted):
+    with leaves, mock.patch.object(engine.module.runner.inner, "begin", begin_and_count):
         ended = generated(engine, eos_token_id=int(text[0, 1]))
     tokens["leaving"] = torch.equal(ended, generated(alone("llama"), eos_token_id=int(text[0, 1])))
     first, *_ = rows.values()
@@ -173,10 +173,10 @@ def caches_on_host() -> dict[str, Any]:
 
 
 def choosing() -> dict[str, tuple[bool, int | None]]:
-    """Whether tokens are those of one process; and how many micro-batches were chosen, and had the last token."""
+    """Whether tokens match a single process, and how many micro-batches were chosen, for each case."""
     torch.set_num_threads(1)
-    one, found = alone("gpt2"), {}
-    text = generated(one, max_new_tokens=LONG)[:, -LONG:]
+    single_process, results = alone("gpt2"), {}
+    text = generated(single_process, max_new_tokens=LONG)[:, -LONG:]
     for name, times, eos in (
         ("one is faster", (2.0, 1.0), None),
         ("several are faster", (1.0, 2.0), None),
@@ -185,24 +185,24 @@ def choosing() -> dict[str, tuple[bool, int | None]]:
         engine = piped("gpt2")
         arguments = {"max_new_tokens": LONG, "eos_token_id": eos}
         with in_time(*times):
-            equal = torch.equal(generated(engine, **arguments), generated(one, **arguments))
+            equal = torch.equal(generated(engine, **arguments), generated(single_process, **arguments))
         computed = [span for span in engine.pipeline.take_spans() if span.kind == "compute"]
         latest = max(span.step for span in computed)
-        chosen = [each.chosen for each in engine.pipeline.counts.compared]
-        last = {span.micro_batch for span in computed if span.step == latest}
-        assert not chosen or chosen == [len(last)]
-        found[name] = equal, chosen[0] if chosen else None
-    return found
+        chosen = [comparison.chosen for comparison in engine.pipeline.counts.compared]
+        last_batches = {span.micro_batch for span in computed if span.step == latest}
+        assert not chosen or chosen == [len(last_batches)]
+        results[name] = equal, chosen[0] if chosen else None
+    return results
 
 
 def lost(folder: str) -> None:
-    """The last stage is killed while rows are on their way to it."""
+    """Kills the last stage while rows are on their way to it."""
     torch.set_num_threads(1)
     engine = piped("gpt2")
     receive = engine.pipeline.ring._ends._links.receive
     received = 0
 
-    def killed(rows: Any) -> Any:
+    def receive_or_die(rows: Any) -> Any:
         nonlocal received
         received += 1
         if received == 3:
@@ -210,5 +210,5 @@ def lost(folder: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return receive(rows)
 
-    with mock.patch.object(engine.pipeline.ring._ends._links, "receive", killed):
+    with mock.patch.object(engine.pipeline.ring._ends._links, "receive", receive_or_die):
         generated(engine)

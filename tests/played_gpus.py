@@ -1,4 +1,4 @@
-"""A GPU that is played: its three queues go on when a seeded generator says so, or when they must."""
+"""A simulated GPU with three queues, which advance when a seeded generator says so, or when they must."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +18,14 @@ class PlayedMark:
 
 
 class PlayedGpu:
-    """Three queues of work. It does some of it only while the host asks how far it is, or waits."""
+    """Three queues of work. Some of it is done only while the host polls or waits."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.computing: deque[Any] = deque()  # what to do, or a mark to wait for, or one to pass
+        self.computing: deque[Any] = deque()  # entries: work to do, a mark to wait for, or a mark to set
         self.copying: deque[Any] = deque()
         self.returning: deque[Any] = deque()
-        self.at_work = False  # this is something that the GPU does, not the host
+        self.at_work = False  # whether the GPU is doing work, not the host
 
     def mark(self) -> PlayedMark:
         return self._marked(self.computing)
@@ -77,7 +77,7 @@ class PlayedGpu:
         queue.append(("wait", after))
         begin = self._marked(queue)
         half = len(data) // 2
-        for part in (slice(half), slice(half, None)):  # whoever does not wait for it sees half a copy
+        for part in (slice(half), slice(half, None)):  # a reader that does not wait sees half of the copy
             queue.append(("do", lambda part=part: to[part].copy_(data[part])))
         return begin, self._marked(queue)
 
@@ -87,23 +87,23 @@ class PlayedGpu:
         return mark
 
     def _go_on(self) -> bool:
-        """Does the next piece of work of a queue that need not wait; False where there is none."""
+        """Does the next piece of work of a queue that is not blocked; False if all are blocked or empty."""
         queues = (self.computing, self.copying, self.returning)
-        ready = [each for each in queues if each and (each[0][0] != "wait" or each[0][1].passed)]
+        ready = [queue for queue in queues if queue and (queue[0][0] != "wait" or queue[0][1].passed)]
         if not ready:
             return False
-        what, given = self.random.choice(ready).popleft()
-        if what == "do":
+        kind, item = self.random.choice(ready).popleft()
+        if kind == "do":
             self.at_work = True
-            given()
+            item()
             self.at_work = False
-        elif what == "pass":
-            given.passed = True
+        elif kind == "pass":
+            item.passed = True
         return True
 
 
 class PlayedEvent(PlayedMark):
-    """A CUDA event of a played GPU, which `played` is."""
+    """A CUDA event of the simulated GPU `played`."""
 
     played: PlayedGpu
 
@@ -121,7 +121,7 @@ class PlayedEvent(PlayedMark):
 
 
 class PlayedStream:
-    """A CUDA stream: one of the queues of a played GPU."""
+    """A CUDA stream: one of the queues of a simulated GPU."""
 
     def __init__(self, gpu: PlayedGpu, queue: deque[Any]) -> None:
         self.gpu, self.queue = gpu, queue
@@ -134,16 +134,14 @@ class PlayedStream:
 
 
 class PlayedKernels(TorchFunctionMode):
-    """Within, what is copied from one place of a played GPU's memory to another is put into the queue of what it
-    computes.
-    """
+    """Context that queues copies within the memory of a simulated GPU as work of its compute queue."""
 
     def __init__(self, gpu: PlayedGpu, memory: Sequence[Tensor]) -> None:
         super().__init__()
-        self.gpu, self.memory = gpu, {_storage(each) for each in memory}
+        self.gpu, self.memory = gpu, {_storage(tensor) for tensor in memory}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.copy_ and not self.gpu.at_work and {_storage(each) for each in args[:2]} <= self.memory:
+        if func is Tensor.copy_ and not self.gpu.at_work and {_storage(tensor) for tensor in args[:2]} <= self.memory:
             to, data = args
             self.gpu.compute(lambda: to.copy_(data))
             return to
@@ -155,18 +153,18 @@ def _storage(tensor: Tensor) -> int:
 
 
 class PlayedCuda(TorchFunctionMode):
-    """torch.cuda on a played GPU: copies that need not be waited for go into the queue of the current stream."""
+    """torch.cuda on a simulated GPU: non-blocking copies go into the queue of the current stream."""
 
     def __init__(self, gpu: PlayedGpu, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.current = PlayedStream(gpu, gpu.computing)
-        for_copies = iter((gpu.copying, gpu.returning))  # in the order in which streams are made
+        copy_queues = iter((gpu.copying, gpu.returning))  # in the order in which streams are created
         patch.setattr(torch.cuda, "Event", type("Event", (PlayedEvent,), {"played": gpu}))
-        patch.setattr(torch.cuda, "Stream", lambda device: PlayedStream(gpu, next(for_copies)))
+        patch.setattr(torch.cuda, "Stream", lambda device: PlayedStream(gpu, next(copy_queues)))
         patch.setattr(torch.cuda, "current_stream", lambda device: self.current)
         patch.setattr(torch.cuda, "stream", self.within)
-        done = SimpleNamespace(cudaHostRegister=lambda *memory: 0, cudaHostUnregister=lambda *memory: 0)
-        patch.setattr(torch.cuda, "cudart", lambda: done)
+        runtime = SimpleNamespace(cudaHostRegister=lambda *memory: 0, cudaHostUnregister=lambda *memory: 0)
+        patch.setattr(torch.cuda, "cudart", lambda: runtime)
 
     @contextmanager
     def within(self, stream: PlayedStream) -> Iterator[None]:

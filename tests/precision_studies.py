@@ -1,4 +1,4 @@
-"""A study of precisions with known figures, for tests of what is made from it."""
+"""A study of precisions with known figures, for tests of tables and figures made from such a study."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SIDES = {  # ms per token, KL, error of the layers
     "int4-64+head8": (8.0, 0.3, 0.08),
     "int4-32+head8": (9.0, 0.0002, 0.0),
 }
-CHOICES = {  # bits of a number with its share of the scales, and the error
+CHOICES = {  # bits per number, including its share of the scales, and the error
     "int8": (8.25, 0.009), "int8-32": (8.5, 0.005), "int4-32": (5.0, 0.0), "int4-32-symmetric": (4.5, 0.085),
     "int4-64": (4.5, 0.08), "int4-64-symmetric": (4.25, 0.1),
 }  # fmt: skip
@@ -25,7 +25,7 @@ TRAINED, RANDOM = "a trained model", "random weights, seed 0"
 
 
 def study(*, origin: str = TRAINED, answers: dict[str, str] | None = None) -> PrecisionStudy:
-    """Of the sides above, in that order, and of int4-128, which the model cannot have."""
+    """Study of the sides above, in that order, and of int4-128, which the model cannot have."""
     stored = [stored_matrices(name, bits, error) for name, (bits, error) in CHOICES.items()]
     stored.append(stored_matrices("bfloat16", 16, 0.002))
     histogram = Histogram(begin=-1.0, width=0.5, counts=(1, 100, 0, 7))
@@ -76,5 +76,5 @@ def stored_matrices(name: str, bits: float, error: float) -> StoredMatrices:
 
 
 def texts(figure: Any) -> str:
-    """All words that are written into a figure."""
+    """All annotations of a figure as one text."""
     return " ".join(annotation.text for annotation in figure.layout.annotations)

@@ -1,4 +1,4 @@
-"""A peer that is no runtime: one small package, made here, which the real pip installs."""
+"""A fake peer without a runtime: a small package made for the test, which the real pip installs."""
 
 import zipfile
 from pathlib import Path
@@ -14,7 +14,7 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: here\nRoot-Is-Purelib: true\nTag: py3-no
 
 
 class PretendedPeer(Peer):
-    """Installed from the wheel `wheel`. `then` is called when pip is done."""
+    """Peer installed from the wheel `wheel`. `then` is called after pip."""
 
     name = NAME
     package = "pretended_package"
@@ -27,7 +27,7 @@ class PretendedPeer(Peer):
         self.installations = 0
 
     def then(self) -> None:
-        """What else the installation does."""
+        """Does the rest of the installation."""
 
     def install(self, pip: Pip, folder: Path) -> None:
         self.installations += 1
@@ -42,12 +42,12 @@ class PretendedPeer(Peer):
 
 
 def wheel(folder: Path, *, version: str = "1.2.3", code: str = "") -> Path:
-    """A package of one module, as pip installs it."""
-    about = f"pretended_package-{version}.dist-info"
+    """Writes a wheel with one module, which pip can install; returns its path."""
+    metadata = f"pretended_package-{version}.dist-info"
     path = folder / f"pretended_package-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("pretended_package.py", f"__version__ = {version!r}\n{code}\n")
-        archive.writestr(f"{about}/METADATA", METADATA.format(name="pretended-package", version=version))
-        archive.writestr(f"{about}/WHEEL", WHEEL)
-        archive.writestr(f"{about}/RECORD", "")
+        archive.writestr(f"{metadata}/METADATA", METADATA.format(name="pretended-package", version=version))
+        archive.writestr(f"{metadata}/WHEEL", WHEEL)
+        archive.writestr(f"{metadata}/RECORD", "")
     return path

@@ -1,4 +1,4 @@
-"""Traces without any sense, of which a property has to hold all the same."""
+"""Random traces without meaning, for properties that hold for every trace."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from labkit.stages import Phase, Stage, message
 
 
 def random_trace(seed: int, count: int = 400) -> Trace:
-    """Ranges that nest, cross and touch, of stages and others, on two threads, and work on two streams."""
+    """Nested, overlapping and touching ranges of stages and others on two threads, and work on two streams."""
     random = np.random.default_rng(seed)
     names = [message(Phase.DECODE, stage, layer) for stage in Stage for layer in (None, 1)] + ["other", "decode/step"]
 

@@ -1,4 +1,4 @@
-"""Machines that exist as noise only: rounds of two sides, many comparisons at once."""
+"""Simulated machines that consist of noise: rounds of two sides, for many comparisons at once."""
 
 from __future__ import annotations
 
@@ -12,42 +12,36 @@ Rounds = NDArray[np.float64]  # [comparison, round]
 
 @dataclass(frozen=True)
 class SimulatedMachine:
-    """What disturbs a run, as parts of the logarithm of its time.
+    """What disturbs a run, as parts of the logarithm of its time."""
 
-    `run`: the deviation of each run by itself, with the tails of Student's t with 3 degrees of freedom. `mood`: the
-    deviation of what lasts for several runs (an autocorrelation of 0.9 from run to run). `drift`: how much the last run
-    differs from the first. `bursts`: how often another program comes for 4 runs on average, each then taking up to
-    three times as long. `luck`: the deviation of what a process keeps for as long as it lives.
-    """
-
-    run: float = 0.0
-    mood: float = 0.0
-    drift: float = 0.0
-    bursts: float = 0.0
-    luck: float = 0.0
+    run: float = 0.0  # deviation of each run, with the tails of Student's t with 3 degrees of freedom
+    mood: float = 0.0  # deviation that lasts for several runs (autocorrelation of 0.9 from run to run)
+    drift: float = 0.0  # difference of the last run from the first
+    bursts: float = 0.0  # chance per run of another program, which stays for 4 runs on average; up to 3 times the time
+    luck: float = 0.0  # deviation of a process for its whole life
 
     def rounds(
         self, rng: np.random.Generator, comparisons: int, rounds: int, speedup: float = 1.0
     ) -> tuple[Rounds, Rounds]:
-        """Baseline and candidate, which run one after the other in each round, in random order."""
+        """Times of baseline and candidate, which run one after the other in each round, in random order."""
         runs = 2 * rounds
         logs = self.run * rng.standard_t(3, (comparisons, runs)) / np.sqrt(3)
         logs += self.drift * np.linspace(0, 1, runs)
         mood = rng.standard_normal((comparisons, runs))
         busy = np.zeros((comparisons, runs), dtype=bool)
-        come, stay = rng.random((comparisons, runs)) < self.bursts, rng.random((comparisons, runs)) < 0.75
-        for at in range(runs):
-            if at:
-                mood[:, at] = 0.9 * mood[:, at - 1] + np.sqrt(1 - 0.9**2) * mood[:, at]
-                busy[:, at] = come[:, at] | (busy[:, at - 1] & stay[:, at])
+        starts, continues = rng.random((comparisons, runs)) < self.bursts, rng.random((comparisons, runs)) < 0.75
+        for index in range(runs):
+            if index:
+                mood[:, index] = 0.9 * mood[:, index - 1] + np.sqrt(1 - 0.9**2) * mood[:, index]
+                busy[:, index] = starts[:, index] | (busy[:, index - 1] & continues[:, index])
             else:
-                busy[:, at] = come[:, at]
+                busy[:, index] = starts[:, index]
         logs += self.mood * mood + busy * np.log(rng.uniform(1, 3, (comparisons, runs)))
-        first = rng.random((comparisons, rounds)) < 0.5
-        one, other = logs[:, 0::2], logs[:, 1::2]
+        baseline_first = rng.random((comparisons, rounds)) < 0.5
+        firsts, seconds = logs[:, 0::2], logs[:, 1::2]
         luck = self.luck * rng.standard_normal((2, comparisons, 1))
-        baseline = np.where(first, one, other) + luck[0]
-        candidate = np.where(first, other, one) + luck[1]
+        baseline = np.where(baseline_first, firsts, seconds) + luck[0]
+        candidate = np.where(baseline_first, seconds, firsts) + luck[1]
         return 30 * np.exp(baseline), 30 / speedup * np.exp(candidate)
 
 

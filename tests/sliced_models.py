@@ -1,4 +1,4 @@
-"""Small random models of the architectures that are sliced, with heads and widths that ranks can't share evenly."""
+"""Small random models of the architectures that are sliced. Ranks cannot share their heads and widths evenly."""
 
 from collections.abc import Callable
 from functools import partial
@@ -130,7 +130,7 @@ def deepseek_config() -> DeepseekV3Config:
 
 
 def seeded(name: str, seed: int = 0) -> PreTrainedModel:
-    """The model in float32, no bias or norm weight of which is trivial, and whose greedy tokens vary."""
+    """Model in float32 without trivial biases and norm weights, whose greedy tokens vary."""
     torch.manual_seed(seed)
     model_class, config = MODELS[name]()
     model = model_class(config).eval()
@@ -139,7 +139,7 @@ def seeded(name: str, seed: int = 0) -> PreTrainedModel:
             noise = torch.randn(parameter.shape)
             if parameter.ndim == 1:
                 parameter += noise / 4
-            else:  # small embeddings let the layers decide the next token, also where the head is tied
+            else:  # small embeddings let the layers decide the next token, even with a tied head
                 embeds = any(word in path for word in ("emb", "wte", "wpe", "shared.weight"))
                 parameter.copy_(noise * (0.1 if embeds else 2 / parameter.shape[-1] ** 0.5))
     return model
@@ -156,19 +156,19 @@ def padded_batch(name: str) -> dict[str, Tensor]:
 
 
 def logits(name: str, model: nn.Module) -> Tensor:
-    """Of a forward over the padded batch, where it isn't padding."""
+    """Logits of a forward over the padded batch, without the padding."""
     batch = padded_batch(name)
-    kept = batch["attention_mask"].bool()
+    visible = batch["attention_mask"].bool()
     if name in ENCODER_DECODERS:
         batch |= {"decoder_input_ids": batch["input_ids"][:, :6]}
-        kept = torch.ones_like(batch["decoder_input_ids"]).bool()
+        visible = torch.ones_like(batch["decoder_input_ids"]).bool()
     with torch.no_grad():
-        found: Tensor = model(**batch).logits[kept]
-    return found
+        visible_logits: Tensor = model(**batch).logits[visible]
+    return visible_logits
 
 
 def tokens(name: str, model: Any, **options: Any) -> Tensor:
-    """What greedy generate makes of the padded batch; no token may come twice, as random models like to repeat one."""
+    """Result of greedy generate on the padded batch. No token may repeat, since random models like to repeat one."""
     settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "no_repeat_ngram_size": 1} | options
-    made: Tensor = model.generate(**padded_batch(name), **settings)
-    return made
+    generated: Tensor = model.generate(**padded_batch(name), **settings)
+    return generated

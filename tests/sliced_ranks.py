@@ -1,4 +1,4 @@
-"""What the ranks of a run do to test sliced models."""
+"""Checks of sliced models that each rank of a run makes."""
 
 import traceback
 from collections.abc import Iterator
@@ -19,17 +19,17 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "t5": {"num_beams": 3},
     "bloom": {"num_beams": 2},
 }
-Outcomes = dict[str, str]  # what was checked -> "" or what went wrong
+Outcomes = dict[str, str]  # name of the check -> "" or the traceback
 
 
 def outcomes_of_slicing() -> Outcomes:
-    """Everything, on this rank of a run: models on all ranks, and one, cut by a policy, on the first two."""
+    """All checks on this rank: models on all ranks, and one model cut by a policy on the first two ranks."""
     torch.set_num_threads(1)
     rank, size = dist.get_rank(), dist.get_world_size()
     outcomes = dict(checks(rank, size, dist.new_group(list(range(size)))))
-    two = dist.new_group([0, 1])
+    first_two = dist.new_group([0, 1])
     if rank < 2:
-        outcomes["policy"] = caught(same_results, "t5", rank, 2, two, injection_policy=T5_POLICY)
+        outcomes["policy"] = caught(same_results, "t5", rank, 2, first_two, injection_policy=T5_POLICY)
     dist.barrier()
     return outcomes
 
@@ -44,10 +44,10 @@ def checks(rank: int, size: int, group: Any) -> Iterator[tuple[str, str]]:
 
 
 def caught(check: Any, *args: Any, **kwargs: Any) -> str:
-    """The problem, so that a rank goes on with the next check and the others don't wait for it."""
+    """Traceback of a failed check, or "". The rank goes on with the next check, so the others need not wait for it."""
     try:
         check(*args, **kwargs)
-    except Exception:  # noqa: BLE001 - it is reported by the test that asks for this check
+    except Exception:  # noqa: BLE001 - the test of this check reports it
         return traceback.format_exc()
     return ""
 
@@ -68,14 +68,14 @@ def near_results(dtype: torch.dtype, rank: int, size: int, group: Any) -> None:
     model = seeded("llama").to(dtype)
     sliced = tensor_parallel_model(model, rank=rank, size=size, group=group)
     expected = logits("llama", seeded("llama"))
-    off = (logits("llama", model) - expected).abs().max()
-    assert (logits("llama", sliced) - expected).abs().max() < 2 * off
+    error = (logits("llama", model) - expected).abs().max()
+    assert (logits("llama", sliced) - expected).abs().max() < 2 * error
 
 
 def refused_everywhere(rank: int, size: int, group: Any) -> None:
-    nothing = {T5Block: ("SelfAttention.output",)}
+    policy = {T5Block: ("SelfAttention.output",)}
     with pytest.raises(ValueError, match=r"did you mean .*'SelfAttention\.o'"):
-        tensor_parallel_model(seeded("t5"), rank=rank, size=size, group=group, injection_policy=nothing)
+        tensor_parallel_model(seeded("t5"), rank=rank, size=size, group=group, injection_policy=policy)
 
 
 def odd_model_is_refused(rank: int, size: int, group: Any) -> None:

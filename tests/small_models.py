@@ -1,4 +1,4 @@
-"""Small random models for every policy row, of shapes that are nobody's favourite.
+"""Small random models for every policy row, with unusual shapes.
 
 Heads of 20, three KV heads, three ALiBi heads, windows shorter than the text, widths that no tile divides. No weight
 is trivial: norm weights and all biases are random too, so that a forgotten one shows.
@@ -133,15 +133,15 @@ def small_config(name: str, **overrides: object) -> PretrainedConfig:
 def small_model(
     name: str, *, seed: int = 5, dtype: torch.dtype = torch.float32, **overrides: object
 ) -> PreTrainedModel:
-    """A vanilla model, the same on every call."""
+    """A vanilla model with the same weights on every call."""
     model = AutoModelForCausalLM.from_config(small_config(name, **overrides), dtype=torch.float32)
     return randomised(model, seed).to(dtype)
 
 
 def randomised(model: PreTrainedModel, seed: int = 5) -> PreTrainedModel:
-    """The model with weights that make it attend unevenly and not just repeat its last token.
+    """Gives the model weights with which it attends unevenly and does not just repeat its last token.
 
-    Small embeddings beside large linears let the layers decide the next token, also when the head is tied.
+    Small embeddings and large linears let the layers decide the next token, even if the head is tied.
     """
     generator = torch.Generator().manual_seed(seed)
     linears = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}

@@ -1,4 +1,4 @@
-"""The sources of the checkout, parsed: which module imports which, and how long files and functions are."""
+"""Parsed sources of the checkout: the imports of each module, and the lengths of files and functions."""
 
 import ast
 import re
@@ -9,14 +9,14 @@ from itertools import count
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"labkit": ROOT / "labkit", "labkit.kernels": ROOT / "kernels"}  # as they are installed
+PACKAGES = {"labkit": ROOT / "labkit", "labkit.kernels": ROOT / "kernels"}  # by their installed names
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name: the module it is or comes from, and when it is imported."""
+    """One imported name."""
 
-    module: str
+    module: str  # the module that the name is or comes from
     for_types: bool  # under `if TYPE_CHECKING`: never imported when the program runs
     when_called: bool  # inside a function
 
@@ -40,7 +40,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def imports(module: str) -> tuple[Import, ...]:
-    """Every import of a module of labkit, wherever it stands."""
+    """Every import in a module of labkit, at any place."""
     path = modules()[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     return tuple(_imports(tree(path), package, for_types=False, when_called=False))
@@ -63,33 +63,33 @@ def _imports(node: ast.AST, package: str, *, for_types: bool, when_called: bool)
 
 
 def room(module: str) -> str:
-    """`engine` of `labkit.engine.hf.causal_lm`; empty for labkit itself."""
+    """`engine` for `labkit.engine.hf.causal_lm`; empty for labkit itself."""
     return f"{module}.".split(".")[1]
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> set[frozenset[str]]:
-    """The groups of nodes that reach each other (Tarjan's strongly connected components of two or more)."""
-    numbers, lowest, path, found = {}, {}, [], set()
+    """Groups of nodes that reach each other (strongly connected components of two or more, by Tarjan)."""
+    numbers, lowest, path, components = {}, {}, [], set()
     following = count()
 
     def visit(node: str) -> None:
         numbers[node] = lowest[node] = next(following)
         path.append(node)
-        for other in graph.get(node, ()):
-            if other not in numbers:
-                visit(other)
-            if other in path:
-                lowest[node] = min(lowest[node], lowest[other])
+        for neighbour in graph.get(node, ()):
+            if neighbour not in numbers:
+                visit(neighbour)
+            if neighbour in path:
+                lowest[node] = min(lowest[node], lowest[neighbour])
         if lowest[node] == numbers[node]:
             group = path[path.index(node) :]
             del path[path.index(node) :]
             if len(group) > 1:
-                found.add(frozenset(group))
+                components.add(frozenset(group))
 
     for node in graph:
         if node not in numbers:
             visit(node)
-    return found
+    return components
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
@@ -107,7 +107,7 @@ def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.stmt) -> int:
 
 
 def _functions_of_javascript(text: str) -> Iterator[tuple[str, int]]:
-    """As the files are indented: from the line that opens a function or method to the brace below its first letter."""
+    """Finds functions by indentation: from the line that opens one to the brace below its first letter."""
     opening = r"^( *)(?:export |default |async |static |get |set |function )*(\w+)\([^\n]*\) \{$"
     for match in re.finditer(rf"{opening}(.*?)^\1\}}", text, flags=re.MULTILINE | re.DOTALL):
         yield match[2], match[0].count("\n") + 1

@@ -1,4 +1,4 @@
-"""Plans of streaming with known figures, small models that need to be streamed, and what is measured of those."""
+"""Plans of streaming with known figures, small models that need streaming, and measurements of plans."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from labkit.harness.streaming.plan import StreamingPlan, StreamRates, StreamWork
 from labkit.harness.streaming.records import BatchPoint, LayerSpan, StreamCase
 
 LAYERS, LAYER, OUTSIDE, KV = 20, 100_000_000, 200_000_000, 100_000
-NUMBERS = LAYER // 2  # of a layer's matrices in bfloat16
+NUMBERS = LAYER // 2  # of numbers in a layer's matrices in bfloat16
 DISK, PEAK = 1.0, 400.0  # GB/s, GFLOP/s
 
 
 def plan(*, memory_gb: float = 1.5, points: tuple[BatchPoint, ...] = (), **rates: Any) -> StreamingPlan:
-    """Of 2.2 GB of weights in bfloat16, of which no more than half fits."""
+    """Plan for 2.2 GB of weights in bfloat16, of which no more than half fits."""
     return StreamingPlan(
         case=StreamCase(model="gpt2", origin="random weights, seed 0", precision="bfloat16", memory_gb=memory_gb,
                         prompt_tokens=16, new_tokens=8, slots=3, threads=2),
@@ -44,33 +44,35 @@ def point(batch: int, step_ms: float = 1500.0, *, resident: int = 5, disk: float
 
 
 def spans(layers: int = 4, slots: int = 2, steps: int = 3, read_ms: float = 10.0) -> tuple[LayerSpan, ...]:
-    """Of layers that are all streamed: each is computed in 4 ms once it has been read, and reading never rests."""
-    found = []
+    """Spans of layers that are all streamed: reading never pauses, and after it each layer is computed in 4 ms."""
+    recorded = []
     for turn in range(layers * steps + slots):
         layer, step, slot = turn % layers, turn // layers, turn % slots
-        read = (turn - slots) * read_ms
-        ready = max(0.0, read + read_ms)
+        begin_ms = (turn - slots) * read_ms
+        ready_ms = max(0.0, begin_ms + read_ms)
         if turn >= slots:
-            found.append(LayerSpan(kind="read", layer=layer, slot=slot, step=step, begin_ms=read, end_ms=ready))
+            recorded.append(
+                LayerSpan(kind="read", layer=layer, slot=slot, step=step, begin_ms=begin_ms, end_ms=ready_ms)
+            )
         if step == steps:
             continue
-        found += [
-            LayerSpan(kind="wait", layer=layer, slot=slot, step=step, begin_ms=max(0.0, ready - 6), end_ms=ready),
-            LayerSpan(kind="compute", layer=layer, slot=slot, step=step, begin_ms=ready, end_ms=ready + 4),
+        recorded += [
+            LayerSpan(kind="wait", layer=layer, slot=slot, step=step, begin_ms=max(0.0, ready_ms - 6), end_ms=ready_ms),
+            LayerSpan(kind="compute", layer=layer, slot=slot, step=step, begin_ms=ready_ms, end_ms=ready_ms + 4),
         ]
-    return tuple(found)
+    return tuple(recorded)
 
 
 def saved_model(folder: Path, layers: int = 8) -> Path:
-    """A checkpoint of a small LLaMA, which has more layers than there are slots."""
+    """Checkpoint of a small LLaMA that has more layers than there are slots."""
     small_model("llama", num_hidden_layers=layers, vocab_size=300).save_pretrained(folder)
     return folder
 
 
 def tight_gb(model: Path, extra_layers: float = 0.0, **options: Any) -> float:
-    """GB that hold the slots beside one sequence, and so many layers more."""
+    """GB that hold the slots, one sequence, and `extra_layers` more layers."""
     roomy = plan_streaming(str(model), memory_gb=1.0, disk_gb_s=DISK, gflop_s=PEAK, **options)
-    kept = roomy.case.slots + extra_layers
-    beside = roomy.footprint.beside_weights(1, roomy.case.prompt_tokens, roomy.case.tokens)
-    assert beside > OTHERS
-    return (roomy.footprint.outside + kept * roomy.footprint.layer + beside) / 1e9
+    layers = roomy.case.slots + extra_layers
+    other_bytes = roomy.footprint.beside_weights(1, roomy.case.prompt_tokens, roomy.case.tokens)
+    assert other_bytes > OTHERS
+    return (roomy.footprint.outside + layers * roomy.footprint.layer + other_bytes) / 1e9

@@ -1,4 +1,4 @@
-"""Studies of streaming with known figures, for tests of what is made from them."""
+"""Studies of streaming with known figures, for tests of tables and figures made from them."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ BATCHES = (1, 4, 16)
 
 
 def study(*, compared: bool = True, **more: Any) -> StreamingStudy:
-    """Of gpt2's name and 2.2 GB of weights in 1.5 GB: a step takes as long with 16 sequences as with one."""
+    """Study of a model named gpt2: 2.2 GB of weights in 1.5 GB. A step takes equally long with 1 and 16 sequences."""
     points = tuple(point(batch) for batch in BATCHES)
     memory = tuple(
-        MemorySample(second=place / 10, bytes=(place % 5 + 1) * 200_000_000, batch=BATCHES[place // 5])
-        for place in range(5 * len(BATCHES))
+        MemorySample(second=index / 10, bytes=(index % 5 + 1) * 200_000_000, batch=BATCHES[index // 5])
+        for index in range(5 * len(BATCHES))
     )
-    found = {
+    fields = {
         "plan": plan(points=points), "too_large": (5000,), "memory": memory,
         "comparisons": (comparison(),) if compared else (),
         "left_out": (LeftOut(side="hf-disk", reason="not installed"),),
     }  # fmt: skip
-    return StreamingStudy(**(found | more))
+    return StreamingStudy(**(fields | more))

@@ -1,4 +1,4 @@
-"""The names that `import labkit` gives: all are seen before any is loaded, and each can be had."""
+"""Names in `labkit`: completion lists them before any module is loaded, and each of them can be imported."""
 
 import subprocess
 import sys
@@ -21,16 +21,18 @@ def test_completion_shows_the_whole_api(package: str) -> None:
 
 
 def test_looking_at_the_names_loads_nothing_large() -> None:
-    look = "import sys, labkit, labkit.nsys; dir(labkit), dir(labkit.nsys); print(*sys.modules)"
+    program = "import sys, labkit, labkit.nsys; dir(labkit), dir(labkit.nsys); print(*sys.modules)"
     loaded = subprocess.run(
-        [sys.executable, "-P", "-c", look], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"torch", "pandas", "plotly", "transformers"} & set(loaded)
 
 
 def test_packages_are_there_without_an_import_of_their_own() -> None:
-    look = "import labkit; assert 'nsys' in dir(labkit); labkit.nsys.read, labkit.figures.timeline, labkit.stages.parse"
-    subprocess.run([sys.executable, "-P", "-c", look], check=True)
+    program = (
+        "import labkit; assert 'nsys' in dir(labkit); labkit.nsys.read, labkit.figures.timeline, labkit.stages.parse"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program], check=True)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -49,10 +51,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_completion_shows_no_names_of_pydantic(kind: str, names: set[str]) -> None:
     module, _, name = kind.rpartition(".")
     options = getattr(import_module(module), name)
-    for shown in (options, options.model_construct()):
-        listed = {name for name in dir(shown) if not name.startswith("_")}
-        assert names <= listed
-        assert not [name for name in listed if name.startswith("model_") or name in {"json", "copy", "validate"}]
+    for item in (options, options.model_construct()):
+        public_names = {name for name in dir(item) if not name.startswith("_")}
+        assert names <= public_names
+        assert not [name for name in public_names if name.startswith("model_") or name in {"json", "copy", "validate"}]
 
 
 def test_types_are_shipped() -> None:

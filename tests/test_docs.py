@@ -1,4 +1,4 @@
-"""The site of `make docs`: it builds without a warning, and opens from the disk without asking anything outside."""
+"""The site of `make docs` builds without a warning, and opens from the disk without requests to the outside."""
 
 import re
 import subprocess
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.sweep
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `make docs` does, with warnings as errors; the notebooks, which take minutes, are not run for it."""
+    """Site built like `make docs`, with warnings as errors, but without the notebooks, which take minutes to run."""
     folder = tmp_path_factory.mktemp("docs")
     options = ["-q", "-W", "--keep-going", "-c", "docs", "-d", str(folder / "doctrees")]
     command = [sys.executable, "-P", "-m", "sphinx", *options, ".", str(folder / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     return folder / "site"
 
 
@@ -39,16 +39,16 @@ def test_nothing_is_outside(site: Path) -> None:
 
 
 def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
-    """The pages of the notebooks aside, which `make docs` runs."""
+    """Leaves out the pages of the notebooks, which only `make docs` runs."""
     texts = {file: file.read_text() for file in site.rglob("*.html") if file.parent != site / "notebooks"}
-    places = {file: set(re.findall(r'id="([^"]+)"', text)) for file, text in texts.items()}
+    anchors = {file: set(re.findall(r'id="([^"]+)"', text)) for file, text in texts.items()}
     wrong = []
     for file, text in texts.items():
         for link in re.findall(r'(?:href|src)="([^"]+)"', text):
-            path, _, place = unquote(link).partition("#")
+            path, _, anchor = unquote(link).partition("#")
             target = (file.parent / path.partition("?")[0]).resolve() if path else file
             if not link.startswith("data:") and target.parent != site / "notebooks":
-                fits = target.exists() and (not place or place in places.get(target, {place}))
+                fits = target.exists() and (not anchor or anchor in anchors.get(target, {anchor}))
                 wrong += [] if fits else [f"{file.relative_to(site)}: {link}"]
     assert wrong == []
 
@@ -56,8 +56,8 @@ def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
 @needs_browser
 def test_it_opens_from_the_disk_and_its_search_finds(site: Path) -> None:
     with opened_page(width=400) as (page, errors):
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
+        urls: list[str] = []
+        page.on("request", lambda request: urls.append(request.url))
         page.goto((site / "index.html").as_uri())
         page.wait_for_url("**/README.html")
         for name in (
@@ -71,5 +71,5 @@ def test_it_opens_from_the_disk_and_its_search_finds(site: Path) -> None:
             assert page.evaluate(SIDEWAYS) <= 0, name
         page.goto((site / "search.html").as_uri() + "?q=projection_summary")
         page.wait_for_selector("ul.search li a[href*='nsys.html']")
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+        assert [url for url in urls if not url.startswith(("file:", "data:"))] == []
         assert errors == []

@@ -1,4 +1,4 @@
-"""The rules of the checkout itself: style, types, and lists that have to agree with each other."""
+"""Rules of the checkout itself: style, types, and lists that must agree with each other."""
 
 import ast
 import shutil
@@ -25,11 +25,11 @@ CPP = sorted(path for path in ROOT.glob("kernels/**/*") if path.suffix in {".cpp
 
 
 def check(*command: str | Path, cwd: Path = ROOT) -> None:
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    process = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert process.returncode == 0, process.stdout
 
 
-# Who may import whom: a room takes from its own level and from those above it in this list, never from one below.
+# Order of imports: a room imports from its own level and from levels above it in this list, never from one below.
 ROOMS = (
     ("system",),
     ("stages", "published", "statistics"),
@@ -50,10 +50,10 @@ ROOMS = (
     ("ops",),
 )
 NSYS_TAKES_FROM = {"", "nsys", "system", "stages", "published", "statistics"}
-IN_A_PROCESS_OF_ITS_OWN = {"labkit.nsys.doctor.inventory"}  # it tells what the kernels would run on
+IN_A_PROCESS_OF_ITS_OWN = {"labkit.nsys.doctor.inventory"}  # it reports what the kernels would run on
 
 FILE_LINES, FUNCTION_LINES = 350, 60
-# What a list would only hide by cutting it up.
+# Functions that would be harder to read in pieces.
 LONG_FOR_A_REASON = {
     "kernels/attention/triton_impl.py: _attend_one": "Triton compiles a kernel from one function",
     "kernels/attention/triton_impl.py: attention": "the launch of that kernel, whose arguments it names one by one",
@@ -83,8 +83,8 @@ def test_notebooks_carry_no_outputs() -> None:
 
 
 def test_types_agree(tmp_path: Path) -> None:
-    """mypy cannot map kernels/ to labkit.kernels, so it sees the tree as a wheel would lay it out, with a cache of its
-    own: it would believe one of the tree as it is.
+    """mypy cannot map kernels/ to labkit.kernels, so it checks a copy laid out like a wheel. The copy has a cache of
+    its own, because mypy would trust the cache of the original tree.
     """
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=skip)
@@ -99,18 +99,19 @@ def test_package_list_equals_folders() -> None:
     folders |= {
         "labkit." + ".".join(init.parent.relative_to(ROOT).parts) for init in ROOT.glob("kernels/**/__init__.py")
     }
-    folders |= {"labkit.carried.notebooks", "labkit.carried.profiles.captures"}  # which hold no modules
+    folders |= {"labkit.carried.notebooks", "labkit.carried.profiles.captures"}  # these have no modules
     assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted(folders)
 
 
 def test_everything_imported_is_declared_and_everything_declared_is_used() -> None:
-    used_unimported = {"ipykernel"}  # as the kernel of the notebooks
+    used_unimported = {"ipykernel"}  # the kernel of the notebooks
     installed = metadata.packages_distributions()
-    imported = {each.module.split(".")[0] for module in modules() for each in imports(module)}
+    imported = {item.module.split(".")[0] for module in modules() for item in imports(module)}
     imported = {canonicalize_name(installed[module][0]) for module in imported - {"labkit"} if module in installed}
     declared = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
     lines = [line for extra in ("accelerate", "pictures") for line in PROJECT["optional-dependencies"][extra]]
-    lines += [line for peer in PEERS.values() for line in peer.requirements]  # in this process once a test used one
+    # a test of a peer may have imported its packages in this process
+    lines += [line for peer in PEERS.values() for line in peer.requirements]
     optional = {canonicalize_name(Requirement(line).name) for line in lines}
     assert imported - optional == declared - used_unimported
 
@@ -127,43 +128,43 @@ def test_every_room_has_its_place_in_the_order_of_imports() -> None:
 def test_imports_go_in_one_direction() -> None:
     level = {name: number for number, names in enumerate(ROOMS) for name in names}
     upward = [
-        f"{module} imports {found.module}"
+        f"{module} imports {item.module}"
         for module in modules()
-        for found in imports(module)
-        if room(module) in level and found.module in modules() and room(found.module) in level
-        if level[room(found.module)] > level[room(module)]
+        for item in imports(module)
+        if room(module) in level and item.module in modules() and room(item.module) in level
+        if level[room(item.module)] > level[room(module)]
     ]
     assert upward == []
 
 
 def test_nsys_needs_neither_models_nor_engine() -> None:
-    taken = {
-        (module, found.module)
+    imported = {
+        (module, item.module)
         for module in modules()
-        for found in imports(module)
-        if room(module) == "nsys" and found.module in modules() and room(found.module) not in NSYS_TAKES_FROM
+        for item in imports(module)
+        if room(module) == "nsys" and item.module in modules() and room(item.module) not in NSYS_TAKES_FROM
     }
-    assert {module for module, _ in taken} <= IN_A_PROCESS_OF_ITS_OWN, taken
-    assert {room(found) for _, found in taken} <= {"kernels"}, taken
+    assert {module for module, _ in imported} <= IN_A_PROCESS_OF_ITS_OWN, imported
+    assert {room(source) for _, source in imported} <= {"kernels"}, imported
 
 
 def test_nsys_and_figures_load_no_torch() -> None:
-    """Nor does any module that is loaded with one of theirs: those that it imports, and the packages around them."""
+    """Nor does any module that is loaded with them: their imports, and the packages that contain these."""
     todo = [module for module in modules() if room(module) in ("nsys", "figures")]
-    seen, foreign = set(todo), set()
+    visited, foreign = set(todo), set()
     while todo:
         module = todo.pop()
-        found = {each.module for each in imports(module) if not (each.for_types or each.when_called)}
-        found |= {module.rpartition(".")[0]} - {""}
-        foreign |= {(module, name) for name in found if name.split(".")[0] in ("torch", "transformers", "triton")}
-        todo += [name for name in found - seen if name in modules()]
-        seen |= found
+        loaded = {item.module for item in imports(module) if not (item.for_types or item.when_called)}
+        loaded |= {module.rpartition(".")[0]} - {""}
+        foreign |= {(module, name) for name in loaded if name.split(".")[0] in ("torch", "transformers", "triton")}
+        todo += [name for name in loaded - visited if name in modules()]
+        visited |= loaded
     assert foreign == set()
 
 
 def test_no_modules_import_each_other() -> None:
-    """Not for their types either: what two modules both need has a module of its own."""
-    graph = {module: {found.module for found in imports(module)} & modules().keys() for module in modules()}
+    """Not even for types: what two modules both need belongs in a module of its own."""
+    graph = {module: {item.module for item in imports(module)} & modules().keys() for module in modules()}
     assert not circles(graph)
 
 
@@ -175,7 +176,7 @@ def test_no_file_is_too_long_to_read_in_a_sitting() -> None:
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
-    """C++ aside, where a kernel is one function."""
+    """C++ is left out, because a kernel there is one function."""
     sources = [path for path in SOURCES if path.suffix in {".py", ".js"}]
     long = {
         f"{from_root(path)}: {name}" for path in sources for name, lines in functions(path) if lines > FUNCTION_LINES
@@ -190,17 +191,17 @@ def test_a_class_name_is_used_once() -> None:
 
 
 def test_only_tests_mock() -> None:
-    mocking = {module for module in modules() for found in imports(module) if found.module.startswith("unittest")}
+    mocking = {module for module in modules() for item in imports(module) if item.module.startswith("unittest")}
     assert not mocking
 
 
 @pytest.mark.parametrize(
-    ("graph", "found"),
+    ("graph", "groups"),
     [
         ({"a": "b", "b": "c", "c": ""}, []),
         ({"a": "b", "b": "ca", "c": ""}, ["ab"]),
         ({"a": "b", "b": "c", "c": "a", "d": "ea", "e": "d"}, ["abc", "de"]),
     ],
 )
-def test_circles_are_found(graph: dict[str, str], found: list[str]) -> None:
-    assert circles(graph) == {frozenset(group) for group in found}
+def test_circles_are_found(graph: dict[str, str], groups: list[str]) -> None:
+    assert circles(graph) == {frozenset(group) for group in groups}

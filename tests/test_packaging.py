@@ -1,4 +1,4 @@
-"""The wheel, installed where the checkout cannot be seen, is the whole of labkit and nothing else."""
+"""The wheel contains the whole of labkit and nothing else; it is installed where the checkout is not visible."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ main()
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=cwd,
         env=os.environ | variables,
@@ -40,13 +40,13 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves build/ and egg-info beside what it builds."""
+    """Sdist built from a copy, because setuptools leaves build/ and egg-info next to the sources."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("sdist")
     for folder in ("labkit", "kernels", *CARRIED):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -68,14 +68,15 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment that holds the wheel and sees our dependencies, but not the editable install:
-    a folder named in a .pth file has its own .pth files left alone."""
-    place = tmp_path_factory.mktemp("fresh")
-    venv.create(place, with_pip=False)
-    python = place / "bin" / "python"
+    """The bin folder of an environment with the wheel and our dependencies, but without the editable install. Python
+    ignores the .pth files in a folder that is itself named in a .pth file.
+    """
+    environment = tmp_path_factory.mktemp("fresh")
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python)
-    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=place)
-    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip()
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=environment)
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=environment).strip()
     (Path(site) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python.parent
 
@@ -109,8 +110,8 @@ def test_every_module_imports_from_the_wheel_and_its_kernels_compile_and_generat
 
 
 def test_wheel_exposes_no_top_level_kernels(fresh: Path, tmp_path: Path) -> None:
-    found = "import importlib.util as u, labkit; print(u.find_spec('kernels'))"
-    assert run(fresh / "python", "-c", found, cwd=tmp_path).strip() == "None"
+    program = "import importlib.util as u, labkit; print(u.find_spec('kernels'))"
+    assert run(fresh / "python", "-c", program, cwd=tmp_path).strip() == "None"
 
 
 def test_the_wheel_brings_the_command(fresh: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What set-up installs: the pins of constraints.txt agree with each other, and with PyTorch's own on every Python."""
+"""What set-up installs: the pins of constraints.txt agree with each other and with PyTorch's own, on every Python."""
 
 import json
 import re
@@ -19,15 +19,15 @@ from source_tree import ROOT
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [line.split("  #")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-TORCH_OF_PYPI = Path(__file__).with_name("torch_of_pypi.json")  # what it requires there; the CPU build has no Triton
-CUDA_LIBRARIES = ("cuda-", "nvidia-")  # are PyTorch's to pin: each of its builds takes others
+TORCH_OF_PYPI = Path(__file__).with_name("torch_of_pypi.json")  # requirements on PyPI; the CPU build has no Triton
+CUDA_LIBRARIES = ("cuda-", "nvidia-")  # PyTorch pins these itself, with other versions for each build
 
 
 def needs(lines: Iterable[str], python: str, extra: str = "", platform: str = "Linux") -> list[Requirement]:
-    """The requirements that hold for a Python."""
+    """Requirements that apply to a version of Python."""
     environment = {"python_version": python, "platform_system": platform, "extra": extra}
     requirements = [Requirement(line) for line in lines]
-    return [one for one in requirements if one.marker is None or one.marker.evaluate(environment)]
+    return [item for item in requirements if item.marker is None or item.marker.evaluate(environment)]
 
 
 def constraints(python: str) -> dict[str, str]:
@@ -35,14 +35,14 @@ def constraints(python: str) -> dict[str, str]:
 
 
 def unmet(lines: Iterable[str]) -> list[str]:
-    """The requirements that the pins do not meet, on any Python that labkit takes."""
+    """Requirements that the pins do not meet, on any Python that labkit supports."""
     lines = list(lines)
     return [
-        f"Python {python}: {need}"
+        f"Python {python}: {requirement}"
         for python in PYTHONS
-        for need in needs(lines, python)
-        if not need.name.startswith(CUDA_LIBRARIES)
-        if not need.specifier.contains(constraints(python).get(canonicalize_name(need.name), ""))
+        for requirement in needs(lines, python)
+        if not requirement.name.startswith(CUDA_LIBRARIES)
+        if not requirement.specifier.contains(constraints(python).get(canonicalize_name(requirement.name), ""))
     ]
 
 
@@ -67,13 +67,13 @@ def test_environment_equals_pyproject() -> None:
 
 
 def test_constraints_are_exact() -> None:
-    """A local part, as in 2.13.0+cpu, would not install from the ordinary index."""
+    """A version with a local part, like 2.13.0+cpu, would not install from the ordinary index."""
     exact = re.compile(r'[A-Za-z0-9._-]+==\d+(\.\w+)*(; python_version (<|>=) "3\.\d+")?')
     assert not [line for line in PINS if not exact.fullmatch(line)]
 
 
 def test_rfc3987_syntax_is_not_installed() -> None:
-    """It builds 38 parsers when it is imported, and jsonschema imports it wherever it is installed."""
+    """Importing it builds 38 parsers, and jsonschema imports it if it is installed."""
     assert not [python for python in PYTHONS if "rfc3987-syntax" in constraints(python)]
 
 
@@ -91,19 +91,19 @@ def test_constraints_satisfy_torch_as_installed_and_as_pypi_has_it() -> None:
 
 @pytest.mark.sweep
 def test_requirements_of_torch_are_still_those_of_pypi(tmp_path: Path) -> None:
-    kept = json.loads(TORCH_OF_PYPI.read_text())
-    which = ("--python-version", "3.13", "--platform", "manylinux_2_28_x86_64", "--only-binary", ":all:")
+    stored = json.loads(TORCH_OF_PYPI.read_text())
+    platform = ("--python-version", "3.13", "--platform", "manylinux_2_28_x86_64", "--only-binary", ":all:")
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
-    command = [*pip, "--report", "-", *which, "--target", str(tmp_path), f"torch=={kept['version']}"]
+    command = [*pip, "--report", "-", *platform, "--target", str(tmp_path), f"torch=={stored['version']}"]
     report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (package,) = json.loads(report)["install"]
-    assert package["metadata"]["requires_dist"] == kept["requires_dist"]
+    assert package["metadata"]["requires_dist"] == stored["requires_dist"]
 
 
 def test_constraints_cover_everything_installed() -> None:
-    """Follows the requirements of the installed packages, so that an unpinned one cannot change under us."""
+    """Follows the requirements of the installed packages, so that no unpinned package can change unnoticed."""
     python = f"3.{sys.version_info.minor}"
-    seen, todo = set(), needs(direct(), python)
+    visited, todo = set(), needs(direct(), python)
     while todo:
         requirement = todo.pop()
         name = canonicalize_name(requirement.name)
@@ -111,7 +111,7 @@ def test_constraints_cover_everything_installed() -> None:
             continue
         distribution = metadata.distribution(name)
         for extra in {"", *requirement.extras}:
-            if (name, extra) not in seen:
-                seen.add((name, extra))
+            if (name, extra) not in visited:
+                visited.add((name, extra))
                 todo += needs(distribution.requires or (), python, extra)
-    assert {name for name, _ in seen} <= constraints(python).keys()
+    assert {name for name, _ in visited} <= constraints(python).keys()

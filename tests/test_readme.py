@@ -1,4 +1,4 @@
-"""What README and the pages under docs/ tell people to type does what they say, and what they name exists."""
+"""Commands and programs in README and docs/ work as the text says, and the names in the text exist."""
 
 import pkgutil
 import re
@@ -29,13 +29,13 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in FENCED.findall(text)]
 COMMANDS = sorted({line for _, language, text in BLOCKS if language == "bash" for line in text.splitlines()})
 PROGRAMS = {f"{page}-{number}": text for number, (page, language, text) in enumerate(BLOCKS) if language == "python"}
-SLOW = re.compile(r"launch\(|measure_latency\(|compare\(")  # of the programs
+SLOW = re.compile(r"launch\(|measure_latency\(|compare\(")  # programs that match are slow
 NOT_RUN = [line for _, language, text in BLOCKS if not language for line in text.splitlines()]
 INLINE = [
     code
     for text in PAGES.values()
     for code in re.findall(r"`([^`\n]+)`", FENCED.sub("", text))
-    if "NAME" not in code and "NN_" not in code  # which stand for what a reader adds
+    if "NAME" not in code and "NN_" not in code  # placeholders for names that a reader chooses
 ]
 NOTEBOOK = re.compile(r'(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ (?:"[^"]+"|\S+))*)')
 APP: Any = typer.main.get_command(app)
@@ -43,8 +43,8 @@ ROOMS = ("docs", "kernels", "labkit", "notebooks", "profiles", "tests")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the notebooks and the profiles in it, which is the current one, and without a hub."""
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Current folder with the notebooks and the profiles in it, without a hub."""
     for folder in ("notebooks", "profiles"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
@@ -53,11 +53,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check_options(line: str) -> None:
-    """Fails unless `labkit` has the command of this line, with its options; those of a program after -- are its own."""
+    """Fails unless `labkit` has the command in this line, with its options. A program after -- has its own options."""
     command = APP
     _, *words = line.partition(" -- ")[0].split()
-    while found := getattr(command, "commands", {}).get(next(iter(words), "")):
-        command, words = found, words[1:]
+    while subcommand := getattr(command, "commands", {}).get(next(iter(words), "")):
+        command, words = subcommand, words[1:]
     assert not getattr(command, "commands", {}) or not words or words[0].startswith("-"), line
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     assert {word for word in words if word.startswith("-")} <= known, line
@@ -69,38 +69,37 @@ def test_there_is_something_to_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(each, marks=sweep if "all_reduce" in each else ()) for each in COMMANDS]
+    "command", [pytest.param(line, marks=sweep if "all_reduce" in line else ()) for line in COMMANDS]
 )
-def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make` targets are only looked up: each of them does a whole session's work. So are notebooks and their
-    parameters: tests/notebooks runs them all, by `labkit run` and by papermill. Of `labkit compare` the options are
-    looked up: the README's program measures the same, and tests/cli/test_main.py runs the command. The sums over
-    ranks are measured in tests/harness/exchange.
+def test_command_runs(command: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some commands are only looked up. `make` targets take too long to run. Notebooks and their parameters are run by
+    tests/notebooks, with `labkit run` and papermill. tests/cli/test_main.py runs `labkit compare`, and the README's
+    program measures the same. The sums over ranks are measured in tests/harness/exchange.
     """
     if command.startswith("make "):
-        done = subprocess.run(
+        process = subprocess.run(
             ["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
-    elif found := NOTEBOOK.fullmatch(command):
-        known = {parameter.name for parameter in read_parameters(nbformat.read(place / found[1], as_version=4))}
-        assert set(shlex.split(found[2])[1::3]) <= known
+        assert process.returncode == 0, process.stderr
+    elif match := NOTEBOOK.fullmatch(command):
+        known = {parameter.name for parameter in read_parameters(nbformat.read(workspace / match[1], as_version=4))}
+        assert set(shlex.split(match[2])[1::3]) <= known
     elif command.startswith("labkit compare "):
         check_options(command)
     else:
         monkeypatch.setattr(sys, "argv", shlex.split(command))
-        assert sys.argv[0] == "labkit", "a command that is not run here stands in a block without a language"
+        assert sys.argv[0] == "labkit", "a command that this test does not run belongs in a block without a language"
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 0
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=sweep if SLOW.search(text) else ()) for each, text in PROGRAMS.items()]
+    "name", [pytest.param(key, marks=sweep if SLOW.search(text) else ()) for key, text in PROGRAMS.items()]
 )
-def test_program_runs(name: str, place: Path) -> None:
-    """As `__main__`, so that functions can be sent to other processes as those of a script can."""
-    script = place / "program.py"
+def test_program_runs(name: str, workspace: Path) -> None:
+    """Runs it as `__main__`, so that its functions can be sent to other processes, as from a script."""
+    script = workspace / "program.py"
     script.write_text(PROGRAMS[name])
     runpy.run_path(str(script), run_name="__main__")
 
@@ -141,7 +140,7 @@ def test_parameters_are_the_notebooks() -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """As links name them."""
+    """Headings of a page in the form that links use."""
     titles = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -157,17 +156,17 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def links(page: Path) -> set[Path]:
-    found = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())}
-    return {(page.parent / link).resolve() for link in found if link and "://" not in link}
+    targets = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())}
+    return {(page.parent / link).resolve() for link in targets if link and "://" not in link}
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    seen: set[Path] = set()
+    reached: set[Path] = set()
     todo = {ROOT / "README.md"}
     while todo:
-        seen |= todo
-        todo = {link for page in todo if page.suffix == ".md" for link in links(page)} - seen
-    assert {ROOT / page for page in PAGES} <= seen
+        reached |= todo
+        todo = {link for page in todo if page.suffix == ".md" for link in links(page)} - reached
+    assert {ROOT / page for page in PAGES} <= reached
 
 
 def test_every_picture_is_shown_somewhere() -> None:
@@ -177,14 +176,14 @@ def test_every_picture_is_shown_somewhere() -> None:
 
 def test_every_public_package_has_its_page_of_reference() -> None:
     packages = {f"labkit.{name}" for name in dir(labkit) if isinstance(getattr(labkit, name), types.ModuleType)}
-    pages = {re.search(r"^```\{public-names\} (\S+)$", text, re.MULTILINE) for text in PAGES.values()}
-    assert packages | {"labkit"} <= {found[1] for found in pages if found}
+    directives = {re.search(r"^```\{public-names\} (\S+)$", text, re.MULTILINE) for text in PAGES.values()}
+    assert packages | {"labkit"} <= {match[1] for match in directives if match}
 
 
 def test_every_architecture_is_named_among_the_models() -> None:
-    said = re.sub(r"\W", "", PAGES["docs/models.md"]).lower()
+    text = re.sub(r"\W", "", PAGES["docs/models.md"]).lower()
     names = [re.sub(r"(LMHead|For)?(CausalLM|Model)$", "", name) for name in (*POLICIES, *ENCODERS)]
-    assert [name for name in names if name.lower() not in said] == []
+    assert [name for name in names if name.lower() not in text] == []
 
 
 def test_every_ratio_is_one_that_was_measured() -> None:
@@ -196,8 +195,10 @@ def test_every_ratio_is_one_that_was_measured() -> None:
 
 def test_every_ratio_with_a_wide_interval_is_called_not_trustworthy() -> None:
     cells = [cell for text in PAGES.values() for line in text.splitlines() for cell in line.split(" | ")]
-    ends = {cell: re.search(r"x \[(\d+\.\d+), (\d+\.\d+)\]", cell) for cell in cells}
-    wide = {cell for cell, found in ends.items() if found and float(found[2]) > WIDEST * float(found[1])}
+    intervals = {cell: re.search(r"x \[(\d+\.\d+), (\d+\.\d+)\]", cell) for cell in cells}
+    wide = {
+        cell for cell, interval in intervals.items() if interval and float(interval[2]) > WIDEST * float(interval[1])
+    }
     assert wide
     assert {cell for cell in wide if "not trustworthy" not in cell} == set()
 

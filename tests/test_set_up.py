@@ -1,4 +1,4 @@
-"""Set-up spares a machine without an NVIDIA driver the CUDA libraries, where it can, and never waits long for that."""
+"""Set-up avoids the CUDA libraries on a machine without an NVIDIA driver, if it can, and never waits long for that."""
 
 import runpy
 import socket
@@ -38,14 +38,14 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_without_a_driver_the_index_of_cpu_wheels_is_taken_and_named() -> None:
-    found, remark = TOOL["choice"]("linux", False, "", lambda index: True)
-    assert found == TOOL["CPU_WHEELS"]
-    assert found in remark
+    url, remark = TOOL["choice"]("linux", False, "", lambda index: True)
+    assert url == TOOL["CPU_WHEELS"]
+    assert url in remark
 
 
 def test_where_it_does_not_answer_the_choice_is_pips_and_that_is_said() -> None:
-    found, remark = TOOL["choice"]("linux", False, "", lambda index: False)
-    assert found == ""
+    url, remark = TOOL["choice"]("linux", False, "", lambda index: False)
+    assert url == ""
     assert "did not answer" in remark
     assert "6 GB" in remark
     assert "make TORCH_INDEX=URL" in remark
@@ -56,10 +56,10 @@ def test_where_it_does_not_answer_the_choice_is_pips_and_that_is_said() -> None:
     [("linux", True, ""), ("darwin", False, ""), *(("linux", False, own) for own in OWN)],
 )
 def test_with_a_driver_or_an_index_of_ones_own_nothing_is_asked(platform: str, driver: bool, config: str) -> None:
-    def asked(index: str) -> bool:
+    def fail(index: str) -> bool:
         raise AssertionError(index)
 
-    assert TOOL["choice"](platform, driver, config, asked)[0] == ""
+    assert TOOL["choice"](platform, driver, config, fail)[0] == ""
 
 
 def test_an_index_answers_if_it_lists_pytorch(index: str) -> None:
@@ -114,9 +114,9 @@ def test_a_set_up_that_fails_shows_the_conflict_in_pips_own_words(tmp_path: Path
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).touch()
     command = ["make", ".venv/.ready", "PYTHON=./python", "TORCH_INDEX="]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "b 2 depends on c==3\n    The user requested (constraint) c==4\n" in done.stderr
-    assert "Collecting" not in done.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "b 2 depends on c==3\n    The user requested (constraint) c==4\n" in process.stderr
+    assert "Collecting" not in process.stderr
     assert "Collecting everything\n" in (tmp_path / ".venv/pip.log").read_text()
     assert not (tmp_path / ".venv/.ready").exists()

@@ -1,4 +1,4 @@
-"""Messages say what they were made of; steps nest in phases; nothing is said within `unwatched`."""
+"""Messages parse to the labels that made them; steps nest in phases; nothing is announced within `unwatched`."""
 
 import json
 import os
@@ -46,13 +46,13 @@ def test_only_one_token_on_top_of_others_is_a_decode_step() -> None:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What NVTX would be told: "+name" and "-name", as if a tool listened."""
-    told: list[str] = []
+def nvtx_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Calls of NVTX as "+name" and "-", as if a tool listened."""
+    calls: list[str] = []
     monkeypatch.setattr(stages, "nvtx_listening", lambda: True)
-    monkeypatch.setattr(stages, "push", lambda text: told.append(f"+{text}"))
-    monkeypatch.setattr(stages, "pop", lambda: told.append("-"))
-    return told
+    monkeypatch.setattr(stages, "push", lambda text: calls.append(f"+{text}"))
+    monkeypatch.setattr(stages, "pop", lambda: calls.append("-"))
+    return calls
 
 
 def run_steps(*phases: Phase) -> None:
@@ -61,62 +61,62 @@ def run_steps(*phases: Phase) -> None:
             steps.begin(phase)
 
 
-def test_steps_nest_in_the_phases_that_they_make_up(said: list[str]) -> None:
+def test_steps_nest_in_the_phases_that_they_make_up(nvtx_calls: list[str]) -> None:
     run_steps(Phase.PREFILL, Phase.DECODE, Phase.DECODE)
     prefill = ["+prefill", "+prefill/step", "-", "-"]
-    assert said == [*prefill, "+decode", "+decode/step", "-", "+decode/step", "-", "-"]
+    assert nvtx_calls == [*prefill, "+decode", "+decode/step", "-", "+decode/step", "-", "-"]
 
 
-def test_an_error_closes_every_range(said: list[str]) -> None:
+def test_an_error_closes_every_range(nvtx_calls: list[str]) -> None:
     with suppress(KeyError), StepRanges() as steps:
         steps.begin(Phase.DECODE)
         raise KeyError
-    assert said == ["+decode", "+decode/step", "-", "-"]
+    assert nvtx_calls == ["+decode", "+decode/step", "-", "-"]
 
 
 @pytest.fixture
 def watched() -> Iterator[list[tuple[Phase, bool]]]:
-    seen: list[tuple[Phase, bool]] = []
+    phases: list[tuple[Phase, bool]] = []
 
     def watch(phase: Phase, begins: bool) -> None:
-        seen.append((phase, begins))
+        phases.append((phase, begins))
 
     stages.PHASE_WATCHERS.append(watch)
-    yield seen
+    yield phases
     stages.PHASE_WATCHERS.remove(watch)
 
 
 def test_watchers_hear_of_phases_before_their_ranges_open_and_after_they_close(
-    said: list[str], watched: list[tuple[Phase, bool]]
+    nvtx_calls: list[str], watched: list[tuple[Phase, bool]]
 ) -> None:
     run_steps(Phase.PREFILL, Phase.DECODE, Phase.DECODE)
     assert watched == [(phase, begins) for phase in Phase for begins in (True, False)]
 
 
-def test_nothing_is_said_within_unwatched(said: list[str], watched: list[tuple[Phase, bool]]) -> None:
+def test_nothing_is_said_within_unwatched(nvtx_calls: list[str], watched: list[tuple[Phase, bool]]) -> None:
     with unwatched():
         run_steps(Phase.PREFILL, Phase.DECODE)
         with stages.stage(Phase.DECODE, Stage.QKV, 0):
             assert not stages.listening()
-    assert not said
+    assert not nvtx_calls
     assert not watched
     run_steps(Phase.DECODE)
-    assert said
+    assert nvtx_calls
     assert watched
 
 
 def test_nobody_is_asked_within_unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a run within is what a run without any announcements would be."""
-    asked: list[str] = []
+    """A run within `unwatched` must not differ from a run without any announcements."""
+    queries: list[str] = []
     for name in ("nvtx_listening", "torch_profiler_listening", "_step_times"):
-        monkeypatch.setattr(stages, name, lambda name=name: asked.append(name))
+        monkeypatch.setattr(stages, name, lambda name=name: queries.append(name))
     with unwatched():
         run_steps(Phase.PREFILL, Phase.DECODE)
         with stages.stage(Phase.DECODE, Stage.QKV, 0):
             assert not stages.listening()
-    assert asked == []
+    assert queries == []
     run_steps(Phase.DECODE)
-    assert set(asked) == {"nvtx_listening", "torch_profiler_listening", "_step_times"}
+    assert set(queries) == {"nvtx_listening", "torch_profiler_listening", "_step_times"}
 
 
 def test_step_times_are_written_when_the_process_ends(tmp_path: Path) -> None:

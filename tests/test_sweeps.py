@@ -1,4 +1,4 @@
-"""What `make test` leaves out has been seen by what it keeps."""
+"""Every value that `make test` skips in some combination is tested in another combination."""
 
 from itertools import product
 from typing import Any
@@ -10,21 +10,21 @@ AXES: tuple[Any, ...] = (["a", "b", "c", "d", "e"], {"one": 1, "two": 2, "three"
 VALUES = [list(axis.values()) if isinstance(axis, dict) else axis for axis in AXES]
 
 
-def given(cases: list[Any], *, kept: bool) -> list[tuple[Any, ...]]:
+def values_of(cases: list[Any], *, kept: bool) -> list[tuple[Any, ...]]:
     return [case.values for case in cases if kept is (sweep.mark not in [mark.mark for mark in case.marks])]
 
 
 def test_kept_and_swept_combinations_are_all_there_are() -> None:
     cases = crossed(*AXES)
     everything = list(product(*VALUES))
-    assert sorted(given(cases, kept=True) + given(cases, kept=False)) == sorted(everything)
+    assert sorted(values_of(cases, kept=True) + values_of(cases, kept=False)) == sorted(everything)
     assert len({case.id for case in cases}) == len(everything)
-    assert given(cases, kept=False)
+    assert values_of(cases, kept=False)
 
 
 @pytest.mark.parametrize("axis", range(3))
 def test_every_value_is_kept_beside_the_first_of_the_others_and_all_move_together(axis: int) -> None:
-    kept = given(crossed(*AXES), kept=True)
+    kept = values_of(crossed(*AXES), kept=True)
     first = [values[0] for values in VALUES]
     for value in VALUES[axis]:
         assert (*first[:axis], value, *first[axis + 1 :]) in kept
@@ -32,16 +32,16 @@ def test_every_value_is_kept_beside_the_first_of_the_others_and_all_move_togethe
 
 
 def test_of_pairs_every_value_is_kept_in_as_few_as_can_be() -> None:
-    for one, other in (AXES[:2], AXES[1::-1]):
-        cases = paired(one, other)
-        kept, everything = given(cases, kept=True), given(cases, kept=True) + given(cases, kept=False)
+    for first, second in (AXES[:2], AXES[1::-1]):
+        cases = paired(first, second)
+        kept, everything = values_of(cases, kept=True), values_of(cases, kept=True) + values_of(cases, kept=False)
         assert len(kept) == 5
         assert len(everything) == len(set(everything)) == 15
-        assert [len({case[axis] for case in kept}) for axis in (0, 1)] == [len(one), len(other)]
+        assert [len({case[axis] for case in kept}) for axis in (0, 1)] == [len(first), len(second)]
 
 
 def test_the_few_are_kept_by_name() -> None:
     cases = swept({"one": 1, "two": 2}, ["two"])
-    assert (given(cases, kept=True), given(cases, kept=False)) == ([(2,)], [(1,)])
+    assert (values_of(cases, kept=True), values_of(cases, kept=False)) == ([(2,)], [(1,)])
     with pytest.raises(AssertionError, match="expected some of"):
         swept(["a"], ["b"])

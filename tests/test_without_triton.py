@@ -1,4 +1,4 @@
-"""A machine that has no Triton (it exists for Linux only) has all the rest."""
+"""On a machine without Triton (it exists for Linux only) everything else works."""
 
 import os
 import subprocess
@@ -26,10 +26,10 @@ except ValueError as error:
 @sweep
 def test_the_engine_runs_and_says_what_is_missing() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False
     )
-    assert done.returncode == 0, done.stderr
-    ran, missing = done.stdout.splitlines()
-    assert ran in ("cpp 5", "reference 5")
-    assert missing.startswith("impl 'triton' needs the package triton, which is not installed: pip install triton")
+    assert process.returncode == 0, process.stderr
+    result, message = process.stdout.splitlines()
+    assert result in ("cpp 5", "reference 5")
+    assert message.startswith("impl 'triton' needs the package triton, which is not installed: pip install triton")

@@ -1,4 +1,4 @@
-"""Traces made by hand: events written down in microseconds, or a decode told by what each stage does."""
+"""Traces made by hand: from events in microseconds, or from a description of what each stage of a decode does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ns(us: float) -> int:
 
 @dataclass
 class Recorder:
-    """Writes events down; every time is in microseconds. Of ranges that start together the last one is the outer."""
+    """Collects events; all times are in microseconds. If ranges start together, the last one is the outer."""
 
     ranges: list[dict[str, Any]] = field(default_factory=list)
     operations: list[dict[str, Any]] = field(default_factory=list)
@@ -36,14 +36,14 @@ class Recorder:
     def kernel(
         self, called: float, start: float, end: float, *, name: str = "kernel", process: int = 0, **columns: Any
     ) -> None:
-        """A kernel and its launch, which ends a tenth of a microsecond after it was called, by thread 1."""
+        """Adds a kernel and its launch. Thread 1 launches it within a tenth of a microsecond."""
         correlation = len(self.operations) + 1
-        ours = {"process": process, "correlation": correlation}
+        shared = {"process": process, "correlation": correlation}
         self.calls.append(
-            {"start_ns": ns(called), "end_ns": ns(called + 0.1), "tid": 1, "kind": "api", "name": "launch", **ours}
+            {"start_ns": ns(called), "end_ns": ns(called + 0.1), "tid": 1, "kind": "api", "name": "launch", **shared}
         )
         self.operations.append(
-            {"start_ns": ns(start), "end_ns": ns(end), "kind": "kernel", "name": name, "stream": 7, **ours, **columns}
+            {"start_ns": ns(start), "end_ns": ns(end), "kind": "kernel", "name": name, "stream": 7, **shared, **columns}
         )
 
     def operator(self, name: str, start: float, end: float, *, process: int = 0, tid: int = 1) -> None:
@@ -66,11 +66,11 @@ def _frame(name: str, events: list[dict[str, Any]]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Does:
-    """What a stage does in a step. `kernels` 0: the CPU works alone for `launch_us`."""
+    """What a stage does in a step. With `kernels` 0 the CPU works alone for `launch_us`."""
 
     kernels: int = 1
     kernel_us: float = 10.0
-    launch_us: float = 4.0  # the CPU's time for each
+    launch_us: float = 4.0  # CPU time for each kernel
     name: str = "kernel"
 
 
@@ -94,12 +94,12 @@ FUSED = {
 
 
 def layers(stages: Mapping[str, Does], count: int) -> dict[str, Does]:
-    """The same with so many layers."""
-    made = {}
+    """The same stages with `count` layers."""
+    copies = {}
     for name, does in stages.items():
         for layer in range(count if name.startswith("layer.0/") else 1):
-            made[name.replace("layer.0/", f"layer.{layer}/")] = does
-    return made
+            copies[name.replace("layer.0/", f"layer.{layer}/")] = does
+    return copies
 
 
 def slower(stages: Mapping[str, Does], factor: float) -> dict[str, Does]:
@@ -122,10 +122,11 @@ def decode(
     seed: int = 0,
     operators: bool = False,
 ) -> Trace:
-    """Steps of one process. Kernels start in the order of their launches, and the next step waits for the last of them.
+    """Trace of one process. Kernels start in the order of their launches, and the next step waits for the last one.
 
-    `between_us`: CPU time between two stages; `first_us`: more of it in the first step; `noise`: of all times, as a
-    fraction; `operators`: what would be a kernel on a GPU is an operator on the CPU, filling 90 % of its time.
+    `between_us` is CPU time between two stages, and `first_us` is additional time in the first step. `noise` is
+    relative to all times. With `operators` there are operators on the CPU instead of kernels, and each fills 90 % of
+    its time.
     """
     random, recorder = np.random.default_rng(seed), Recorder()
     cpu = free = 10.0
@@ -158,7 +159,7 @@ STAGES = ("embed", "layer.0/qkv", "layer.0/qkv+mlp", "layer.0/mlp", "layer.1/att
 
 
 def disorder(seed: int, *, steps: int = 6, ranks: int = 1, gpu: bool = True) -> Trace:
-    """Steps of random stages with all that may go wrong: overlap, work of no stage or no step, NCCL on the side."""
+    """Trace of random stages with everything that can go wrong: overlap, work outside stages or steps, NCCL work."""
     random, recorder = np.random.default_rng(seed), Recorder()
     for process in range(ranks):
         now = random.uniform(0, 50)

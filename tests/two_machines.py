@@ -1,4 +1,4 @@
-"""Two machines on this one: network namespaces with a cable between them, and a host name for each."""
+"""Two machines simulated on this one: network namespaces with a cable between them, and a host name for each."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """What runs under `prefix` sees only this machine's network, and its name."""
+    """A machine. Programs run with `prefix` see only its network and its name."""
 
     name: str
     address: str
@@ -21,7 +21,7 @@ class Machine:
 
 
 def missing() -> str | None:
-    """Why there can't be two machines here."""
+    """Reason why this system cannot have two machines, or None."""
     if absent := [program for program in ("ip", "unshare") if shutil.which(program) is None]:
         return f"{' and '.join(absent)} not found: apt-get install iproute2 util-linux"
     try:
@@ -35,9 +35,9 @@ def missing() -> str | None:
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Gone at the end, with all that runs there cut off. Raises OSError where the system doesn't let us."""
-    machines = tuple(Machine(f"labkit-{os.getpid()}-{each}", f"10.77.0.{each}") for each in (1, 2))
-    ends = [f"lk{os.getpid() % 100_000}-{each}" for each in (1, 2)]  # a name has at most 15 characters
+    """Removes the machines at the end, and cuts off their programs. Raises OSError if the system doesn't allow them."""
+    machines = tuple(Machine(f"labkit-{os.getpid()}-{number}", f"10.77.0.{number}") for number in (1, 2))
+    ends = [f"lk{os.getpid() % 100_000}-{number}" for number in (1, 2)]  # a name has at most 15 characters
     try:
         for machine in machines:
             _must("ip", "netns", "add", machine.name)
@@ -54,9 +54,9 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
 
 
 def _must(*command: str) -> None:
-    done = _run(*command)
-    if done.returncode:
-        raise OSError(done.stderr.strip())
+    process = _run(*command)
+    if process.returncode:
+        raise OSError(process.stderr.strip())
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

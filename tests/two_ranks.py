@@ -1,4 +1,4 @@
-"""All that is asked of two ranks, in one run: of a model whose layers are cut, and of one whose layers are divided."""
+"""All results of two ranks in one run: of a model whose layers are cut, and of one whose layers are divided."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ from pipelined_models import two_stages
 
 
 def cut_and_divided(folder: str) -> dict[str, Any]:
-    """folder: with a GGUF file, `model.gguf`, and a checkpoint that one process saved, `whole`."""
+    """`folder` contains a GGUF file, `model.gguf`, and a checkpoint that one process saved, `whole`."""
     return two_ranks(folder) | {"stages of two": two_stages(folder, divided_anew, by_row)}

@@ -1,5 +1,5 @@
-"""Traces without stages: work of several kinds on two ranks, a gap and what the CPU did in it, ranks that meet in
-all-reduces on clocks of their own.
+"""Traces without stages: work of several kinds on two ranks; a gap, with the call of the CPU in it; ranks that meet in
+all-reduces, each with its own clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from traces import Recorder, disorder
 from labkit.nsys.trace import Trace
 
 TRANSFER_US = 50.0
-TRUE_OFFSETS_US = (0.0, 5000.0, -1234.5)  # what has to be added to the times of each rank
+TRUE_OFFSETS_US = (0.0, 5000.0, -1234.5)  # to be added to the times of each rank
 
 
 def mixed(seed: int) -> Trace:
@@ -27,7 +27,7 @@ def mixed(seed: int) -> Trace:
 
 
 def waiting(call: str, start: float, end: float, *, kind: str = "api") -> Trace:
-    """A kernel until 20 µs, the next one launched at 100 µs; the thread that launches it is in `call` for a while."""
+    """A kernel until 20 µs, and the next one launched at 100 µs. The launching thread is in `call` for a while."""
     recorder = Recorder()
     recorder.range("batch", 0, 200, domain="")
     recorder.kernel(5, 10, 20, name="first")
@@ -50,18 +50,18 @@ def exchange(
     told: bool = False,
     name: str = "ncclDevKernel_AllReduce_Sum_f16",
 ) -> Trace:
-    """Ranks that meet in all-reduces. `arrivals_us`: true times by collective and rank, each rank's rising by more than
-    a transfer. `lost`: a collective and the rank whose trace lacks it.
+    """Ranks that meet in all-reduces. `arrivals_us` has true times by collective and rank; the times of a rank rise by
+    more than a transfer. `lost` is a collective and the rank whose trace lacks it.
     """
     random, recorder = np.random.default_rng(3), Recorder()
-    for number, arrived in enumerate(arrivals_us):
-        end = arrived.max() + TRANSFER_US
-        for rank, start in enumerate(arrived[: len(offsets_us)]):
+    for number, arrivals in enumerate(arrivals_us):
+        end = arrivals.max() + TRANSFER_US
+        for rank, start in enumerate(arrivals[: len(offsets_us)]):
             if lost == (number, rank):
                 continue
             start, stop = start - offsets_us[rank], end + random.uniform(0, jitter_us) - offsets_us[rank]
-            about = {"name": "allreduce", "group": "0", "size": 3, "dtype": "Half", "in_elements": 1 << 20}
-            columns = {"collective": json.dumps(about)} if told else {}
+            description = {"name": "allreduce", "group": "0", "size": 3, "dtype": "Half", "in_elements": 1 << 20}
+            columns = {"collective": json.dumps(description)} if told else {}
             recorder.range(f"layer.{number}", start - 5, start - 1, process=rank, domain="")
             recorder.kernel(start - 4, start, stop, name=name, process=rank, **columns)
     trace = recorder.trace(ranks=range(len(offsets_us)))
@@ -73,7 +73,7 @@ def exchange(
 
 
 def steps(count: int = 40, late: int = 1, by_us: float = 30.0, spread_us: float = 10.0) -> np.ndarray:
-    """True arrivals of three ranks; `late` comes last every time."""
+    """True arrivals of three ranks; rank `late` comes last every time."""
     random = np.random.default_rng(7)
     arrived = 10_000 + 200.0 * np.arange(count)[:, None] + random.uniform(0, spread_us, (count, 3))
     arrived[:, late] += by_us

@@ -1,4 +1,4 @@
-"""Calls that cannot work: got, expected, what to do."""
+"""Errors of impossible calls: they say what they got, what they expected, and what to do."""
 
 import pytest
 import torch
@@ -105,10 +105,10 @@ def test_unknown_keywords_are_refused(name: str) -> None:
 
 def test_what_the_loss_takes_reaches_it() -> None:
     ids = prompt(2, 6)
-    for more in ({"num_items_in_batch": 3}, {"ignore_index": int(ids[0, 2])}, {"shift_labels": ids.roll(2)}):
+    for options in ({"num_items_in_batch": 3}, {"ignore_index": int(ids[0, 2])}, {"shift_labels": ids.roll(2)}):
         with torch.no_grad():
-            want = vanilla("gpt2")(ids, labels=ids, **more).loss
-        assert torch.allclose(fused("gpt2")(ids, labels=ids, **more).loss, want, rtol=1e-4)
+            expected = vanilla("gpt2")(ids, labels=ids, **options).loss
+        assert torch.allclose(fused("gpt2")(ids, labels=ids, **options).loss, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "position_ids", "labels"])
@@ -126,8 +126,8 @@ def test_numbers_of_logits_that_cannot_be_are_refused(keep: object) -> None:
 def test_a_mask_of_logits_to_keep_is_vanillas() -> None:
     ids, mask = prompt(2, 4), torch.tensor([False, True, False, True])
     with torch.no_grad():
-        want = vanilla("gpt2")(ids, logits_to_keep=mask).logits
-    assert error(fused("gpt2")(ids, logits_to_keep=mask).logits, want) < 1e-4
+        expected = vanilla("gpt2")(ids, logits_to_keep=mask).logits
+    assert error(fused("gpt2")(ids, logits_to_keep=mask).logits, expected) < 1e-4
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -1,5 +1,5 @@
-"""Calls as strangers make them: whatever the shape of the model, the dtype, the positions and the keywords, the answer
-is transformers', or an error that says what was wrong.
+"""Random calls with all shapes of models, dtypes, positions and keywords: the result equals transformers', or an error
+says what was wrong.
 """
 
 from collections.abc import Callable
@@ -67,17 +67,17 @@ def positions(batch: int, tokens: int) -> st.SearchStrategy[Any]:
     odd = st.sampled_from(
         [torch.zeros(batch, tokens), torch.zeros(1, tokens + 1).long(), -torch.ones(1, tokens).long()]
     )
-    return st.one_of(counted, counted.map(lambda found: found.flip(1)), odd)
+    return st.one_of(counted, counted.map(lambda ids: ids.flip(1)), odd)
 
 
 def masks(batch: int, tokens: int) -> st.SearchStrategy[Any]:
-    left = st.lists(st.integers(0, tokens - 1), min_size=batch, max_size=batch)
-    padded = left.map(lambda hidden: torch.stack([(torch.arange(tokens) >= each).long() for each in hidden]))
+    paddings = st.lists(st.integers(0, tokens - 1), min_size=batch, max_size=batch)
+    padded = paddings.map(lambda hidden: torch.stack([(torch.arange(tokens) >= count).long() for count in hidden]))
     return st.one_of(padded, padded.map(torch.Tensor.bool), padded.map(torch.Tensor.float), st.just(torch.ones(1, 99)))
 
 
 def keywords(batch: int, tokens: int) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of the keywords of `forward`, with values that fit and values that do not."""
+    """Some keywords of `forward`, with valid and invalid values."""
     ids = torch.ones(batch, tokens, dtype=torch.long)
     return st.fixed_dictionaries(
         {},
@@ -101,78 +101,80 @@ def keywords(batch: int, tokens: int) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Any, ...]:
     batch, tokens = draw(sizes)
-    # one keyword in three calls is odd: most calls have to get through
-    more = draw(keywords(batch, tokens)) if draw(st.integers(0, 2)) else {}
+    # one call in three has no keywords, so that enough calls succeed
+    options = draw(keywords(batch, tokens)) if draw(st.integers(0, 2)) else {}
     ids = torch.randint(
         1, VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(draw(st.integers(0, 9)))
     )
     if draw(st.integers(0, 19)) == 0:
         ids[0, 0] = draw(st.sampled_from([-1, VOCABULARY, 2**40]))
-    how = draw(st.sampled_from(sorted(BOUNDS))), draw(st.sampled_from([None, None, "int8"]))
-    return draw(shapes), how, ids, more
+    dtypes = draw(st.sampled_from(sorted(BOUNDS))), draw(st.sampled_from([None, None, "int8"]))
+    return draw(shapes), dtypes, ids, options
 
 
 def check_forward(call: tuple[Any, ...]) -> str:
-    """How a call went: "right", "refused", or "both refuse"."""
-    shape, (dtype, kv_dtype), ids, more = call
+    """Outcome of a call: "right", "refused", or "both refuse"."""
+    shape, (dtype, kv_dtype), ids, options = call
     fused = engine(*shape, dtype, kv_dtype)
     try:
-        found = fused(ids, **more)
+        output = fused(ids, **options)
     except UserError:
         return "refused"
     except ANY as error:
-        ours: Exception = error
+        own_error: Exception = error
         with torch.no_grad(), pytest.raises(ANY):
-            model(*shape)(ids, **more)
+            model(*shape)(ids, **options)
     else:
-        return compared(call, found)
-    assert isinstance(ours, REFUSED), f"{ours!r} is no error for {more}"
+        return compared(call, output)
+    assert isinstance(own_error, REFUSED), f"{own_error!r} is no error for {options}"
     return "both refuse"
 
 
-def compared(call: tuple[Any, ...], found: Any) -> str:
-    """What `check_forward` says where the engine computed something."""
-    shape, (dtype, kv_dtype), ids, more = call
+def compared(call: tuple[Any, ...], output: Any) -> str:
+    """Outcome for `check_forward` if the engine computed something."""
+    shape, (dtype, kv_dtype), ids, options = call
     with torch.no_grad():
         try:
-            want = model(*shape)(ids, **more)
+            expected = model(*shape)(ids, **options)
         except (IndexError, RuntimeError):
             return "further than vanilla"
-    seen = visible(more, ids, want.logits.shape[1])
-    if int(seen.sum()) > 0 and found.logits.numel() > 1:
-        off = distance(found.logits[seen], want.logits[seen])
-        assert off <= BOUNDS[dtype] + (0.15 if kv_dtype else 0), f"off by {off}"
-    if want.loss is not None and more.get("attention_mask") is None and dtype == "float32" and kv_dtype is None:
-        assert torch.allclose(found.loss, want.loss, rtol=1e-3, atol=1e-4, equal_nan=True)
+    shown = visible(options, ids, expected.logits.shape[1])
+    if int(shown.sum()) > 0 and output.logits.numel() > 1:
+        difference = distance(output.logits[shown], expected.logits[shown])
+        assert difference <= BOUNDS[dtype] + (0.15 if kv_dtype else 0), f"off by {difference}"
+    if expected.loss is not None and options.get("attention_mask") is None and dtype == "float32" and kv_dtype is None:
+        assert torch.allclose(output.loss, expected.loss, rtol=1e-3, atol=1e-4, equal_nan=True)
     return "right"
 
 
-def visible(more: dict[str, Any], ids: torch.Tensor, kept: int) -> torch.Tensor:
-    """The tokens whose logits count: those that the mask shows."""
-    mask = more.get("attention_mask")
+def visible(options: dict[str, Any], ids: torch.Tensor, kept_tokens: int) -> torch.Tensor:
+    """Tokens whose logits count: the mask shows them."""
+    mask = options.get("attention_mask")
     shown = torch.ones_like(ids).bool() if mask is None else mask != 0
-    keep = more.get("logits_to_keep", 0)
-    return shown[:, keep] if isinstance(keep, torch.Tensor) else shown[:, -kept:]
+    keep = options.get("logits_to_keep", 0)
+    return shown[:, keep] if isinstance(keep, torch.Tensor) else shown[:, -kept_tokens:]
 
 
 def check_generate(call: tuple[Any, ...]) -> str:
-    """The same of a few greedy tokens in float32, whose ties are far apart."""
-    shape, _, ids, more = call
-    more = {name: value for name, value in more.items() if name in ("attention_mask", "position_ids", "head_mask")}
-    arguments = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0} | more
+    """Outcome of a few greedy tokens in float32, in which ties are unlikely."""
+    shape, _, ids, options = call
+    options = {
+        name: value for name, value in options.items() if name in ("attention_mask", "position_ids", "head_mask")
+    }
+    arguments = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0} | options
     texts: list[Any] = []
-    for each in (engine(*shape, "float32", None), model(*shape)):
+    for candidate in (engine(*shape, "float32", None), model(*shape)):
         try:
-            texts.append(each.generate(ids, **arguments))
+            texts.append(candidate.generate(ids, **arguments))
         except ANY as error:
             texts.append(error)
-    ours, theirs = texts
-    if isinstance(ours, Exception):
-        assert isinstance(ours, UserError) or isinstance(theirs, Exception), repr(ours)
+    own_text, expected = texts
+    if isinstance(own_text, Exception):
+        assert isinstance(own_text, UserError) or isinstance(expected, Exception), repr(own_text)
         return "refused"
-    if isinstance(theirs, Exception):
+    if isinstance(expected, Exception):
         return "further than vanilla"
-    assert torch.equal(ours, theirs)
+    assert torch.equal(own_text, expected)
     return "right"
 
 

@@ -1,4 +1,4 @@
-"""What a user changed in a model counts, or is refused by name: nothing is dropped in silence."""
+"""Changes that a user made to a model take effect, or are refused by name; none is ignored silently."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,14 +24,14 @@ Change = Callable[[PreTrainedModel], object]
 
 
 class Doubled(nn.Linear):
-    """A linear of somebody's own, whose weights have the usual names."""
+    """A user's own linear, whose weights have the usual names."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
 
 
 def with_own_head(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Its config says that the head is the embedding."""
+    """Model with a head of its own, although its config says that the head is the embedding."""
     model = small_model(name)
     assert model.config.tie_word_embeddings
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
@@ -54,8 +54,8 @@ def test_a_head_of_its_own_is_kept_whatever_the_config_says(name: str, impl: str
 def test_a_head_of_its_own_is_kept_in_every_type(dtype: str) -> None:
     for name in TIED:
         ids, model = prompt(1, 7), with_own_head(name)
-        got = labkit.init_inference(model, dtype=dtype)(ids).logits
-        assert (got - model(ids).logits).abs().max() < 0.5
+        actual = labkit.init_inference(model, dtype=dtype)(ids).logits
+        assert (actual - model(ids).logits).abs().max() < 0.5
 
 
 def test_a_head_of_its_own_is_saved_with_the_model(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def hooked_before(model: PreTrainedModel) -> None:
 
 
 def other_forward(model: PreTrainedModel) -> None:
-    own = model.model.layers[2].self_attn.o_proj.forward
-    model.model.layers[2].self_attn.o_proj.forward = lambda x: 2 * own(x)
+    original = model.model.layers[2].self_attn.o_proj.forward
+    model.model.layers[2].self_attn.o_proj.forward = lambda x: 2 * original(x)
 
 
 def other_class(model: PreTrainedModel) -> None:
@@ -94,7 +94,7 @@ def other_epsilon(model: PreTrainedModel) -> None:
 
 
 def adapted(model: PreTrainedModel) -> None:
-    """As peft adapts a linear in place."""
+    """Adapts a linear in place, as peft does."""
     linear = model.model.layers[0].self_attn.q_proj
     wrapper = nn.Module()
     wrapper.base_layer, wrapper.lora_A, wrapper.lora_B = linear, nn.ModuleDict(), nn.ModuleDict()
@@ -151,8 +151,8 @@ def test_a_change_that_the_kernels_would_leave_out_is_refused_by_name(change: Ch
 
 def test_a_forward_that_a_class_was_given_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("llama")
-    own = LlamaMLP.forward
-    monkeypatch.setattr(LlamaMLP, "forward", lambda module, x: 2 * own(module, x))
+    original = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda module, x: 2 * original(module, x))
     with pytest.raises(UserError, match=r"model\.layers\.0\.mlp has a forward that replaces its own"):
         labkit.init_inference(model)
 
@@ -167,7 +167,7 @@ def dispatched(model: PreTrainedModel) -> None:
 
 
 def looked_into(model: PreTrainedModel) -> None:
-    """Hidden states are collected by hooks of transformers, which stay."""
+    """Collects hidden states, for which transformers installs hooks that stay."""
     model(prompt(1, 3), output_hidden_states=True)
 
 
@@ -182,8 +182,8 @@ def test_a_change_that_computes_the_same_is_none(change: Change, consume: bool) 
     change(model)
     plain.resize_token_embeddings(model.config.vocab_size, mean_resizing=False)
     plain.load_state_dict({name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()})
-    got = labkit.init_inference(model, consume_model=consume)(ids).logits
-    assert torch.equal(got, labkit.init_inference(plain)(ids).logits)
+    actual = labkit.init_inference(model, consume_model=consume)(ids).logits
+    assert torch.equal(actual, labkit.init_inference(plain)(ids).logits)
     assert not consume or not any(parameter.numel() for parameter in model.parameters())
 
 
@@ -201,23 +201,25 @@ def test_hooks_on_the_layers_of_an_encoder_are_refused_and_others_kept() -> None
     model.embeddings.register_forward_hook(lambda module, args, output: 2 * output)
     ids = prompt(1, 7)
     with torch.no_grad():
-        want = model(ids).last_hidden_state
-    got = labkit.init_inference(model)(ids).last_hidden_state
-    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+        expected = model(ids).last_hidden_state
+    actual = labkit.init_inference(model)(ids).last_hidden_state
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
     model.encoder.layer[1].output.register_forward_hook(lambda module, args, output: 2 * output)
     with pytest.raises(UserError, match=r"encoder\.layer\.1\.output has the forward hook"):
         labkit.init_inference(model)
 
 
-@pytest.mark.parametrize("kind", [np.int64, torch.tensor, lambda token: np.array([token, 9]), lambda t: [np.int64(t)]])
+@pytest.mark.parametrize(
+    "kind", [np.int64, torch.tensor, lambda token: np.array([token, 9]), lambda token: [np.int64(token)]]
+)
 def test_an_end_of_text_of_any_integer_type_ends_texts_and_is_saved(kind: Callable[[int], Any], tmp_path: Path) -> None:
     model, ids = small_model("gpt2"), prompt(2, 7)
     end = int(greedy(model, ids, 8)[0, 10])
     model.generation_config.eos_token_id = kind(end)
     engine = labkit.init_inference(model, save_mp_checkpoint_path=tmp_path)
-    made = engine.generate(ids, max_new_tokens=8, do_sample=False)
-    assert torch.equal(made, model.generate(ids, max_new_tokens=8, do_sample=False))
-    assert not made[0, -1]
+    generated = engine.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(generated, model.generate(ids, max_new_tokens=8, do_sample=False))
+    assert not generated[0, -1]
     saved = labkit.resolve(tmp_path).generation_config
     assert saved is not None
     assert saved.eos_token_id in (end, [end], [end, 9])
@@ -225,20 +227,20 @@ def test_an_end_of_text_of_any_integer_type_ends_texts_and_is_saved(kind: Callab
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_a_pad_token_of_minus_one_is_none(beams: int) -> None:
-    """As in the configs of LLaMA. A text that has ended goes on with the token that ended it."""
+    """LLaMA configs have it. After its end, a text is filled with the token that ended it."""
     model, ids = small_model("llama"), prompt(2, 7)
     end = int(greedy(model, ids, 8)[0, 10])
     options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": end, "num_beams": beams}
-    want = model.generate(ids, pad_token_id=end, **options)
+    expected = model.generate(ids, pad_token_id=end, **options)
     model.generation_config.pad_token_id = -1
     engine = labkit.init_inference(model)
-    assert torch.equal(engine.generate(ids, **options), want)
+    assert torch.equal(engine.generate(ids, **options), expected)
     with pytest.raises(UserError, match="pad_token_id = 131; the model's vocabulary is 0 to 130: pass the id of one"):
         engine.generate(ids, pad_token_id=131, **options)
 
 
 def test_a_name_stands_for_its_model() -> None:
-    named, ids = labkit.init_inference("tiny-gpt2"), prompt(1, 7)
-    assert torch.equal(named(ids).logits, labkit.init_inference(labkit.resolve("tiny-gpt2"))(ids).logits)
+    engine, ids = labkit.init_inference("tiny-gpt2"), prompt(1, 7)
+    assert torch.equal(engine(ids).logits, labkit.init_inference(labkit.resolve("tiny-gpt2"))(ids).logits)
     with pytest.raises(UserError, match="unknown model 'tiny-gpt'"):
         labkit.init_inference("tiny-gpt")

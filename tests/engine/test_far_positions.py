@@ -1,4 +1,4 @@
-"""Positions far beyond the length of a text: computed as vanilla does, at the cost of the text alone."""
+"""Positions far beyond the length of a text give the results of vanilla models, and cost no more."""
 
 import pytest
 import torch
@@ -25,21 +25,22 @@ def test_a_text_may_begin_at_any_position(name: str, impl: str) -> None:
     for begin in BEGINS:
         whole = from_position(begin, 9)
         with torch.no_grad():
-            want = vanilla(name)(ids, position_ids=whole).logits
-        assert error(engine(ids, position_ids=whole).logits, want) <= TOLERANCE
+            expected = vanilla(name)(ids, position_ids=whole).logits
+        assert error(engine(ids, position_ids=whole).logits, expected) <= TOLERANCE
         cache = engine(ids[:, :7], position_ids=whole[:, :7]).past_key_values
         assert (
-            error(engine(ids[:, 7:], past_key_values=cache, position_ids=whole[:, 7:]).logits, want[:, 7:]) <= TOLERANCE
+            error(engine(ids[:, 7:], past_key_values=cache, position_ids=whole[:, 7:]).logits, expected[:, 7:])
+            <= TOLERANCE
         )
-        texts = [greedy(each, ids, 5, position_ids=whole.expand(2, -1)) for each in (engine, vanilla(name))]
+        texts = [greedy(model, ids, 5, position_ids=whole.expand(2, -1)) for model in (engine, vanilla(name))]
         assert torch.equal(*texts)
 
 
 def test_one_row_may_be_far_from_the_others() -> None:
     ids, positions = prompt(3, 5), torch.stack([from_position(begin, 5)[0] for begin in (0, 2**20, 7)])
     with torch.no_grad():
-        want = vanilla("qwen3")(ids, position_ids=positions).logits
-    assert error(fused("qwen3")(ids, position_ids=positions).logits, want) <= TOLERANCE
+        expected = vanilla("qwen3")(ids, position_ids=positions).logits
+    assert error(fused("qwen3")(ids, position_ids=positions).logits, expected) <= TOLERANCE
 
 
 def test_tables_hold_what_a_cache_has_slots_for_and_no_far_position() -> None:

@@ -1,4 +1,4 @@
-"""Greedy search and sampling give what transformers gives: its configuration, processors, criteria, random numbers."""
+"""Greedy search and sampling equal transformers: its configuration, processors, criteria and random numbers."""
 
 from typing import Any
 
@@ -54,46 +54,50 @@ SAMPLED: dict[str, dict[str, Any]] = {
 
 
 def both(name: str, impl: str = "cpp", ids: Tensor = PADDED, **options: Any) -> tuple[Any, Any]:
-    """What vanilla and the engine return for the same call and seed, on a padded batch unless `ids` are given."""
-    how = {"attention_mask": MASK if ids is PADDED else torch.ones_like(ids), "max_new_tokens": 20, "pad_token_id": 0}
-    found = []
+    """Results of vanilla and the engine for the same call and seed, on a padded batch unless `ids` are given."""
+    arguments = {
+        "attention_mask": MASK if ids is PADDED else torch.ones_like(ids),
+        "max_new_tokens": 20,
+        "pad_token_id": 0,
+    }
+    results = []
     for model in (vanilla(name), fused(name, impl)):
         set_seed(11)
-        found.append(model.generate(ids, **how | options))
-    return found[0], found[1]
+        results.append(model.generate(ids, **arguments | options))
+    return results[0], results[1]
 
 
 @pytest.mark.parametrize(("name", "options"), crossed(["gpt2", "bloom", "llama"], GREEDY))
 def test_greedy_search_equals_vanilla(name: str, options: dict[str, Any]) -> None:
-    want, got = both(name, do_sample=False, **options)
-    assert torch.equal(got, want)
+    expected, actual = both(name, do_sample=False, **options)
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(("name", "options"), crossed(["gpt2", "bloom", "llama"], SAMPLED))
 def test_sampling_with_a_seed_equals_vanilla(name: str, options: dict[str, Any]) -> None:
-    want, got = both(name, do_sample=True, **options)
-    assert torch.equal(got, want)
+    expected, actual = both(name, do_sample=True, **options)
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_every_impl_samples_alike(name: str) -> None:
     for impl in IMPLS:
-        want, got = both(name, impl, do_sample=True, top_k=30)
-        assert torch.equal(got, want)
+        expected, actual = both(name, impl, do_sample=True, top_k=30)
+        assert torch.equal(actual, expected)
 
 
 def test_another_seed_samples_other_tokens() -> None:
     engine, ids = fused("gpt2"), prompt(1, 5)
-    found = set()
+    texts = set()
     for seed in range(3):
         set_seed(seed)
-        found.add(tuple(engine.generate(ids, do_sample=True, max_new_tokens=20, pad_token_id=0)[0].tolist()))
-    assert len(found) == 3
+        texts.add(tuple(engine.generate(ids, do_sample=True, max_new_tokens=20, pad_token_id=0)[0].tolist()))
+    assert len(texts) == 3
 
 
-@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
-def test_a_generation_config_equals_keywords(how: dict[str, Any]) -> None:
-    options = {"max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 4, **how}
+@pytest.mark.parametrize("search", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
+def test_a_generation_config_equals_keywords(search: dict[str, Any]) -> None:
+    options = {"max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 4, **search}
     set_seed(1)
     keywords = fused("llama").generate(prompt(2, 5), **options)
     set_seed(1)
@@ -103,29 +107,35 @@ def test_a_generation_config_equals_keywords(how: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("sample", [False, True])
 def test_scores_and_logits_equal_vanilla(sample: bool) -> None:
-    want, got = both(
+    expected, actual = both(
         "gpt2", do_sample=sample, top_k=20 if sample else None, max_new_tokens=6,
         return_dict_in_generate=True, output_scores=True, output_logits=True,
     )  # fmt: skip
-    assert got.keys() == want.keys()
-    assert torch.equal(got.sequences, want.sequences)
-    assert len(got.scores) == len(got.logits) == 6
-    for mine, theirs in zip(got.logits, want.logits, strict=True):
-        assert error(mine, theirs) <= 1e-4
-    for mine, theirs in zip(got.scores, want.scores, strict=True):
-        assert torch.equal(mine.isinf(), theirs.isinf())
-        assert error(mine.nan_to_num(neginf=0.0), theirs.nan_to_num(neginf=0.0)) <= 1e-4
+    assert actual.keys() == expected.keys()
+    assert torch.equal(actual.sequences, expected.sequences)
+    assert len(actual.scores) == len(actual.logits) == 6
+    for actual_step, expected_step in zip(actual.logits, expected.logits, strict=True):
+        assert error(actual_step, expected_step) <= 1e-4
+    for actual_step, expected_step in zip(actual.scores, expected.scores, strict=True):
+        assert torch.equal(actual_step.isinf(), expected_step.isinf())
+        assert error(actual_step.nan_to_num(neginf=0.0), expected_step.nan_to_num(neginf=0.0)) <= 1e-4
 
 
 def test_hidden_states_while_generating_equal_vanilla() -> None:
-    want, got = both(
+    expected, actual = both(
         "llama", do_sample=False, max_new_tokens=4, return_dict_in_generate=True, output_hidden_states=True
     )
-    assert torch.equal(got.sequences, want.sequences)
-    seen = MASK.bool()
-    for step, (mine, theirs) in enumerate(zip(got.hidden_states, want.hidden_states, strict=True)):
-        for a, b in zip(mine, theirs, strict=True):
-            assert error(a, b) <= 1e-4 if step else error(a[seen], b[seen]) <= 1e-4
+    assert torch.equal(actual.sequences, expected.sequences)
+    visible = MASK.bool()
+    for step, (actual_states, expected_states) in enumerate(
+        zip(actual.hidden_states, expected.hidden_states, strict=True)
+    ):
+        for actual_state, expected_state in zip(actual_states, expected_states, strict=True):
+            assert (
+                error(actual_state, expected_state) <= 1e-4
+                if step
+                else error(actual_state[visible], expected_state[visible]) <= 1e-4
+            )
 
 
 def test_the_streamer_receives_the_prompt_then_every_token() -> None:
@@ -144,14 +154,14 @@ def test_the_streamer_receives_the_prompt_then_every_token() -> None:
     ids = prompt(1, 6)
     for model, streamer in zip((vanilla("gpt2"), fused("gpt2")), streamers, strict=True):
         greedy(model, ids, 7, streamer=streamer)
-    want, got = streamers
-    assert got.ended == want.ended == 1
-    assert [value.shape for value in got.put_values] == [value.shape for value in want.put_values]
-    assert all(torch.equal(a, b) for a, b in zip(got.put_values, want.put_values, strict=True))
+    expected, actual = streamers
+    assert actual.ended == expected.ended == 1
+    assert [value.shape for value in actual.put_values] == [value.shape for value in expected.put_values]
+    assert all(torch.equal(a, b) for a, b in zip(actual.put_values, expected.put_values, strict=True))
 
 
 class RecordsCalls(StoppingCriteria):
-    """Stops each row at its third token divisible by five, and keeps what it was called with."""
+    """Stops each row at its third token divisible by five, and records the arguments of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Tensor, Any]] = []
@@ -171,12 +181,12 @@ def test_a_stopping_criterion_of_the_caller_is_called_as_by_vanilla() -> None:
         for model, criterion in zip((vanilla("gpt2"), fused("gpt2")), criteria, strict=True)
     ]  # fmt: skip
     assert torch.equal(*results)
-    want, got = (criterion.calls for criterion in criteria)
-    assert len(got) == len(want)
-    for (mine, my_scores), (theirs, their_scores) in zip(got, want, strict=True):
-        assert torch.equal(mine, theirs)
-        assert type(my_scores) is type(their_scores)
-        assert len(my_scores) == len(their_scores)
+    expected, actual = (criterion.calls for criterion in criteria)
+    assert len(actual) == len(expected)
+    for (ids, scores), (expected_ids, expected_scores) in zip(actual, expected, strict=True):
+        assert torch.equal(ids, expected_ids)
+        assert type(scores) is type(expected_scores)
+        assert len(scores) == len(expected_scores)
 
 
 def test_a_logits_processor_of_the_caller_decides() -> None:
@@ -185,9 +195,9 @@ def test_a_logits_processor_of_the_caller_decides() -> None:
             scores[:, 1::2] = -torch.inf
             return scores
 
-    want, got = both("llama", do_sample=False, logits_processor=LogitsProcessorList([OnlyEven()]))
-    assert torch.equal(got, want)
-    assert not (got[:, 9:] % 2).any()
+    expected, actual = both("llama", do_sample=False, logits_processor=LogitsProcessorList([OnlyEven()]))
+    assert torch.equal(actual, expected)
+    assert not (actual[:, 9:] % 2).any()
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +209,11 @@ def test_stop_strings_equal_vanilla(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = prompt(1, 9)
     text = tokenizer.decode(greedy(vanilla("gpt2"), ids, 30)[0, 9:])
     stop = text[10:12]
-    want, got = both("gpt2", ids=ids, do_sample=False, max_new_tokens=30, stop_strings=[stop], tokenizer=tokenizer)
-    assert torch.equal(got, want)
-    assert got.shape[1] < 39
+    expected, actual = both(
+        "gpt2", ids=ids, do_sample=False, max_new_tokens=30, stop_strings=[stop], tokenizer=tokenizer
+    )
+    assert torch.equal(actual, expected)
+    assert actual.shape[1] < 39
 
 
 def test_max_time_stops() -> None:
@@ -211,15 +223,15 @@ def test_max_time_stops() -> None:
 
 def test_finished_rows_are_padded() -> None:
     ids = prompt(4, 6)
-    free = greedy(fused("gpt2"), ids, 20)
-    eos = int(free[0, 9])
-    got = greedy(fused("gpt2"), ids, 20, eos_token_id=eos)
-    for row, text in enumerate(got[:, 6:].tolist()):
+    unstopped = greedy(fused("gpt2"), ids, 20)
+    eos = int(unstopped[0, 9])
+    actual = greedy(fused("gpt2"), ids, 20, eos_token_id=eos)
+    for row, text in enumerate(actual[:, 6:].tolist()):
         end = text.index(eos) if eos in text else len(text)
-        assert text[:end] == free[row, 6 : 6 + end].tolist()
+        assert text[:end] == unstopped[row, 6 : 6 + end].tolist()
         assert not any(text[end + 1 :])
 
 
 def test_generation_starts_from_bos_without_a_prompt() -> None:
-    want = vanilla("gpt2").generate(bos_token_id=7, max_new_tokens=5, pad_token_id=0)
-    assert torch.equal(fused("gpt2").generate(bos_token_id=7, max_new_tokens=5, pad_token_id=0), want)
+    expected = vanilla("gpt2").generate(bos_token_id=7, max_new_tokens=5, pad_token_id=0)
+    assert torch.equal(fused("gpt2").generate(bos_token_id=7, max_new_tokens=5, pad_token_id=0), expected)

@@ -15,7 +15,7 @@ from transformers import set_seed
 import labkit
 from labkit.engine import InferenceEngine
 
-TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32 on the CPU
+TOLERANCE = 1e-4  # of the range of the logits, compared with transformers in float32 on the CPU
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1], [1] * 7])
 PADDED = prompt(3, 7).where(MASK.bool(), 0)
 NAMES = [*FEW, "bloom-normed-residual", "gpt-neox-parallel", "qwen3"]
@@ -33,13 +33,13 @@ def needs_dependent_launch() -> None:
 
 
 def steps(engine: InferenceEngine, text: Tensor, count: int = 4) -> Tensor:
-    """Logits [B, count, V] of the last tokens, each by a step of its own."""
+    """Logits [B, count, V] of the last tokens, from a step for each."""
     model, start = engine.module, text.shape[1] - count
     cache = model.new_cache()
     result(model, text[:, :start], cache)
-    rest = range(start, text.shape[1])
-    found = [result(model, text[:, at, None], cache, follows=True) for at in rest]
-    return torch.cat(found, dim=1).cpu()
+    indices = range(start, text.shape[1])
+    logits = [result(model, text[:, index, None], cache, follows=True) for index in indices]
+    return torch.cat(logits, dim=1).cpu()
 
 
 def test_auto_is_triton_where_a_gpu_is() -> None:
@@ -50,30 +50,30 @@ def test_auto_is_triton_where_a_gpu_is() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_equal_vanilla(name: str) -> None:
-    """Also of a padded batch, of more sequences than one pass takes, and of a cache that grows."""
+    """Also for a padded batch, for more sequences than one pass takes, and for a cache that grows."""
     for ids, options in ((PADDED, {"attention_mask": MASK}), (prompt(19, 5), {}), (prompt(1, 9), {})):
-        got = greedy(on_gpu(name), ids, 20, **options)
-        assert got.device == ids.device
-        assert torch.equal(got, greedy(vanilla(name), ids, 20, **options))
+        actual = greedy(on_gpu(name), ids, 20, **options)
+        assert actual.device == ids.device
+        assert torch.equal(actual, greedy(vanilla(name), ids, 20, **options))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_of_steps_equal_vanilla(name: str) -> None:
     text = prompt(3, 12)
     with torch.no_grad():
-        want = vanilla(name)(text).logits[:, -4:]
-    assert error(steps(on_gpu(name), text), want) <= TOLERANCE
+        expected = vanilla(name)(text).logits[:, -4:]
+    assert error(steps(on_gpu(name), text), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8])
 def test_narrow_weights_give_logits_near_those_of_the_cpu(dtype: torch.dtype) -> None:
-    """int8 weights are the same on both, and the rest is bfloat16."""
+    """int8 weights are the same on both devices, and everything else is bfloat16."""
     for name in ("gptj", "llama"):
-        found = []
+        logits = []
         for impl in ("reference", "triton"):
             engine = labkit.init_inference(vanilla(name), dtype=dtype, impl=impl)
-            found.append(steps(engine, prompt(3, 12)) if impl == "triton" else engine(prompt(3, 12)).logits[:, -4:])
-        assert (found[1] - found[0]).square().mean().sqrt() / found[0].std() < 5e-2
+            logits.append(steps(engine, prompt(3, 12)) if impl == "triton" else engine(prompt(3, 12)).logits[:, -4:])
+        assert (logits[1] - logits[0]).square().mean().sqrt() / logits[0].std() < 5e-2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +104,7 @@ def test_a_dependent_launch_changes_no_bit(name: str) -> None:
 
 
 def kernels_of(run: Callable[[], object]) -> list[str]:
-    """The names of the kernels that the GPU runs, in order."""
+    """Names of the kernels that the GPU runs, in order."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
@@ -123,29 +123,29 @@ def test_the_nodes_of_a_graph_are_its_kernels(name: str) -> None:
 
 
 def test_a_profiled_run_computes_the_same() -> None:
-    found: list[Tensor] = []
+    texts: list[Tensor] = []
     with torch.profiler.profile():
-        found.append(greedy(on_gpu("llama"), prompt(2, 5), 12))
-    assert torch.equal(found[0], greedy(on_gpu("llama"), prompt(2, 5), 12))
+        texts.append(greedy(on_gpu("llama"), prompt(2, 5), 12))
+    assert torch.equal(texts[0], greedy(on_gpu("llama"), prompt(2, 5), 12))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_sampling_runs_where_the_prompt_is(device: str) -> None:
     ids, options = prompt(3, 5).to(device), {"do_sample": True, "top_k": 20, "repetition_penalty": 1.2}
-    found = []
+    texts = []
     for _ in range(2):
         set_seed(3)
-        found.append(on_gpu("llama").generate(ids, max_new_tokens=9, eos_token_id=4, pad_token_id=0, **options))
-    assert found[0].device.type == device
-    assert torch.equal(*found)
+        texts.append(on_gpu("llama").generate(ids, max_new_tokens=9, eos_token_id=4, pad_token_id=0, **options))
+    assert texts[0].device.type == device
+    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_beams_equal_vanilla(device: str) -> None:
     options: dict[str, Any] = {"num_beams": 3}
-    want = greedy(vanilla("gpt2"), PADDED, 8, attention_mask=MASK, **options)
-    got = greedy(on_gpu("gpt2"), PADDED.to(device), 8, attention_mask=MASK.to(device), **options)
-    assert torch.equal(got.cpu(), want)
+    expected = greedy(vanilla("gpt2"), PADDED, 8, attention_mask=MASK, **options)
+    actual = greedy(on_gpu("gpt2"), PADDED.to(device), 8, attention_mask=MASK.to(device), **options)
+    assert torch.equal(actual.cpu(), expected)
 
 
 def test_caches_in_turn_play_the_same_graph() -> None:
@@ -157,7 +157,7 @@ def test_caches_in_turn_play_the_same_graph() -> None:
 
 
 def test_weights_on_the_gpu_are_those_of_the_source() -> None:
-    """From tensors in memory and from the model itself."""
+    """Compares tensors in memory with the model itself as the source."""
 
     class Tensors:
         hf_config = vanilla("llama").config
@@ -168,5 +168,5 @@ def test_weights_on_the_gpu_are_those_of_the_source() -> None:
         def get(self, name: str, dtype: torch.dtype | None = None, cut: object = None) -> Tensor:
             return vanilla("llama").state_dict()[name].to(dtype)
 
-    other = labkit.init_inference(Tensors(), impl="triton")
-    assert torch.equal(steps(other, prompt(2, 9)), steps(on_gpu("llama"), prompt(2, 9)))
+    engine = labkit.init_inference(Tensors(), impl="triton")
+    assert torch.equal(steps(engine, prompt(2, 9)), steps(on_gpu("llama"), prompt(2, 9)))

@@ -1,4 +1,4 @@
-"""What `init_inference` does to the model that it is given, and which models it refuses."""
+"""What `init_inference` does to its model, and which models it refuses."""
 
 import copy
 import re
@@ -20,7 +20,7 @@ from labkit.kernels import build
 from labkit.models.policies import policy_for
 from labkit.ops.transformer.inference import DeepSpeedTransformerInference
 
-WIDE = {"n_embd": 64, "n_head": 4, "vocab_size": 128}  # nothing is padded, so that nothing is copied by chance
+WIDE = {"n_embd": 64, "n_head": 4, "vocab_size": 128}  # sizes that need no padding, which would copy weights
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -29,7 +29,7 @@ def test_the_original_model_stays_what_it_was(name: str, impl: str) -> None:
     model, ids = small_model(name), prompt(2, 7)
     config, generation = copy.deepcopy(model.config.to_dict()), model.generation_config.to_dict()
     weights = {key: value.clone() for key, value in model.state_dict().items()}
-    want = greedy(model, ids, 8)
+    expected = greedy(model, ids, 8)
     engine = labkit.init_inference(model, impl=impl)
     engine.generation_config.max_new_tokens = 3
     engine.config.use_cache = False
@@ -37,7 +37,7 @@ def test_the_original_model_stays_what_it_was(name: str, impl: str) -> None:
     assert model.config.to_dict() == config
     assert model.generation_config.to_dict() == generation
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-    assert torch.equal(greedy(model, ids, 8), want)
+    assert torch.equal(greedy(model, ids, 8), expected)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -46,11 +46,11 @@ def test_the_original_model_stays_what_it_was(name: str, impl: str) -> None:
 def test_the_engine_keeps_no_part_of_the_original(name: str, impl: str, dtype: torch.dtype) -> None:
     model, ids = small_model(name, dtype=dtype, **WIDE), prompt(1, 7) % 128
     engine = labkit.init_inference(model, impl=impl)
-    want = engine(ids).logits
+    expected = engine(ids).logits
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    assert torch.equal(engine(ids).logits, want)
+    assert torch.equal(engine(ids).logits, expected)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -65,11 +65,11 @@ def test_a_consumed_model_is_empty_and_its_engine_whole(name: str, impl: str) ->
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", ["gpt2", "gpt-neox-parallel", "llama"])
 def test_tensors_of_a_source_are_read_once_and_let_go(name: str, impl: str) -> None:
-    """A checkpoint larger than memory allows no second copy: at most one layer's tensors live at a time."""
+    """A checkpoint may be larger than memory, so at most one layer's tensors are alive at a time."""
     tensors = vanilla(name).state_dict()
     alive: list[weakref.ref[torch.Tensor]] = []
     reads: Counter[str] = Counter()
-    most = 0
+    most_alive = 0
 
     class Source:
         hf_config = vanilla(name).config
@@ -78,8 +78,8 @@ def test_tensors_of_a_source_are_read_once_and_let_go(name: str, impl: str) -> N
             return set(tensors)
 
         def get(self, key: str, dtype: torch.dtype | None = None, cut: object = None) -> torch.Tensor:
-            nonlocal most
-            most = max(most, sum(ref() is not None for ref in alive))
+            nonlocal most_alive
+            most_alive = max(most_alive, sum(ref() is not None for ref in alive))
             reads[key] += 1
             tensor = tensors[key].to(dtype, copy=True)
             alive.append(weakref.ref(tensor))
@@ -87,7 +87,7 @@ def test_tensors_of_a_source_are_read_once_and_let_go(name: str, impl: str) -> N
 
     engine = labkit.init_inference(Source(), impl=impl)
     assert set(reads.values()) == {1}
-    assert most <= len(reads) // 3
+    assert most_alive <= len(reads) // 3
     assert not any(ref() is not None for ref in alive)
     assert torch.equal(greedy(engine, prompt(2, 7), 8), greedy(vanilla(name), prompt(2, 7), 8))
 
@@ -133,9 +133,9 @@ def test_a_type_without_room_for_a_weight_is_named_and_the_model_left_as_it_was(
     model = small_model("llama")
     with torch.no_grad():
         model.model.layers[2].mlp.down_proj.weight[3, 4] = 1e5
-    says = r"layers\.2\.mlp\.down_proj\.weight holds numbers beyond 65504, the largest of torch\.float16; use "
+    words = r"layers\.2\.mlp\.down_proj\.weight holds numbers beyond 65504, the largest of torch\.float16; use "
     for consume in (False, True):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=words):
             labkit.init_inference(model, dtype=torch.float16, consume_model=consume)
     assert all(parameter.numel() for parameter in model.parameters())
 
@@ -152,12 +152,12 @@ def test_a_model_without_its_head_is_refused() -> None:
         labkit.init_inference(GPT2Model(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=20)))
 
 
-@pytest.mark.parametrize("thing", [nn.Linear(2, 2), 7, None])
-def test_what_is_no_model_is_refused(thing: object) -> None:
+@pytest.mark.parametrize("value", [nn.Linear(2, 2), 7, None])
+def test_what_is_no_model_is_refused(value: object) -> None:
     with pytest.raises(
-        TypeError, match=f"expected a transformers model or a labkit ModelSource, got {type(thing).__name__}"
+        TypeError, match=f"expected a transformers model or a labkit ModelSource, got {type(value).__name__}"
     ):
-        labkit.init_inference(thing)  # type: ignore[arg-type]
+        labkit.init_inference(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrap", [labkit.init_inference, torch.compile])
@@ -209,13 +209,15 @@ def test_the_engine_has_the_attributes_of_a_model() -> None:
     assert not hasattr(engine, "no_such_attribute")
 
 
-@pytest.mark.parametrize("use", [lambda e: e(prompt(1, 2)), lambda e: e.config, lambda e: e.stage_times()])
-def test_a_destroyed_engine_says_so(use: Callable[[labkit.InferenceEngine], object]) -> None:
+@pytest.mark.parametrize(
+    "call", [lambda engine: engine(prompt(1, 2)), lambda engine: engine.config, lambda engine: engine.stage_times()]
+)
+def test_a_destroyed_engine_says_so(call: Callable[[labkit.InferenceEngine], object]) -> None:
     engine = labkit.init_inference(vanilla("gpt2"))
     for _ in range(2):
         engine.destroy()
     with pytest.raises(RuntimeError, match="this engine was destroyed; call init_inference again for a new one"):
-        use(engine)
+        call(engine)
 
 
 @pytest.mark.parametrize("obstacle", ["no compiler", "compiler fails"])
@@ -230,17 +232,17 @@ def test_without_kernels_the_reference_runs_and_says_so(
     if obstacle == "no compiler":
         monkeypatch.delenv("CXX", raising=False)
         monkeypatch.setenv("PATH", str(folder))
-        says = r"no g\+\+ or clang\+\+ on the PATH"
+        words = r"no g\+\+ or clang\+\+ on the PATH"
     else:
         monkeypatch.setenv("CXX", "/bin/false")
-        says = "false could not compile the kernels"
+        words = "false could not compile the kernels"
     engine = labkit.init_inference(vanilla("llama"), impl="auto")
     assert engine.impl == "reference"
     (line,) = [record.getMessage() for record in caplog.records if record.name == "labkit"]
-    assert re.search(f"the reference kernels run, which are slow: .*{says}", line)
+    assert re.search(f"the reference kernels run, which are slow: .*{words}", line)
     ids = prompt(2, 7)
     assert torch.equal(greedy(engine, ids, 8), greedy(vanilla("llama"), ids, 8))
-    with pytest.raises(build.BuildError, match=says):
+    with pytest.raises(build.BuildError, match=words):
         labkit.init_inference(vanilla("llama"), impl="cpp")
 
 

@@ -22,8 +22,8 @@ def test_logits_and_tokens_equal_vanilla(name: str) -> None:
 def test_sixteen_bit_logits_are_near_vanilla(name: str, dtype: torch.dtype) -> None:
     engine, ids = labkit.init_inference(vanilla(name), impl="cpp", dtype=dtype), prompt(3, 13)
     with torch.no_grad():
-        want = vanilla(name)(ids).logits
-    assert error(engine(ids).logits, want) <= {torch.bfloat16: 0.1, torch.float16: 0.01}[dtype]
+        expected = vanilla(name)(ids).logits
+    assert error(engine(ids).logits, expected) <= {torch.bfloat16: 0.1, torch.float16: 0.01}[dtype]
 
 
 @pytest.mark.usefixtures("isa")

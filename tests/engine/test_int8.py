@@ -1,4 +1,6 @@
-"""Engines with int8 weights. All else is as in a bfloat16 engine, so its bounds hold beside the quantisation's own."""
+"""Engines with int8 weights. Everything else is as in a bfloat16 engine, so the bounds of bfloat16 and of quantisation
+add up.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -45,32 +47,34 @@ def test_logits_of_prompt_and_steps_are_near_float32(name: str, impl: str, quant
 
 @pytest.mark.parametrize(("name", "quant"), crossed(FEW, QUANT))
 def test_both_impls_quantise_alike(name: str, quant: dict[str, object]) -> None:
-    """They differ by how rows and the cache are rounded, which GPT-Neo feels most, as it does not divide its scores."""
+    """They differ only by how rows and the cache are rounded. GPT-Neo is most sensitive, as it does not scale its
+    scores.
+    """
     ids = prompt(2, 13)
-    want = int8(name, quant, "reference")(ids).logits
-    assert distance(int8(name, quant)(ids).logits, want) < (LOGITS if name == "gpt-neo" else 5e-2)
+    expected = int8(name, quant, "reference")(ids).logits
+    assert distance(int8(name, quant)(ids).logits, expected) < (LOGITS if name == "gpt-neo" else 5e-2)
 
 
 @few_models
 @pytest.mark.usefixtures("poisoned")
 def test_four_bits_are_the_same_in_both_impls(name: str) -> None:
     ids = prompt(2, 13)
-    want = int8(name, FOUR, "reference")(ids).logits
-    assert distance(int8(name, FOUR)(ids).logits, want) < 5e-2
-    assert distance(want, fused(name)(ids).logits) < 1
+    expected = int8(name, FOUR, "reference")(ids).logits
+    assert distance(int8(name, FOUR)(ids).logits, expected) < 5e-2
+    assert distance(expected, fused(name)(ids).logits) < 1
 
 
-@pytest.mark.parametrize("asked", [{"group_size": 64}, {"num_bits": 4, "group_size": 128}])
-def test_groups_that_do_not_divide_a_matrix_are_named_with_what_does(asked: dict[str, int]) -> None:
+@pytest.mark.parametrize("weight_options", [{"group_size": 64}, {"num_bits": 4, "group_size": 128}])
+def test_groups_that_do_not_divide_a_matrix_are_named_with_what_does(weight_options: dict[str, int]) -> None:
     model = small_model(
         "llama", hidden_size=96, intermediate_size=192, num_attention_heads=3, num_key_value_heads=3, head_dim=32
     )
     with pytest.raises(ValueError, match=r"does not divide the 96 inputs of qkv.weight; expected 32, or q_groups=1"):
-        labkit.init_inference(model, quant={"weight": asked})
+        labkit.init_inference(model, quant={"weight": weight_options})
 
 
 @pytest.mark.parametrize(
-    ("asked", "fitting"),
+    ("weight_options", "fitting"),
     [
         ({"q_groups": 7}, "1, 2, 3, 4, 6"),
         ({"q_groups": 10**9}, "1, 2, 3, 4, 6"),
@@ -78,10 +82,10 @@ def test_groups_that_do_not_divide_a_matrix_are_named_with_what_does(asked: dict
         ({"num_bits": 4, "q_groups": 6}, "1, 2, 3"),
     ],
 )
-def test_groups_that_a_row_cannot_be_cut_into_are_refused(asked: dict[str, int], fitting: str) -> None:
-    """Also where rounding to what the kernels take would give fewer of them than were asked for."""
+def test_groups_that_a_row_cannot_be_cut_into_are_refused(weight_options: dict[str, int], fitting: str) -> None:
+    """Even if rounding to sizes that the kernels take would give fewer groups than requested."""
     with pytest.raises(ValueError, match=rf"the 72 inputs of qkv.weight into .* one of {fitting}"):
-        int8("llama", {"weight": asked})
+        int8("llama", {"weight": weight_options})
 
 
 def test_a_cut_between_ranks_within_a_group_is_refused() -> None:
@@ -95,7 +99,7 @@ def test_a_cut_between_ranks_within_a_group_is_refused() -> None:
 
 
 def test_extra_groups_want_an_mlp_of_four_to_one() -> None:
-    """DeepSpeed leaves the groups of any other matrix as they are."""
+    """DeepSpeed does not change the groups of any other matrix."""
     labkit.init_inference(small_model("gpt2"), quantization_setting=(True, 2))
     with pytest.raises(ValueError, match=r"doubles the groups of matrices whose sides are 4 to 1, and ff1.weight is"):
         labkit.init_inference(small_model("llama"), quantization_setting=(True, 2))
@@ -124,21 +128,21 @@ def test_stage_by_stage_equals_one_call() -> None:
 
 @cache
 def trained() -> tuple[PreTrainedModel, Tensor]:
-    """A small model that has learnt to continue a text, and tokens [1, 512] of that text that it has not seen."""
+    """A small model trained to continue a text, and tokens [1, 512] of that text that were not used in training."""
     source = labkit.resolve("tiny-llama")
     model, tokens = source.hf_model(torch.float32), source.tokenizer(TEXT.read_text(), return_tensors="pt").input_ids[0]
-    seen, unseen = tokens[:-512], tokens[-512:]
-    draw = torch.Generator().manual_seed(0)
+    training_tokens, test_tokens = tokens[:-512], tokens[-512:]
+    generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
     for _ in range(120):
-        starts = torch.randint(len(seen) - 64, (16,), generator=draw)
-        batch = torch.stack([seen[start : start + 64] for start in starts])
+        starts = torch.randint(len(training_tokens) - 64, (16,), generator=generator)
+        batch = torch.stack([training_tokens[start : start + 64] for start in starts])
         loss = model(batch, labels=batch).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return model.eval(), unseen[None]
+    return model.eval(), test_tokens[None]
 
 
 @quants
@@ -162,9 +166,9 @@ def test_weights_too_small_for_a_fine_scale_are_said_to_be_lost(
     small.data *= 1e-6
     with caplog.at_level("WARNING", logger="labkit"):
         labkit.init_inference(model, dtype=torch.int8, quant=QUANT[quant], impl=impl)
-    (said,) = (each.getMessage() for each in caplog.records if "float16" in each.getMessage())
-    assert said.startswith("layer 1, ff2.weight: 100.0% of its groups have weights so small that a scale in float16")
-    assert said.endswith("to keep them, pass a floating dtype")
+    (message,) = (record.getMessage() for record in caplog.records if "float16" in record.getMessage())
+    assert message.startswith("layer 1, ff2.weight: 100.0% of its groups have weights so small that a scale in float16")
+    assert message.endswith("to keep them, pass a floating dtype")
 
 
 def test_small_weights_beside_large_ones_and_zeros_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,4 +178,4 @@ def test_small_weights_beside_large_ones_and_zeros_are_not_named(caplog: pytest.
     weight[1] = 0
     with caplog.at_level("WARNING", logger="labkit"):
         labkit.init_inference(model, dtype=torch.int8)
-    assert not [each for each in caplog.records if "float16" in each.getMessage()]
+    assert not [record for record in caplog.records if "float16" in record.getMessage()]

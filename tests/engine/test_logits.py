@@ -1,4 +1,4 @@
-"""The fused model computes what the vanilla one computes, however the text is cut into steps."""
+"""The fused model computes the same as the vanilla model, with every division of the text into steps."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from small_models import SMALL_CONFIGS
 import labkit
 from labkit.engine.runners import step as step_module
 
-TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32
-SAME = 1e-5  # of that range, between two ways through the engine that sum in another order
+TOLERANCE = 1e-4  # of the range of the logits, compared with transformers in float32
+SAME = 1e-5  # of that range, between two ways through the engine that sum in different orders
 
 each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
 each_impl = pytest.mark.parametrize("impl", IMPLS)
@@ -22,18 +22,18 @@ def test_logits_equal_vanilla(name: str, impl: str) -> None:
     engine = labkit.init_inference(vanilla(name), impl=impl)
     ids = prompt(2, 23)
     with torch.no_grad():
-        want = vanilla(name)(ids).logits
+        expected = vanilla(name)(ids).logits
     assert engine(ids).logits.dtype == torch.float32
-    assert error(engine(ids).logits, want) <= TOLERANCE
+    assert error(engine(ids).logits, expected) <= TOLERANCE
 
 
 @each_model
 def test_greedy_tokens_equal_vanilla(name: str) -> None:
     ids = prompt(2, 9)
-    want = greedy(vanilla(name), ids, 64)
-    assert want.shape == (2, 73)
+    expected = greedy(vanilla(name), ids, 64)
+    assert expected.shape == (2, 73)
     for impl in IMPLS:
-        assert torch.equal(greedy(fused(name, impl), ids, 64), want)
+        assert torch.equal(greedy(fused(name, impl), ids, 64), expected)
 
 
 @each_impl
@@ -41,14 +41,14 @@ def test_greedy_tokens_equal_vanilla(name: str) -> None:
 def test_prefill_then_decode_equals_full_forward(name: str, impl: str) -> None:
     """One token after the other, and several tokens at once on a filled cache."""
     engine, ids = fused(name, impl), prompt(3, 22)
-    want = engine(ids).logits
+    expected = engine(ids).logits
     for cuts in ((1, *[1] * 21), (9, *[1] * 13), (4, 3, 1, 5, 2, 7)):
-        cache, found, begin = None, [], 0
+        cache, logits, begin = None, [], 0
         for step in cuts:
             out = engine(ids[:, begin : begin + step], past_key_values=cache)
             cache, begin = out.past_key_values, begin + step
-            found.append(out.logits)
-        assert error(torch.cat(found, dim=1), want) <= SAME
+            logits.append(out.logits)
+        assert error(torch.cat(logits, dim=1), expected) <= SAME
 
 
 @pytest.mark.parametrize("rows", [1, 5, 20])
@@ -57,13 +57,15 @@ def test_a_prompt_in_chunks_equals_the_whole_prompt(name: str, rows: int, monkey
     engine, ids = fused(name), prompt(2, 19)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    want = engine(ids, attention_mask=mask)
+    expected = engine(ids, attention_mask=mask)
     monkeypatch.setattr(step_module, "CHUNK_ROWS", rows)
-    got = engine(ids, attention_mask=mask)
-    seen = mask.bool()
-    assert error(got.logits[seen], want.logits[seen]) <= SAME
-    next_one = ids[:, :1]
-    assert error(*(engine(next_one, past_key_values=out.past_key_values).logits for out in (got, want))) <= SAME
+    actual = engine(ids, attention_mask=mask)
+    visible = mask.bool()
+    assert error(actual.logits[visible], expected.logits[visible]) <= SAME
+    next_token = ids[:, :1]
+    assert (
+        error(*(engine(next_token, past_key_values=out.past_key_values).logits for out in (actual, expected))) <= SAME
+    )
 
 
 @pytest.mark.parametrize("keep", [1, 3, 19])
@@ -71,9 +73,9 @@ def test_a_prompt_in_chunks_equals_the_whole_prompt(name: str, rows: int, monkey
 def test_only_the_last_logits_on_request(impl: str, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, ids = fused("gpt-neox-parallel", impl), prompt(2, 19)
     monkeypatch.setattr(step_module, "CHUNK_ROWS", 10)
-    got = engine(ids, logits_to_keep=keep).logits
-    assert got.shape == (2, keep, 131)
-    assert error(got, engine(ids).logits[:, -keep:]) <= SAME
+    actual = engine(ids, logits_to_keep=keep).logits
+    assert actual.shape == (2, keep, 131)
+    assert error(actual, engine(ids).logits[:, -keep:]) <= SAME
 
 
 @each_model
@@ -91,17 +93,20 @@ def test_stage_by_stage_equals_one_call(name: str) -> None:
 def test_hidden_states_equal_vanilla(name: str) -> None:
     ids = prompt(2, 11)
     with torch.no_grad():
-        want = vanilla(name)(ids, output_hidden_states=True).hidden_states
-    got = fused(name)(ids, output_hidden_states=True).hidden_states
-    assert len(got) == len(want)
-    assert max(error(mine, theirs) for mine, theirs in zip(got, want, strict=True)) <= TOLERANCE
+        expected = vanilla(name)(ids, output_hidden_states=True).hidden_states
+    actual = fused(name)(ids, output_hidden_states=True).hidden_states
+    assert len(actual) == len(expected)
+    assert (
+        max(error(actual_state, expected_state) for actual_state, expected_state in zip(actual, expected, strict=True))
+        <= TOLERANCE
+    )
 
 
 def test_the_loss_equals_vanilla() -> None:
     ids = prompt(2, 11)
     with torch.no_grad():
-        want = vanilla("gpt2")(ids, labels=ids).loss
-    assert torch.allclose(fused("gpt2")(ids, labels=ids).loss, want, rtol=1e-4)
+        expected = vanilla("gpt2")(ids, labels=ids).loss
+    assert torch.allclose(fused("gpt2")(ids, labels=ids).loss, expected, rtol=1e-4)
 
 
 def test_a_tuple_on_request() -> None:

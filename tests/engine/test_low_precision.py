@@ -1,7 +1,7 @@
-"""bfloat16 and float16 engines against a float32 engine with the same, already rounded weights.
+"""bfloat16 and float16 engines compared with a float32 engine that has the same, already rounded weights.
 
-What is left of the difference: keys and values stored in 16 bits and, where the CPU multiplies pairs of bf16, rows
-rounded to bfloat16. Vanilla models round every intermediate result, so the engine must be nearer to float32 than they.
+The remaining difference comes from keys and values stored in 16 bits and, if the CPU multiplies pairs of bf16, from
+rows rounded to bfloat16. Vanilla models round every intermediate result, so the engine must be nearer to float32.
 """
 
 import pytest
@@ -18,7 +18,7 @@ dtypes = pytest.mark.parametrize("dtype", BOUND, ids=["bf16", "fp16"])
 
 
 def pair(name: str, dtype: torch.dtype, impl: str) -> tuple[InferenceEngine, InferenceEngine]:
-    """(16-bit engine, float32 engine) of the same weights."""
+    """(16-bit engine, float32 engine) with the same weights."""
     rounded = small_model(name, dtype=dtype)
     return (
         labkit.init_inference(rounded, impl=impl),
@@ -35,21 +35,21 @@ def test_logits_are_near_float32_and_nearer_than_vanilla(name: str, dtype: torch
     out = half(ids[:, :12])
     steps = half(ids[:, 12:], past_key_values=out.past_key_values).logits
     assert out.past_key_values.heads.keys[0].dtype == dtype
-    want = single(ids).logits
+    expected = single(ids).logits
     with torch.no_grad():
-        plain = small_model(name, dtype=dtype)(ids).logits.float()
-    off = distance(torch.cat((out.logits, steps), dim=1), want)
-    assert 0 < off < min(BOUND[dtype], distance(plain, want))
+        vanilla_logits = small_model(name, dtype=dtype)(ids).logits.float()
+    difference = distance(torch.cat((out.logits, steps), dim=1), expected)
+    assert 0 < difference < min(BOUND[dtype], distance(vanilla_logits, expected))
 
 
 @dtypes
 @pytest.mark.parametrize(("name", "width"), [("llama", "intermediate_size"), ("opt", "ffn_dim")])
 @pytest.mark.usefixtures("poisoned")
 def test_widths_may_be_odd(name: str, width: str, dtype: torch.dtype) -> None:
-    """Pairs of bf16 then end in padding, which must not be whatever memory held."""
+    """Pairs of bf16 then end in padding, which must be set and not have the old contents of memory."""
     rounded, ids = small_model(name, dtype=dtype, **{width: 97}), prompt(13, 3)
-    want = labkit.init_inference(rounded, dtype=torch.float32)(ids).logits
-    assert distance(labkit.init_inference(rounded)(ids).logits, want) < BOUND[dtype]
+    expected = labkit.init_inference(rounded, dtype=torch.float32)(ids).logits
+    assert distance(labkit.init_inference(rounded)(ids).logits, expected) < BOUND[dtype]
 
 
 @dtypes

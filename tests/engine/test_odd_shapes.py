@@ -1,7 +1,7 @@
 """Models whose widths fill no lane, no vector and no block of the kernels, in memory that starts as NaN.
 
-Weights are padded with zeros along K. A kernel that reads padding of the activations before anything wrote it
-multiplies these zeros by whatever memory held: NaN is what shows that.
+Weights are padded with zeros along K. A kernel that reads padding of the activations before it is written multiplies
+these zeros by the old contents of memory. With NaN there, the result is NaN, too.
 """
 
 from functools import cache
@@ -18,7 +18,7 @@ import labkit
 
 BOUNDS = {"int8": 0.2, "float32": 1e-4, "float16": 1e-2, "bfloat16": 0.1, "int4": 1.5}
 SHAPES: list[tuple[str, dict[str, Any]]] = [
-    ("llama", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6, "hidden_size": 33}),  # 18 of context
+    ("llama", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6, "hidden_size": 33}),  # 3 * 6 != 33
     ("gpt2", {"n_embd": 9, "n_head": 3, "n_inner": 5}),
     ("gpt2", {"n_embd": 7, "n_head": 1, "n_inner": 3}),
     ("qwen3", {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 2, "hidden_size": 15}),
@@ -51,13 +51,13 @@ def odd(number: int) -> PreTrainedModel:
 )
 def test_no_padding_is_read_before_it_is_written(number: int, dtype: str, kv_dtype: str | None) -> None:
     model, options = odd(number), {"quant": QUANT[dtype]} if dtype in QUANT else {"dtype": dtype}
-    more: dict[str, Any] = {} if kv_dtype is None else {"kv_dtype": kv_dtype}
-    engine = labkit.init_inference(model, impl="cpp", **options, **more)
+    cache_options: dict[str, Any] = {} if kv_dtype is None else {"kv_dtype": kv_dtype}
+    engine = labkit.init_inference(model, impl="cpp", **options, **cache_options)
     for batch, tokens in ((1, 1), (1, 2), (3, 9), (2, 40)):  # one row, one register tile, several, a packed prompt
         ids = prompt(batch, tokens)
         with torch.no_grad():
-            want = model(ids).logits
+            expected = model(ids).logits
         out = engine(ids)
         bound = BOUNDS[dtype] + (0.1 if kv_dtype else 0.0)
-        assert distance(out.logits, want) <= bound
+        assert distance(out.logits, expected) <= bound
         assert engine(ids[:, :1], past_key_values=out.past_key_values).logits.isfinite().all()

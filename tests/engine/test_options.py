@@ -1,4 +1,4 @@
-"""The options of `init_inference`: DeepSpeed's names, defaults, old spellings, and clear refusals."""
+"""The options of `init_inference`: DeepSpeed's names, defaults, old spellings, and clear errors."""
 
 import json
 from pathlib import Path
@@ -131,18 +131,18 @@ def test_a_json_file_a_dict_and_keywords_say_the_same(tmp_path: Path) -> None:
     options = {"dtype": "bf16", "tensor_parallel": {"tp_size": 1}, "max_out_tokens": 99, "moe": {"num_experts": [1]}}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(options))
-    want = read_options(None, options)
-    assert want != Options()
-    assert read_options(options, {}) == read_options(file, {}) == read_options(str(file), {}) == want
+    expected = read_options(None, options)
+    assert expected != Options()
+    assert read_options(options, {}) == read_options(file, {}) == read_options(str(file), {}) == expected
 
 
 def test_a_config_and_keywords_add_up() -> None:
-    both = read_options({"dtype": "fp16", "mp_size": 1}, {"max_tokens": 7, "tensor_parallel": {"tp_size": 1}})
-    assert (both.dtype, both.max_out_tokens) == (torch.float16, 7)
+    options = read_options({"dtype": "fp16", "mp_size": 1}, {"max_tokens": 7, "tensor_parallel": {"tp_size": 1}})
+    assert (options.dtype, options.max_out_tokens) == (torch.float16, 7)
 
 
 @pytest.mark.parametrize(
-    ("config", "keywords", "named"),
+    ("config", "keywords", "words"),
     [
         ({"max_out_tokens": 5}, {"max_out_tokens": 6}, "max_out_tokens was given twice: 5 and 6"),
         ({"max_out_tokens": 5}, {"max_tokens": 6}, "max_out_tokens was given twice: 5 and 6"),
@@ -150,21 +150,21 @@ def test_a_config_and_keywords_add_up() -> None:
         ({"mp_size": 1}, {"tp": {"tp_size": 2}}, "tensor_parallel was given twice"),
     ],
 )
-def test_two_values_for_one_option_are_refused(config: dict[str, Any], keywords: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+def test_two_values_for_one_option_are_refused(config: dict[str, Any], keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         read_options(config, keywords)
 
 
-@pytest.mark.parametrize("where", ["config", "keyword"])
-def test_an_unknown_option_is_refused_with_the_known_ones(where: str) -> None:
+@pytest.mark.parametrize("source", ["config", "keyword"])
+def test_an_unknown_option_is_refused_with_the_known_ones(source: str) -> None:
     unknown = {"replace_with_kernel_injection": True}
     with pytest.raises(ValueError, match=r"unknown option replace_with_kernel_injection; expected one of base_dir, .*"):
-        read_options(*((unknown, {}) if where == "config" else (None, unknown)))
+        read_options(*((unknown, {}) if source == "config" else (None, unknown)))
 
 
-@pytest.mark.parametrize(("options", "says"), WRONG, ids=[str(options) for options, _ in WRONG])
-def test_a_wrong_value_is_named_with_what_is_expected(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=f"(?i){says}"):
+@pytest.mark.parametrize(("options", "words"), WRONG, ids=[str(options) for options, _ in WRONG])
+def test_a_wrong_value_is_named_with_what_is_expected(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"(?i){words}"):
         read_options(None, options)
 
 
@@ -179,12 +179,12 @@ def test_a_config_that_is_no_options_is_refused(tmp_path: Path) -> None:
     broken, array = tmp_path / "broken.json", tmp_path / "list.json"
     broken.write_text('{"dtype": ')
     array.write_text("[1]")
-    for config, says in (
+    for config, words in (
         (tmp_path / "absent.json", "absent.json' does not exist"),
         (broken, "broken.json is not JSON"),
         (array, "list.json': expected an object of options, got list"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=words):
             read_options(config, {})
     with pytest.raises(TypeError, match="config: expected a dict or the path of a JSON file, got int"):
         read_options(3, {})  # type: ignore[arg-type]

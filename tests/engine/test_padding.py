@@ -1,4 +1,4 @@
-"""Sequences of unequal length in one batch: padding anywhere changes nothing that is visible."""
+"""Sequences of unequal length in one batch: padding at any place changes no visible result."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ each_impl = pytest.mark.parametrize("impl", IMPLS)
 
 
 def padded(side: str) -> tuple[list[Tensor], Tensor, Tensor]:
-    """(sequences [length], ids [batch, TOTAL], mask); "holes": padding on the left and in between."""
+    """(sequences [length], ids [batch, TOTAL], mask); "holes" means padding on the left and in the middle."""
     ids, mask = prompt(len(LENGTHS), TOTAL), torch.zeros(len(LENGTHS), TOTAL, dtype=torch.int64)
     for row, length in enumerate(LENGTHS):
         if side == "left":
@@ -28,23 +28,26 @@ def padded(side: str) -> tuple[list[Tensor], Tensor, Tensor]:
 
 
 def places(mask: Tensor) -> Tensor:
-    """The positions that each text would have alone."""
+    """Positions that each text would have alone."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 @pytest.mark.parametrize("side", ["left", "right", "holes"])
 @few_models
 def test_without_positions_they_are_those_of_vanilla(name: str, side: str) -> None:
-    """Which differ from model to model: some count visible tokens, some all."""
+    """The default positions differ between models: some count visible tokens, some count all tokens."""
     _, ids, mask = padded(side)
-    seen, more = mask.bool(), prompt(len(LENGTHS), 2, seed=1)
-    longer = torch.cat((mask, torch.ones_like(more)), dim=1)
+    visible, new_ids = mask.bool(), prompt(len(LENGTHS), 2, seed=1)
+    longer = torch.cat((mask, torch.ones_like(new_ids)), dim=1)
     with torch.no_grad():
         first = vanilla(name)(ids, attention_mask=mask, use_cache=True)
-        then = vanilla(name)(more, attention_mask=longer, past_key_values=first.past_key_values).logits
-    got = fused(name)(ids, attention_mask=mask)
-    assert error(got.logits[seen], first.logits[seen]) <= 1e-4
-    assert error(fused(name)(more, attention_mask=longer, past_key_values=got.past_key_values).logits, then) <= 1e-4
+        next_logits = vanilla(name)(new_ids, attention_mask=longer, past_key_values=first.past_key_values).logits
+    actual = fused(name)(ids, attention_mask=mask)
+    assert error(actual.logits[visible], first.logits[visible]) <= 1e-4
+    assert (
+        error(fused(name)(new_ids, attention_mask=longer, past_key_values=actual.past_key_values).logits, next_logits)
+        <= 1e-4
+    )
 
 
 @few_models
@@ -67,7 +70,7 @@ def test_logits_of_padded_sequences_equal_single_runs(name: str, side: str, impl
 @each_impl
 @pytest.mark.parametrize("name", [name for name in FEW if name in WHOLE])
 def test_logits_between_holes_equal_single_runs(name: str, impl: str) -> None:
-    """Not for windowed models: their windows count slots, holes included."""
+    """Not for windowed models: their windows count all slots, including holes."""
     engine = fused(name, impl)
     texts, ids, mask = padded("holes")
     logits = engine(ids, attention_mask=mask, position_ids=places(mask)).logits
@@ -87,19 +90,19 @@ def test_generation_from_left_padding_equals_single_runs(name: str) -> None:
 @few_models
 def test_generation_from_holes_equals_vanilla(name: str) -> None:
     _, ids, mask = padded("holes")
-    want = greedy(vanilla(name), ids, 12, attention_mask=mask)
+    expected = greedy(vanilla(name), ids, 12, attention_mask=mask)
     for impl in IMPLS:
-        assert torch.equal(greedy(fused(name, impl), ids, 12, attention_mask=mask), want)
+        assert torch.equal(greedy(fused(name, impl), ids, 12, attention_mask=mask), expected)
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_padding_is_recognised_without_a_mask(name: str) -> None:
-    """As transformers does: where the padding token is not also the end token."""
+    """transformers does so, too, unless the padding token is also the end token."""
     _, ids, mask = padded("left")
     ids[:, -1] = 5
-    without = greedy(fused(name), ids, 8)
-    assert torch.equal(without, greedy(fused(name), ids, 8, attention_mask=mask))
-    assert torch.equal(without, greedy(vanilla(name), ids, 8))
+    tokens = greedy(fused(name), ids, 8)
+    assert torch.equal(tokens, greedy(fused(name), ids, 8, attention_mask=mask))
+    assert torch.equal(tokens, greedy(vanilla(name), ids, 8))
 
 
 @each_impl
@@ -108,9 +111,9 @@ def test_steps_after_right_padding_equal_single_runs(name: str, impl: str) -> No
     engine = fused(name, impl)
     texts, ids, mask = padded("right")
     cache = engine(ids, attention_mask=mask, position_ids=places(mask)).past_key_values
-    steps, at = prompt(len(LENGTHS), 4, seed=1), mask.sum(1, keepdim=True) + torch.arange(4)
-    first = engine(steps[:, :3], past_key_values=cache, position_ids=at[:, :3]).logits
-    second = engine(steps[:, 3:], past_key_values=cache, position_ids=at[:, 3:]).logits
+    steps, positions = prompt(len(LENGTHS), 4, seed=1), mask.sum(1, keepdim=True) + torch.arange(4)
+    first = engine(steps[:, :3], past_key_values=cache, position_ids=positions[:, :3]).logits
+    second = engine(steps[:, 3:], past_key_values=cache, position_ids=positions[:, 3:]).logits
     for row, text in enumerate(texts):
         alone = engine(torch.cat((text, steps[row]))[None]).logits[0, -4:]
         assert error(torch.cat((first[row], second[row])), alone) <= SAME
@@ -126,9 +129,9 @@ def test_a_mask_of_ones_changes_nothing(name: str) -> None:
 def test_what_is_masked_does_not_matter(name: str) -> None:
     engine = fused(name)
     _, ids, mask = padded("holes")
-    other = ids.where(mask.bool(), 77)
-    seen = mask.bool()
-    first, second = (engine(tokens, attention_mask=mask).logits[seen] for tokens in (ids, other))
+    changed_ids = ids.where(mask.bool(), 77)
+    visible = mask.bool()
+    first, second = (engine(tokens, attention_mask=mask).logits[visible] for tokens in (ids, changed_ids))
     assert torch.equal(first, second)
 
 
@@ -137,7 +140,7 @@ def test_positions_given_by_the_caller_are_used_and_go_on(name: str) -> None:
     ids, start = prompt(2, 6), 9
     positions = (torch.arange(6) + start)[None]
     with torch.no_grad():
-        want = vanilla(name)(ids, position_ids=positions).logits
-    assert error(fused(name)(ids, position_ids=positions.expand(2, -1)).logits, want) <= 1e-4
+        expected = vanilla(name)(ids, position_ids=positions).logits
+    assert error(fused(name)(ids, position_ids=positions.expand(2, -1)).logits, expected) <= 1e-4
     generated = greedy(fused(name), ids, 12, position_ids=positions)
     assert torch.equal(generated, greedy(vanilla(name), ids, 12, position_ids=positions))

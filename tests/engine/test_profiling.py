@@ -1,4 +1,4 @@
-"""What profilers see, and the clocks that run without any."""
+"""Ranges that profilers see, and the clocks that run without a profiler."""
 
 import os
 import subprocess
@@ -22,13 +22,13 @@ NEW = 4
 
 
 def expected_messages(phase: Phase, layers: int) -> list[str]:
-    """One forward pass, in the order of execution."""
+    """Messages of one forward pass, in the order of execution."""
     inner = [message(phase, Stage(stage), layer) for layer in range(layers) for stage in STAGES_PER_LAYER]
     return [message(phase, Stage.EMBED), *inner, message(phase, Stage.LM_HEAD)]
 
 
 def expected_run(layers: int) -> list[str]:
-    """A prompt, then NEW - 1 steps, each with the choice of a token at its end."""
+    """Messages of a prompt and NEW - 1 steps; each step ends with the choice of a token."""
 
     def step(phase: Phase) -> list[str]:
         return [step_message(phase), *expected_messages(phase, layers), message(phase, Stage.SAMPLE)]
@@ -38,8 +38,8 @@ def expected_run(layers: int) -> list[str]:
 
 @pytest.fixture
 def nvtx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Messages of the NVTX ranges, in order; a phase holds steps, a step stages, and a stage nothing."""
-    seen: list[str] = []
+    """Messages of the NVTX ranges, in order. A phase contains steps, a step contains stages, and a stage nothing."""
+    messages: list[str] = []
     depth: list[str] = []
 
     def push(text: str) -> None:
@@ -53,20 +53,20 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             else [label.phase, step_message(label.phase)]
         )
         assert depth == parents, f"{text} opened inside {depth}"
-        seen.append(text)
+        messages.append(text)
         depth.append(text)
 
     monkeypatch.setattr(stages, "push", push)
     monkeypatch.setattr(stages, "pop", depth.pop)
-    return seen
+    return messages
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", FEW)
 def test_torch_profiler_sees_every_stage_of_every_layer(name: str, impl: str) -> None:
     engine = fused(name, impl)
-    seen = profiled(lambda: greedy(engine, prompt(2, 5), NEW))
-    assert seen == expected_run(engine.model_config.num_layers)
+    messages = profiled(lambda: greedy(engine, prompt(2, 5), NEW))
+    assert messages == expected_run(engine.model_config.num_layers)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -88,9 +88,9 @@ def test_nothing_is_announced_when_nobody_listens(nvtx: list[str], monkeypatch: 
 
 def test_a_profiled_run_computes_the_same() -> None:
     engine, ids = fused("llama"), prompt(2, 5)
-    found: list[Any] = []
-    profiled(lambda: found.append(greedy(engine, ids, 12)))
-    assert torch.equal(found[0], greedy(engine, ids, 12))
+    texts: list[Any] = []
+    profiled(lambda: texts.append(greedy(engine, ids, 12)))
+    assert torch.equal(texts[0], greedy(engine, ids, 12))
 
 
 def times_of(engine: InferenceEngine, run: Callable[[], object]) -> tuple[list[StageTime], float]:
@@ -122,10 +122,10 @@ def test_stage_times_start_over_only_on_reset() -> None:
     engine(prompt(1, 5))
     first = engine.stage_times(reset=False)
     engine(prompt(1, 5))
-    both = engine.stage_times(reset=True)
+    total = engine.stage_times(reset=True)
     assert [time.calls for time in first] == [1] * len(first)
-    assert [time.calls for time in both] == [2] * len(first)
-    assert all(b.total_ms >= a.total_ms for a, b in zip(first, both, strict=True))
+    assert [time.calls for time in total] == [2] * len(first)
+    assert all(after.total_ms >= before.total_ms for before, after in zip(first, total, strict=True))
     assert engine.stage_times() == []
 
 
@@ -154,10 +154,10 @@ def test_a_process_under_an_nvtx_tool_is_listened_to(variable: str | None) -> No
     environment = {name: value for name, value in os.environ.items() if name not in stages.INJECTED}
     if variable:
         environment[variable] = "/no/such/tool.so" if "PATH" in variable else "1"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [str(variable is not None), "False"]
+    assert process.stdout.split() == [str(variable is not None), "False"]
 
 
 def test_a_trace_file_holds_the_ranges(tmp_path: Path) -> None:

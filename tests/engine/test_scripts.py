@@ -1,4 +1,4 @@
-"""The published scripts for DeepSpeed, with `deepspeed` replaced by `labkit`, on small random models."""
+"""Published scripts for DeepSpeed, with `deepspeed` replaced by `labkit`, on small random models."""
 
 import os
 from time import perf_counter
@@ -21,7 +21,7 @@ PAYLOAD = (
 
 
 def text_model(name: str, **overrides: Any) -> PreTrainedModel:
-    """A small model with a byte vocabulary, in which nothing ends a text before its time but the end token."""
+    """Small model with a byte vocabulary, in which only the end token ends a text early."""
     model = small_model(name, vocab_size=VOCAB, max_position_embeddings=1024, **overrides)
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = 256
     return model
@@ -35,7 +35,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def measure_latency(
     model: Any, tokenizer: Any, payload: str, generation_args: dict[str, Any], device: torch.device
 ) -> tuple[str, float]:
-    """As published, but for the number of runs."""
+    """As published, except for the number of runs."""
     input_ids = tokenizer(payload, return_tensors="pt").input_ids.to(device)
     latencies = []
     for _ in range(1):
@@ -55,7 +55,7 @@ def measure_latency(
 def test_gptj_latency(tokenizer: PreTrainedTokenizerFast) -> None:
     model = text_model("gptj")
     generation_args = {"do_sample": False, "num_beams": 1, "min_length": 128, "max_new_tokens": 32}
-    want = model.generate(tokenizer(PAYLOAD, return_tensors="pt").input_ids, **generation_args)
+    expected = model.generate(tokenizer(PAYLOAD, return_tensors="pt").input_ids, **generation_args)
 
     ds_model = labkit.init_inference(
         model=model,
@@ -77,7 +77,9 @@ def test_gptj_latency(tokenizer: PreTrainedTokenizerFast) -> None:
     text, p95 = measure_latency(ds_model, tokenizer, PAYLOAD, generation_args, ds_model.module.device)
     assert text.startswith("P95 latency (ms) - ")
     assert p95 > 0
-    assert torch.equal(ds_model.generate(tokenizer(PAYLOAD, return_tensors="pt").input_ids, **generation_args), want)
+    assert torch.equal(
+        ds_model.generate(tokenizer(PAYLOAD, return_tensors="pt").input_ids, **generation_args), expected
+    )
 
 
 def test_gptj_in_half_precision_as_published(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -98,7 +100,7 @@ def test_pipeline_with_four_return_sequences(
     monkeypatch.setenv("WORLD_SIZE", "1")
     generator = pipeline("text-generation", model=text_model("gptj"), tokenizer=tokenizer)
     set_seed(42)
-    want = generator("DeepSpeed is", do_sample=True, max_length=50, num_return_sequences=4)
+    expected = generator("DeepSpeed is", do_sample=True, max_length=50, num_return_sequences=4)
 
     world_size = int(os.getenv("WORLD_SIZE", "4"))
     generator.model = labkit.init_inference(
@@ -106,7 +108,7 @@ def test_pipeline_with_four_return_sequences(
     )
     set_seed(42)
     string = generator("DeepSpeed is", do_sample=True, max_length=50, num_return_sequences=4)
-    assert string == want
+    assert string == expected
     assert len({item["generated_text"] for item in string}) == 4
     assert all(item["generated_text"].startswith("DeepSpeed is") for item in string)
 
@@ -116,19 +118,19 @@ def test_gpt_neo_with_min_length(tokenizer: PreTrainedTokenizerFast, monkeypatch
     generator = pipeline("text-generation", model=text_model("gpt-neo"), tokenizer=tokenizer)
     world_size = int(os.getenv("WORLD_SIZE", "1"))
     set_seed(1)
-    want = generator("DeepSpeed is", do_sample=True, min_length=50)
+    expected = generator("DeepSpeed is", do_sample=True, min_length=50)
     generator.model = labkit.init_inference(
         generator.model, tensor_parallel={"tp_size": world_size}, dtype=torch.float, replace_with_kernel_inject=True
     )
     set_seed(1)
     string = generator("DeepSpeed is", do_sample=True, min_length=50)
-    assert string == want
+    assert string == expected
     assert len(tokenizer(string[0]["generated_text"]).input_ids) >= 48
 
 
 def test_pipeline_on_a_batch_of_unequal_texts(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = ["DeepSpeed is", "a", "The longest of the three texts"]
     generator = pipeline("text-generation", model=text_model("gpt-neo"), tokenizer=tokenizer)
-    want = generator(texts, do_sample=False, max_new_tokens=12)
+    expected = generator(texts, do_sample=False, max_new_tokens=12)
     generator.model = labkit.init_inference(generator.model, dtype=torch.float, replace_with_kernel_inject=True)
-    assert generator(texts, do_sample=False, max_new_tokens=12, batch_size=3) == want
+    assert generator(texts, do_sample=False, max_new_tokens=12, batch_size=3) == expected

@@ -1,4 +1,4 @@
-"""What runs through transformers' own generation loops on the fused model: beams and assisted decoding."""
+"""Searches that run in transformers' own generation loops on the fused model: beams and assisted decoding."""
 
 from typing import Any
 
@@ -24,42 +24,42 @@ BEAMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("name", "options"), crossed(FEW, BEAMS))
 def test_beams_equal_vanilla(name: str, options: dict[str, Any]) -> None:
-    found = []
+    texts = []
     for model in (vanilla(name), *(fused(name, impl) for impl in IMPLS)):
         set_seed(3)
-        found.append(model.generate(PADDED, attention_mask=MASK, max_new_tokens=12, pad_token_id=0, **options))
-    assert torch.equal(found[1], found[0])
-    assert torch.equal(found[2], found[0])
+        texts.append(model.generate(PADDED, attention_mask=MASK, max_new_tokens=12, pad_token_id=0, **options))
+    assert torch.equal(texts[1], texts[0])
+    assert torch.equal(texts[2], texts[0])
 
 
 def test_beam_scores_equal_vanilla() -> None:
     options = {"num_beams": 3, "num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
-    want, got = (
+    expected, actual = (
         model.generate(prompt(2, 7), max_new_tokens=6, pad_token_id=0, **options)
         for model in (vanilla("gpt2"), fused("gpt2"))
     )
-    assert torch.equal(got.sequences, want.sequences)
-    assert torch.equal(got.beam_indices, want.beam_indices)
-    assert torch.allclose(got.sequences_scores, want.sequences_scores, atol=1e-4)
+    assert torch.equal(actual.sequences, expected.sequences)
+    assert torch.equal(actual.beam_indices, expected.beam_indices)
+    assert torch.allclose(actual.sequences_scores, expected.sequences_scores, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])
 def test_prompt_lookup_equals_greedy_search(name: str) -> None:
     ids = torch.cat((prompt(1, 6), prompt(1, 6)), dim=1)
-    want = greedy(vanilla(name), ids, 30)
-    assert torch.equal(greedy(fused(name), ids, 30, prompt_lookup_num_tokens=3), want)
+    expected = greedy(vanilla(name), ids, 30)
+    assert torch.equal(greedy(fused(name), ids, 30, prompt_lookup_num_tokens=3), expected)
 
 
 @pytest.mark.parametrize("draft_seed", [5, 9], ids=["the-same-model", "another-model"])
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])
 def test_assisted_decoding_equals_greedy_search(name: str, draft_seed: int) -> None:
-    """In every pairing of vanilla and fused models, and of fused models with an engine as the draft."""
+    """In every pairing of vanilla and fused models, and of a fused model with an engine as the draft."""
     ids, draft = prompt(1, 7), small_model(name, seed=draft_seed)
-    want = greedy(vanilla(name), ids, 25)
+    expected = greedy(vanilla(name), ids, 25)
     fused_draft = labkit.init_inference(draft)
     for model, assistant in (
         (fused(name), draft),
         (vanilla(name), fused_draft.module),
         (fused(name), fused_draft),
     ):
-        assert torch.equal(greedy(model, ids, 25, assistant_model=assistant), want)
+        assert torch.equal(greedy(model, ids, 25, assistant_model=assistant), expected)

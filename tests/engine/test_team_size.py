@@ -1,4 +1,4 @@
-"""A step takes no more threads than the process may use processors, whatever PyTorch was told."""
+"""A step uses at most as many threads as the process may use processors, for every setting of PyTorch."""
 
 import math
 import os
@@ -17,16 +17,16 @@ from labkit.system import processors
 
 @pytest.fixture
 def one_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One allowed processor, and eight threads of PyTorch."""
+    """Allows one processor, and gives PyTorch eight threads."""
     for name in processors.BINDINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    monkeypatch.setattr(team_size, "_usable", team_size._usable)  # which is put back after the test
+    monkeypatch.setattr(team_size, "_usable", team_size._usable)  # restores the value after the test
     monkeypatch.setattr(team_size, "_asked_again_at", 0.0)
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(8)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("one_processor")
@@ -34,11 +34,11 @@ def test_threads_are_no_more_than_processors(monkeypatch: pytest.MonkeyPatch) ->
     threads = []
     call = DecodeStep.__call__
 
-    def noting(step: DecodeStep, *args: Any, **settings: Any) -> None:
+    def record_and_call(step: DecodeStep, *args: Any, **settings: Any) -> None:
         threads.append(settings["threads"])
         call(step, *args, **settings)
 
-    monkeypatch.setattr(DecodeStep, "__call__", noting)
+    monkeypatch.setattr(DecodeStep, "__call__", record_and_call)
     model = small_model("gpt2")
     engine = labkit.init_inference(model, dtype=torch.float32)
     ids = torch.arange(5, 12).view(1, -1)

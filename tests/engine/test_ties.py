@@ -1,4 +1,4 @@
-"""Which token is taken where logits are equal, or are no numbers."""
+"""Choice of the token if logits are equal, or NaN."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ each_impl = pytest.mark.parametrize("impl", IMPLS)
 
 
 def with_equal_rows(name: str) -> PreTrainedModel:
-    """Logits of tokens 2 k and 2 k + 1 are equal, and those of 66 + k and k."""
+    """Model with equal logits for tokens 2 k and 2 k + 1, and for tokens 66 + k and k."""
     model = small_model(name)
     head = model.get_output_embeddings().weight
     with torch.no_grad():
@@ -27,10 +27,10 @@ def with_equal_rows(name: str) -> PreTrainedModel:
 def test_of_equal_logits_the_first_is_taken(impl: str, batch: int, threads: int) -> None:
     torch.set_num_threads(threads)
     model, ids = with_equal_rows("gpt2-untied"), prompt(batch, 7)
-    got = greedy(labkit.init_inference(model, impl=impl), ids, 10)
-    assert torch.equal(got, greedy(model, ids, 10))
-    assert int(got[:, 7:].max()) < 66
-    assert not (got[:, 7:] % 2).any()
+    actual = greedy(labkit.init_inference(model, impl=impl), ids, 10)
+    assert torch.equal(actual, greedy(model, ids, 10))
+    assert int(actual[:, 7:].max()) < 66
+    assert not (actual[:, 7:] % 2).any()
 
 
 @each_impl
@@ -48,8 +48,8 @@ def test_logits_that_are_no_numbers_are_reported(impl: str) -> None:
 def test_one_logit_that_is_no_number_is_never_taken(impl: str) -> None:
     model = small_model("gptj")
     engine = labkit.init_inference(model, impl=impl)
-    want = greedy(engine, prompt(2, 5), 6)
-    best = int(want[0, 5])
+    expected = greedy(engine, prompt(2, 5), 6)
+    best = int(expected[0, 5])
     bias = engine.module.runner.fast.held.weights.head.matrix.bias
     assert bias is not None
     with torch.inference_mode():

@@ -1,6 +1,6 @@
-"""The engine with impl="triton": its decode step computes what the vanilla model computes, with few kernels.
+"""The engine with impl="triton": its decode step equals the vanilla model, with few kernels.
 
-In Triton's interpreter, a thousand times slower than on a GPU: few tokens and layers say all there is to say.
+Triton's interpreter is a thousand times slower than a GPU, so the tests use few tokens and layers.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from labkit.kernels.tuned import Tile
 from labkit.stages import Phase, Stage, message
 
 pytestmark = INTERPRETED
-TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32
+TOLERANCE = 1e-4  # of the range of the logits, compared with transformers in float32
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1], [1] * 6])
 PADDED = prompt(3, 6).where(MASK.bool(), 0)
 
@@ -54,18 +54,18 @@ def engine_of(name: str, layers: int = 2) -> InferenceEngine:
 def expected_nodes(name: str) -> tuple[Node, ...]:
     before, of_layer, after = KERNELS[name]
     inner = [(kernel, Stage(stage), layer) for layer in range(2) for kernel, stage in of_layer]
-    outer = [[(kernel, Stage(stage), None) for kernel, stage in part] for part in (before, after)]
+    outside = [[(kernel, Stage(stage), None) for kernel, stage in part] for part in (before, after)]
     return tuple(
-        Node(kernel, message(Phase.DECODE, stage, layer)) for kernel, stage, layer in (*outer[0], *inner, *outer[1])
+        Node(kernel, message(Phase.DECODE, stage, layer)) for kernel, stage, layer in (*outside[0], *inner, *outside[1])
     )
 
 
 @pytest.mark.parametrize("name", swept(KERNELS.keys(), ["llama"]))
 def test_greedy_tokens_of_a_padded_batch_equal_vanilla(name: str) -> None:
-    """Three sequences, for which four are computed, of unequal length; and the kernels that it takes."""
-    got = greedy(engine_of(name), PADDED, 3, attention_mask=MASK)
-    for row, seen in enumerate(MASK.bool()):
-        assert torch.equal(got[row, 6:], greedy(shallow(name, 2), PADDED[row, seen][None], 3)[0, -3:])
+    """Three sequences of unequal length, for which four are computed; and the kernels of the step."""
+    actual = greedy(engine_of(name), PADDED, 3, attention_mask=MASK)
+    for row, visible in enumerate(MASK.bool()):
+        assert torch.equal(actual[row, 6:], greedy(shallow(name, 2), PADDED[row, visible][None], 3)[0, -3:])
     assert engine_of(name).graph_nodes == expected_nodes(name)
 
 
@@ -74,11 +74,11 @@ def test_greedy_tokens_of_a_padded_batch_equal_vanilla(name: str) -> None:
 def test_logits_of_prompt_and_steps_equal_the_full_forward(name: str) -> None:
     model, text = engine_of(name).module, prompt(2, 7)
     cache = model.new_cache()
-    found = [result(model, text[:, :5], cache, keep=5)]
-    found += [result(model, text[:, at, None], cache, follows=True) for at in (5, 6)]
+    logits = [result(model, text[:, :5], cache, keep=5)]
+    logits += [result(model, text[:, index, None], cache, follows=True) for index in (5, 6)]
     with torch.no_grad():
-        want = shallow(name, 2)(text).logits
-    assert error(torch.cat(found, dim=1), want) <= TOLERANCE
+        expected = shallow(name, 2)(text).logits
+    assert error(torch.cat(logits, dim=1), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -89,47 +89,49 @@ def test_logits_of_prompt_and_steps_equal_the_full_forward(name: str) -> None:
     ],
 )
 def test_int8_equals_the_reference_on_the_same_weights(name: str, quant: dict[str, Any]) -> None:
-    """They differ by the rounding of rows and of the cache only. The head of gpt2 is its embedding too."""
+    """They differ only by the rounding of rows and of the cache. The head of gpt2 is also its embedding."""
     logits = []
     for impl in ("reference", "triton"):
         model = labkit.init_inference(shallow(name, 2), dtype=torch.int8, quant=quant, impl=impl).module
         cache, text = model.new_cache(), prompt(2, 5)
         prefill = result(model, text[:, :4], cache, keep=4)
         logits.append(torch.cat((prefill, result(model, text[:, 4:], cache, follows=True)), dim=1))
-    want, got = logits
-    assert 0 < (got - want).square().mean().sqrt() / want.std() < 5e-2
+    expected, actual = logits
+    assert 0 < (actual - expected).square().mean().sqrt() / expected.std() < 5e-2
 
 
 @sweep
 def test_sampling_equals_vanilla() -> None:
-    found = []
+    texts = []
     for model in (shallow("llama", 1), engine_of("llama", 1)):
         set_seed(3)
-        found.append(model.generate(prompt(2, 4), do_sample=True, top_k=20, max_new_tokens=3, pad_token_id=0))
-    assert torch.equal(*found)
+        texts.append(model.generate(prompt(2, 4), do_sample=True, top_k=20, max_new_tokens=3, pad_token_id=0))
+    assert torch.equal(*texts)
 
 
 @sweep
 def test_beams_equal_vanilla() -> None:
-    """They run op by op, on memory that moves with every choice."""
+    """Beams run op by op, on memory that moves with every choice."""
     options = {"num_beams": 2, "attention_mask": MASK[:2, 2:]}
-    want, got = (greedy(model, PADDED[:2, 2:], 3, **options) for model in (shallow("gpt2", 1), engine_of("gpt2", 1)))
-    assert torch.equal(got, want)
+    expected, actual = (
+        greedy(model, PADDED[:2, 2:], 3, **options) for model in (shallow("gpt2", 1), engine_of("gpt2", 1))
+    )
+    assert torch.equal(actual, expected)
 
 
 @sweep
 def test_of_equal_logits_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two in one program, and in two. Logits of tokens 2 k and 2 k + 1 are equal, and those of 66 + k and k."""
+    """The equal logits are in one program, and in two: tokens 2 k and 2 k + 1 are equal, as are 66 + k and k."""
     monkeypatch.setattr(gpu, "default_tile", lambda *_: Tile(16, 64))
     model, ids = small_model("gpt2-untied", num_hidden_layers=1), prompt(2, 4)
     head = model.get_output_embeddings().weight
     with torch.no_grad():
         head[1:66:2] = head[0:66:2]
         head[66:] = head[:65]
-    got = greedy(labkit.init_inference(model, impl="triton"), ids, 3)
-    assert torch.equal(got, greedy(model, ids, 3))
-    assert int(got[:, 4:].max()) < 66
-    assert not (got[:, 4:] % 2).any()
+    actual = greedy(labkit.init_inference(model, impl="triton"), ids, 3)
+    assert torch.equal(actual, greedy(model, ids, 3))
+    assert int(actual[:, 4:].max()) < 66
+    assert not (actual[:, 4:] % 2).any()
 
 
 @sweep
@@ -156,12 +158,12 @@ def test_repeated_runs_are_bitwise_the_same() -> None:
     engine, ids, options = engine_of("gpt2", 1), prompt(1, 3), {"return_dict_in_generate": True, "output_logits": True}
     first, second = (greedy(engine, ids, 3, **options) for _ in range(2))
     assert all(torch.equal(*logits) for logits in zip(first.logits, second.logits, strict=True))
-    for _ in range(18 if torch.cuda.is_available() else 3):  # Triton's interpreter runs one program at a time
+    for _ in range(18 if torch.cuda.is_available() else 3):  # Triton's interpreter runs programs one by one
         assert torch.equal(greedy(engine, ids, 3), first.sequences)
 
 
 def profiled(run: Callable[[], object]) -> list[str]:
-    """The stage ranges that torch.profiler records, by start."""
+    """Stage ranges that torch.profiler records, by start."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         run()
     events = sorted(profiler.events(), key=lambda event: event.time_range.start)
@@ -170,12 +172,12 @@ def profiled(run: Callable[[], object]) -> list[str]:
 
 @pytest.mark.parametrize("name", swept(["gpt2", "gptj"], ["gpt2"]))
 def test_torch_profiler_sees_the_stages_of_every_layer(name: str) -> None:
-    """A step ends with a stage of its own for what the last kernel does, before the loop looks at the token."""
-    seen = profiled(lambda: greedy(engine_of(name), prompt(1, 4), 2))
+    """A step ends with a separate stage for the work of the last kernel, before the loop reads the token."""
+    messages = profiled(lambda: greedy(engine_of(name), prompt(1, 4), 2))
     prefill = [message(Phase.PREFILL, Stage(stage), layer) for layer in range(2) for stage in STAGES_PER_LAYER]
     step = dict.fromkeys(node.stage for node in expected_nodes(name))
     first = ["prefill/step", "prefill/embed", *prefill, "prefill/lm_head", "prefill/sample"]
-    assert seen == [*first, "decode/step", *step, "decode/sample"]
+    assert messages == [*first, "decode/step", *step, "decode/sample"]
 
 
 def test_without_a_gpu_and_an_interpreter_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""Calls of public C++ ops with arguments that do not fit, in a process of its own: `argument_mutants.py EXAMPLES OP`.
+"""Calls of public C++ ops with invalid arguments, in a process of its own: `argument_mutants.py EXAMPLES OP`.
 
-Each example is a call that fits, with up to three of its numbers, tensors or records replaced. It must give what the
-reference gives for the same arguments, or raise a UserError. For each op a line says how many examples gave a result,
-and how many were refused. The file LAST of the working folder has the latest call, in case that it ends the process.
+Each example is a valid call in which up to three numbers, tensors or records are replaced. It must give the result of
+the reference for the same arguments, or raise a UserError. For each op the script prints how many examples gave a
+result, and how many were refused. The file LAST in the working folder has the latest call, in case it ends the process.
 """
 
 import faulthandler
@@ -143,7 +143,7 @@ OPS: Mapping[str, Op] = {
 
 
 def leaves(value: Any, path: Place = ()) -> Iterator[Place]:
-    """Places of values that can be replaced: every argument, every field of its records."""
+    """Paths of all replaceable values: every argument, and every field of its records."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -169,7 +169,7 @@ def put(value: Any, path: Place, new: Any) -> Any:
 
 
 def mutated(data: st.DataObject, value: Any) -> Any:
-    """Another value in place of this one."""
+    """Returns another value to replace this one."""
     if isinstance(value, Tensor):
         if is_freed(value) or value.layout != torch.strided:
             return None
@@ -209,14 +209,14 @@ def _filled(data: st.DataObject, x: Tensor) -> Tensor:
 
 
 def is_freed(x: Tensor) -> bool:
-    """torch itself crashes where such a tensor is read."""
+    """Whether the memory of a tensor is freed. torch itself crashes when it reads such a tensor."""
     return x.layout == torch.strided and x.untyped_storage().nbytes() < x.nbytes
 
 
 def _freed(data: st.DataObject, x: Tensor) -> Tensor:
-    gone = x.clone()
-    gone.untyped_storage().resize_(0)
-    return gone
+    freed = x.clone()
+    freed.untyped_storage().resize_(0)
+    return freed
 
 
 TENSORS: list[Callable[[st.DataObject, Tensor], Any]] = [
@@ -240,7 +240,7 @@ TENSORS: list[Callable[[st.DataObject, Tensor], Any]] = [
 
 
 def plain(value: Any, gated: bool = False) -> Any:
-    """A copy of arguments for the reference: matrices row by row, in float32."""
+    """Copy of the arguments for the reference: matrices row by row, in float32."""
     if isinstance(value, Tensor):
         return value if is_freed(value) else value.detach().clone()
     if isinstance(value, Linear):
@@ -260,42 +260,44 @@ def plain(value: Any, gated: bool = False) -> Any:
 
 
 def _parted(rows: Tensor) -> Tensor:
-    """Half blocks of gate and up in turn -> all of gate, then all of up."""
+    """Alternating half blocks of gate and up -> all of gate, then all of up."""
     return rows.unflatten(0, (-1, 2, 16)).transpose(0, 1).flatten(0, 2)
 
 
-def check_near(what: str, got: Tensor, want: Tensor) -> None:
-    assert got.shape == want.shape, f"{what}: {list(got.shape)}, expected {list(want.shape)}"
-    got, want = got.double(), want.double()
-    assert torch.equal(got.isfinite(), want.isfinite()), f"{what}: other numbers are finite"
-    got, want = (part.nan_to_num(0, 0, 0) for part in (got, want))
-    off = (got - want).abs().max() if got.numel() else torch.tensor(0.0)
-    assert off <= 0.04 * (1 + want.abs().max() if want.numel() else 1), f"{what}: off by {float(off)}"
+def check_near(name: str, actual: Tensor, expected: Tensor) -> None:
+    assert actual.shape == expected.shape, f"{name}: {list(actual.shape)}, expected {list(expected.shape)}"
+    actual, expected = actual.double(), expected.double()
+    assert torch.equal(actual.isfinite(), expected.isfinite()), f"{name}: other numbers are finite"
+    actual, expected = (part.nan_to_num(0, 0, 0) for part in (actual, expected))
+    difference = (actual - expected).abs().max() if actual.numel() else torch.tensor(0.0)
+    assert difference <= 0.04 * (1 + expected.abs().max() if expected.numel() else 1), (
+        f"{name}: off by {float(difference)}"
+    )
 
 
 def check_call(name: str, arguments: Arguments, threads: Any) -> bool:
-    """Whether the call gave a result, which then is that of the reference; else it was refused."""
+    """Whether the call gave a result, which must equal the reference; otherwise it was refused."""
     op, reference, _ = OPS[name]
     try:
         copies = {argument: plain(value) for argument, value in arguments.items()}
-    except Exception:  # noqa: BLE001  what cannot be unpacked, or copied, must not be taken either
+    except Exception:  # noqa: BLE001  the op must refuse arguments that cannot be unpacked or copied
         copies = {}
     try:
-        got = op(**arguments, threads=threads, impl="cpp")
+        output = op(**arguments, threads=threads, impl="cpp")
     except UserError:
         return False
     assert copies, "arguments that cannot be read were taken"
-    want = reference(**copies)
-    for number, (mine, theirs) in enumerate(
-        zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want)), strict=True)
+    expected_output = reference(**copies)
+    for number, (actual, expected) in enumerate(
+        zip(*(x if isinstance(x, tuple) else (x,) for x in (output, expected_output)), strict=True)
     ):
-        check_near(f"result {number}", mine, theirs)
+        check_near(f"result {number}", actual, expected)
     if "cache" in arguments:
-        mine, theirs = arguments["cache"], copies["cache"]
+        actual, expected = arguments["cache"], copies["cache"]
         for part in ("keys", "values", "key_scales", "value_scales"):
-            if (numbers := getattr(mine, part)) is not None:
-                scale = 0.04 if numbers.dtype == torch.int8 else 1.0  # a code may be rounded to its neighbour
-                check_near(part, numbers * scale, getattr(theirs, part) * scale)
+            if (numbers := getattr(actual, part)) is not None:
+                scale = 0.04 if numbers.dtype == torch.int8 else 1.0  # a code may differ by one
+                check_near(part, numbers * scale, getattr(expected, part) * scale)
     return True
 
 

@@ -1,4 +1,4 @@
-"""Every test here runs on one thread of torch, unless it is about threads."""
+"""Runs every test of this folder on one thread of torch, except for tests of threads."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""Compiles the Triton kernels for a GPU that is not there: what the interpreter can't tell, from the machine code.
+"""Compiles the Triton kernels for a GPU that need not exist, to check what only the machine code shows.
 
-A launcher that compiles each kernel for its real arguments, which are tensors without memory (device "meta"). As a
-program, `gpu_compiler.py OUT JOBS`, in a process where Triton doesn't interpret: JOBS is a JSON list of Job's fields,
-and OUT receives a JSON list of Compiled's.
+A launcher compiles each kernel for its real arguments, which are tensors without memory (device "meta"). As a program,
+`gpu_compiler.py OUT JOBS` runs in a process in which Triton does not interpret: JOBS is a JSON list with the fields of
+each Job, and OUT receives a JSON list with the fields of each Compiled.
 """
 
 import json
@@ -55,26 +55,22 @@ TYPES = {
     torch.int64: "i64",
 }
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-PROCESSORS = {80: 108, 90: 132}  # multiprocessors of an A100, of an H100 or H200
+PROCESSORS = {80: 108, 90: 132}  # multiprocessors of an A100; of an H100 or H200
 CAPACITY = 2048
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel's resources: registers per thread, bytes of stack (spilled registers) and of shared memory.
-
-    streaming_loads: of a product with one row, the loads that leave the caches first, by bits. dependent: what it does
-    of programmatic dependent launch, "wait" and "launch_dependents".
-    """
+    """Resources of one compiled kernel."""
 
     kernel: str
     types: str
     tile: Tile
-    registers: int
-    stack: int
-    shared: int
-    streaming_loads: dict[int, int]
-    dependent: list[str]
+    registers: int  # per thread
+    stack: int  # bytes, of spilled registers
+    shared: int  # bytes of shared memory
+    streaming_loads: dict[int, int]  # bits -> loads that leave the caches first, for products with one row
+    dependent: list[str]  # of programmatic dependent launch: "wait" and "launch_dependents"
 
 
 @dataclass
@@ -101,10 +97,10 @@ class Compiler(gpu.Launcher):
             return
         source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attributes)
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": self.pdl}
-        done = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
+        binary = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
         types = " ".join(name for name in signature.values() if name != "constexpr")
         streams = arguments.get("MP") == 1 and "w_ptr" in arguments
-        self.compiled[key] = _read(kernel.__name__.lstrip("_"), types, tile, done, streams)
+        self.compiled[key] = _read(kernel.__name__.lstrip("_"), types, tile, binary, streams)
 
 
 def _type(value: Any) -> str:
@@ -113,16 +109,16 @@ def _type(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def _read(kernel: str, types: str, tile: Tile, done: Any, streams: bool) -> Compiled:
+def _read(kernel: str, types: str, tile: Tile, binary: Any, streams: bool) -> Compiled:
     with TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(done.asm["cubin"])
-        used = _tool("--dump-resource-usage", cubin)
+        cubin.write_bytes(binary.asm["cubin"])
+        usage = _tool("--dump-resource-usage", cubin)
         sass = _tool("--dump-sass", cubin) if streams else ""
-    registers, stack = (int(re.search(rf"{key}:(\d+)", used)[1]) for key in ("REG", "STACK"))  # type: ignore[index]
+    registers, stack = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))  # type: ignore[index]
     loads = Counter(int(bits or 32) for bits in re.findall(r"\bLDG\.E\.EF\.?(\d*)", sass))
-    dependent = sorted(set(re.findall(r"griddepcontrol\.(\w+)", done.asm["ptx"])))
-    return Compiled(kernel, types, tile, registers, stack, done.metadata.shared, dict(loads), dependent)
+    dependent = sorted(set(re.findall(r"griddepcontrol\.(\w+)", binary.asm["ptx"])))
+    return Compiled(kernel, types, tile, registers, stack, binary.metadata.shared, dict(loads), dependent)
 
 
 def _tool(option: str, cubin: Path) -> str:
@@ -135,27 +131,26 @@ def meta(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """A model of one layer, and what a call of it reads and writes, with `tokens` new tokens for each sequence. codes:
-    bits, inputs in a group (0: a row) and numbers beside it, LM head and tied embedding included; None: int8 by row,
-    without them.
-    """
+    """A model of one layer, and the inputs and outputs of a call with `tokens` new tokens for each sequence."""
 
     shape: LayerShape
     dtype: torch.dtype
     batch: int
     tokens: int = 1
     int8_cache: bool = False
+    # bits, inputs per group (0: a row) and numbers per group, also for the LM head and the tied embedding;
+    # None: int8 by row, without head and embedding
     codes: tuple[int, int, int] | None = None
 
     def linear(self, outputs: int, inputs: int, *, bias: bool = False) -> Linear:
-        vector = meta(outputs) if bias else None
+        bias_vector = meta(outputs) if bias else None
         if self.dtype != torch.int8:
-            return Linear(meta(outputs, inputs, dtype=self.dtype), vector, outputs, inputs, "rows")
+            return Linear(meta(outputs, inputs, dtype=self.dtype), bias_vector, outputs, inputs, "rows")
         bits, group, numbers = self.codes or (8, 0, 1)
         group = group or inputs
         words = meta(outputs, inputs * bits // 32, 4, dtype=torch.int8)
         scales = meta(outputs, inputs // group, numbers, dtype=torch.float16)
-        return Linear(words, vector, outputs, inputs, "words", scales, group, bits)
+        return Linear(words, bias_vector, outputs, inputs, "words", scales, group, bits)
 
     def norm(self) -> Norm:
         hidden = self.shape.hidden
@@ -218,7 +213,7 @@ class Model:
         return LayerCache(keys, values, 5, counter, *scales)
 
     def step(self, launch: gpu.Launcher) -> None:
-        """All kernels of a decode step."""
+        """Launches all kernels of a decode step."""
         rows, weights = self.rows, self.weights
         state = StepState(meta(self.batch, dtype=torch.int64), rows.positions, meta(1, dtype=torch.int32))
         buffers = Buffers(weights, self.batch, torch.device("meta"))
@@ -226,7 +221,7 @@ class Model:
         step(state, buffers, rows, self.rotary, [self.cache], lambda *_: nullcontext(), greedy=True)
 
     def ops(self, launch: gpu.Launcher) -> None:
-        """The ops of a layer one by one, which is what a prompt runs through."""
+        """Launches the ops of a layer one by one, as a prompt does."""
         w, rows, cache, stored = self.layer, self.rows, self.cache, float_dtype(self.dtype)
         count, heads = self.batch * self.tokens, self.shape.heads
         queries = meta(count, heads.query * heads.dim, dtype=stored)
@@ -240,7 +235,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Job:
-    """What to compile: the decode step of a model for `batch` sequences, or (`tokens`) its ops for one of a prompt."""
+    """What to compile: a decode step for `batch` sequences, or with `tokens` the ops for one prompt."""
 
     model: str
     dtype: str
@@ -252,7 +247,7 @@ class Job:
     codes: tuple[int, int, int] | None = None
 
     def run(self) -> list[Compiled]:
-        """Its kernels, each form once."""
+        """The compiled kernels, each form once."""
         shape = next(shape for shape in REAL if shape.model == self.model)
         model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1, self.int8_cache, self.codes)
         attention_impl.processors = cache(lambda: PROCESSORS[self.capability])

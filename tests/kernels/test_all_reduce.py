@@ -1,4 +1,4 @@
-"""Sums and gathers over ranks: the same bits on all of them, by either transport; a rank that is missing is named."""
+"""Sums and gathers over ranks: the same bits on all ranks, by each transport; a missing rank is named."""
 
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module")
 def answers() -> list[Any]:
-    """What each rank answers, of one run for all tests."""
+    """Answers of each rank, from one run for all tests."""
     return labkit.launch(all_answers, tp_size=RANKS, timeout_s=90)
 
 
 def test_sums_are_torchs_and_the_same_bits_on_every_rank(answers: list[Any]) -> None:
-    first, *others = (found for found, _, _ in answers)
+    first, *others = (totals for totals, _, _ in answers)
     for other in others:
         assert all(a.equal(b) for a, b in zip(first, other, strict=True))
 
@@ -32,9 +32,9 @@ def test_sums_are_torchs_and_the_same_bits_on_every_rank(answers: list[Any]) -> 
 def test_what_ends_a_meeting_reaches_the_caller(
     raised: BaseException, reported: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The meeting is called from C, which lets no exception through."""
+    """C calls the meeting, and exceptions cannot pass through C."""
 
-    def fails(*given: object) -> None:
+    def fails(*arguments: object) -> None:
         raise raised
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -48,7 +48,7 @@ def test_what_ends_a_meeting_reaches_the_caller(
 
 
 def test_a_rank_whose_meeting_failed_no_longer_writes_where_the_others_read(answers: list[Any]) -> None:
-    """They may be slower than it is, and still read what it brought to the last meeting."""
+    """Other ranks may be slower, and still read its contribution to the last meeting."""
     assert [unchanged for _, unchanged, _ in answers] == [True] * RANKS
 
 

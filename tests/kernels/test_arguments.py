@@ -1,4 +1,4 @@
-"""Whatever the public ops are called with: the result is the reference's, or a UserError says what does not fit."""
+"""Public ops with any arguments give the result of the reference, or a UserError that names the invalid argument."""
 
 import os
 import subprocess
@@ -11,20 +11,20 @@ from sweeps import sweep
 OPS = ("gemm", "residual_add", "mlp_gemm", "attention", "qkv_gemm")
 SCRIPT = Path(__file__).with_name("argument_mutants.py")
 FEW, MANY = 25, 400
-pytestmark = pytest.mark.timeout(900)  # kernels of four types may have to be compiled first
+pytestmark = pytest.mark.timeout(900)  # kernels of four weight types may be compiled first
 
 
 def check_mutants(folder: Path, examples: int, *ops: str) -> None:
-    """In a process of its own, which a kernel may end."""
-    done = subprocess.run(
+    """Runs the script in a process of its own, because a kernel may end the process."""
+    process = subprocess.run(
         [sys.executable, "-P", str(SCRIPT), str(examples), *ops],
         env=os.environ | {"PYTHONPATH": str(SCRIPT.parent.parent)},
         cwd=folder,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, f"{done.stderr[-5000:]}\n{(folder / 'LAST').read_text()}"
-    counts = [[int(count) for count in line.split()] for line in done.stdout.splitlines()]
+    assert process.returncode == 0, f"{process.stderr[-5000:]}\n{(folder / 'LAST').read_text()}"
+    counts = [[int(count) for count in line.split()] for line in process.stdout.splitlines()]
     assert len(counts) == len(ops)
     assert all(results > 0 and refused > 0 for results, refused in counts)
 
@@ -41,11 +41,11 @@ def test_many_arguments_that_do_not_fit_are_refused(op: str, tmp_path: Path) -> 
 
 def test_a_kernel_that_gets_no_memory_raises_and_ends_no_process() -> None:
     script = SCRIPT.with_name("scarce_memory.py")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", str(script)],
         env=os.environ | {"PYTHONPATH": str(script.parent.parent)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 3
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) > 3

@@ -1,4 +1,4 @@
-"""Region 2: queries against the KV cache."""
+"""Region 2: attention of queries to the KV cache."""
 
 from dataclasses import replace
 from itertools import product
@@ -30,15 +30,15 @@ def test_cpp_equals_reference(dtype: torch.dtype, heads: Heads, params: Attentio
     for (batch, tokens, past), mask in product(STEPS, MASKS):
         capacity = past + tokens + 3
         rows = rows_of(batch, tokens, past, mask=mask_for(mask, batch, past + tokens), slots=capacity)
-        cache, other = draw.cache(heads, rows, past + tokens, capacity)
-        cache, other = (type(one)(one.keys, one.values, past) for one in (cache, other))
+        cache, twin = draw.cache(heads, rows, past + tokens, capacity)
+        cache, twin = (type(kv)(kv.keys, kv.values, past) for kv in (cache, twin))
         slopes = None if params.slopes is None else params.slopes[: heads.query].contiguous()
-        here = replace(params, slopes=slopes)
+        case_params = replace(params, slopes=slopes)
         queries = draw.normal(batch * tokens, heads.query * heads.dim)
-        want = attention(queries, here, heads, rows, cache, impl="reference")
-        got = attention(queries, here, heads, rows, other, impl="cpp")
+        expected = attention(queries, case_params, heads, rows, cache, impl="reference")
+        actual = attention(queries, case_params, heads, rows, twin, impl="cpp")
         rounding = UNIT[dtype] if rounds_activations(dtype) else 0.0
-        assert_near(got, want, cache.values[:, :, : past + tokens].float().abs().max(), 2e-6 + rounding)
+        assert_near(actual, expected, cache.values[:, :, : past + tokens].float().abs().max(), 2e-6 + rounding)
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
@@ -47,25 +47,27 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
     cache, _ = draw.cache(heads, rows, 4, 4)
     cache = type(cache)(cache.keys, cache.values, 0)
     context = attention(draw.normal(8, 60), AttentionParams(0.3), heads, rows, cache, impl="cpp")
-    seen = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1], dtype=torch.bool)
-    assert not context[~seen].any()
-    assert context[seen].any(dim=1).all()
+    visible = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1], dtype=torch.bool)
+    assert not context[~visible].any()
+    assert context[visible].any(dim=1).all()
 
 
 @pytest.mark.parametrize("impl", ["reference", "cpp"])
 def test_without_causal_the_order_of_the_tokens_means_nothing(impl: str) -> None:
-    """Tokens and their keys in another order give the same contexts in that order; and the last key is seen first."""
+    """Reordered tokens and keys give the contexts in the same new order; the last key is then seen first."""
     heads, draw, params = HEADS["6:2x64"], Draw(), AttentionParams(0.2, causal=False)
     cache, _ = draw.cache(heads, rows_of(2, 9), 9, 9)
     queries, order = draw.normal(18, 6 * 64), torch.randperm(9, generator=draw.generator)
-    turned = type(cache)(cache.keys[:, :, order].contiguous(), cache.values[:, :, order].contiguous(), 0)
+    reordered = type(cache)(cache.keys[:, :, order].contiguous(), cache.values[:, :, order].contiguous(), 0)
     mask = torch.tensor([[1] * 9, [1, 0, 1, 1, 0, 1, 1, 1, 0]])
-    found = []
-    for slots, seen in ((type(cache)(cache.keys, cache.values, 0), mask), (turned, mask[:, order])):
-        given = queries.view(2, 9, -1) if slots is not turned else queries.view(2, 9, -1)[:, order]
-        context = attention(given.flatten(0, 1).contiguous(), params, heads, rows_of(2, 9, mask=seen), slots, impl=impl)
-        found.append(context.view(2, 9, -1))
-    assert_near(found[1], found[0][:, order], 1.0, 1e-5)
+    contexts = []
+    for slots, visible in ((type(cache)(cache.keys, cache.values, 0), mask), (reordered, mask[:, order])):
+        ordered_queries = queries.view(2, 9, -1) if slots is not reordered else queries.view(2, 9, -1)[:, order]
+        context = attention(
+            ordered_queries.flatten(0, 1).contiguous(), params, heads, rows_of(2, 9, mask=visible), slots, impl=impl
+        )
+        contexts.append(context.view(2, 9, -1))
+    assert_near(contexts[1], contexts[0][:, order], 1.0, 1e-5)
 
 
 def test_a_window_needs_causal() -> None:
@@ -74,7 +76,7 @@ def test_a_window_needs_causal() -> None:
 
 
 def test_huge_scores_do_not_overflow() -> None:
-    """Softmax is shifted by its peak: scores of ±1e4 give the value of the best key."""
+    """Softmax subtracts the peak, so scores of ±1e4 give the value of the best key."""
     heads, draw = Heads(1, 1, 20), Draw()
     rows = rows_of(1, 1, 8)
     cache, _ = draw.cache(heads, rows, 9, 9)

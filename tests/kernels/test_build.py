@@ -1,4 +1,4 @@
-"""Compiling on first use: what is built when, and what is said where nothing can be built."""
+"""Compilation on first use: what is built when, and the errors if nothing can be built."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ from labkit.kernels.abi import CNorm
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for compiled libraries, and none in use."""
+    """Empty folder for compiled libraries; no library is loaded."""
     monkeypatch.setattr(build, "_in_use", {})
     folder = tmp_path / "cache"
     monkeypatch.setenv("LABKIT_CACHE", str(folder))
@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A compiler that writes an empty file in no time; its runs are counted in the file `runs` beside it."""
+    """A fake compiler that writes a dummy file at once; the file `runs` next to it counts its runs."""
     path = tmp_path / "stub-g++"
     path.write_text(
         f'#!/bin/sh\ncase "$*" in *--version) echo stub 1.0; exit;; esac\necho run >> {tmp_path}/runs\n'
@@ -82,7 +82,7 @@ def test_other_arguments_of_the_compiler_make_another_library(stub: Path, monkey
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-1], lambda data: b"?" + data[1:]])
 @pytest.mark.usefixtures("cache")
 def test_a_damaged_library_is_built_again(stub: Path, damage: Callable[[bytes], bytes]) -> None:
-    """A process that maps a truncated one is killed as soon as it touches what is missing."""
+    """A process that maps a truncated library is killed as soon as it touches the missing part."""
     library = build.compile_library("float32")
     whole = library.read_bytes()
     library.write_bytes(damage(whole))
@@ -116,20 +116,20 @@ def test_an_edited_source_makes_another_library(tmp_path: Path, monkeypatch: pyt
     shutil.copytree(build.SOURCES, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(build, "SOURCES", copy)
     monkeypatch.setattr(build, "ENTRY", copy / "decode_step" / "cpp_impl.cpp")
-    before = build.compile_library("float32")
+    first = build.compile_library("float32")
     for edited in ("simd.h", "gemm/cpp_impl.cpp"):
         source = copy / edited
         original = source.read_text()
         source.write_text(original + "\n")
-        assert build.compile_library("float32") != before
+        assert build.compile_library("float32") != first
         source.write_text(original)
     (copy / "notes.txt").write_text("no source")
-    assert build.compile_library("float32") == before
+    assert build.compile_library("float32") == first
 
 
 @sweep
 def test_an_edited_kernel_is_the_one_that_runs_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LABKIT_ISA", "portable")  # the quickest to compile
+    monkeypatch.setenv("LABKIT_ISA", "portable")  # compiles fastest
     copy = tmp_path / "kernels"
     shutil.copytree(build.SOURCES, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(build, "SOURCES", copy)
@@ -160,14 +160,14 @@ def test_without_a_writable_home_the_libraries_go_to_a_temporary_folder(
     (tmp_path / "file").touch()
     monkeypatch.delenv("LABKIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    ended: list[Callable[[], object]] = []
+    exit_calls: list[Callable[[], object]] = []
     monkeypatch.setattr(
-        build.atexit, "register", lambda call, *given, **named: ended.append(partial(call, *given, **named))
+        build.atexit, "register", lambda call, *args, **kwargs: exit_calls.append(partial(call, *args, **kwargs))
     )
     build._private_folder.cache_clear()
     library = build.compile_library("float32")
     assert library.is_file()
-    for call in ended:
+    for call in exit_calls:
         call()
     build._private_folder.cache_clear()
     assert not library.parent.exists()
@@ -244,7 +244,7 @@ def test_a_compiler_that_fails_in_silence_is_reported_too(
 
 @pytest.mark.usefixtures("cache", "stub")
 def test_a_library_that_cannot_be_loaded_is_a_build_error() -> None:
-    """As on a file system mounted noexec, or after a disk filled up."""
+    """As on a file system mounted noexec, or on a full disk."""
     with pytest.raises(build.BuildError, match="can't be loaded"):
         build.load("float32")
 
@@ -253,10 +253,10 @@ def test_two_builds_at_once_end_with_one_whole_library(cache: Path, stub: Path) 
     both_run = f"while [ $(wc -l < {stub.parent}/runs) -lt 2 ]; do sleep 0.01; done"
     stub.write_text(stub.read_text().replace("while [", f"{both_run}\nwhile [", 1))
     with ThreadPoolExecutor(2) as pool:
-        named = set(pool.map(build.compile_library, ("float32", "float32")))
-    assert named == set(libraries(cache))
-    assert len(named) == 1
-    assert build.compile_library("float32") in named
+        paths = set(pool.map(build.compile_library, ("float32", "float32")))
+    assert paths == set(libraries(cache))
+    assert len(paths) == 1
+    assert build.compile_library("float32") in paths
     assert (stub.parent / "runs").read_text() == "run\n" * 2
 
 
@@ -269,25 +269,25 @@ def test_the_kernels_run_right_after_a_build(cache: Path) -> None:
     assert len(libraries(cache)) == 1
 
 
-TILE = re.compile(r"<_ZN6labkit(?:4tile|9vnni_tile)I(?!.*(?:@plt|constprop)).*>:")  # clones take what is in a cache
+TILE = re.compile(r"<_ZN6labkit(?:4tile|9vnni_tile)I(?!.*(?:@plt|constprop)).*>:")  # no clones: they read cached data
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the machine code of x86-64")
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump, of binutils")
 @pytest.mark.parametrize("weight_type", ["bfloat16", "int8"])
 def test_every_tile_that_reads_weights_prefetches(weight_type: str) -> None:
-    """A prefetch has no effect that a compiler knows. GCC 12 dropped those of the quantised GEMM, which took a third
-    longer.
+    """A prefetch has no effect that a compiler can see. GCC 12 removed the prefetches of the quantised GEMM, which then
+    took a third longer.
     """
     command = ["objdump", "--disassemble", "--no-show-raw-insn", str(build.compile_library(weight_type))]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    tiles = [code for code in listed.split("\n\n") if TILE.search(code.partition("\n")[0])]
+    disassembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    tiles = [code for code in disassembly.split("\n\n") if TILE.search(code.partition("\n")[0])]
     assert len(tiles) > 3
     assert not [code.partition("\n")[0] for code in tiles if "prefetch" not in code]
 
 
 def test_every_op_declares_the_arguments_of_its_function() -> None:
-    """A call without a signature would cut 64-bit sizes off at 32 bits."""
+    """A call without a signature would truncate 64-bit sizes to 32 bits."""
     exported = {}
     for source in build.SOURCES.glob("*/cpp_impl.cpp"):
         for name, arguments in re.findall(r'extern "C" \w+ (\w+)\(([^)]*)\)', source.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""What a case counts is what its op gets: the tensors of an unfused call, weighed one by one."""
+"""A case counts the bytes of all tensors in an unfused call of its op."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -53,8 +53,8 @@ def test_qkv_counts_its_matrix_and_its_norm(case: QkvCase, dtype: torch.dtype) -
 def test_mlp_counts_its_matrix_its_norm_and_the_bias_before_it(case: MlpCase, dtype: torch.dtype) -> None:
     draw, shape = Draw(dtype), case.shape
     plain, _ = draw.linear(shape.intermediate, shape.hidden, bias="ff1" in shape.biases, gated=shape.gated)
-    before = draw.normal(shape.hidden if "attn_out" in shape.biases and not shape.parallel else 0)
-    assert case.bytes(3, Sizes.of(dtype)) == nbytes(draw.norm(shape.norm, shape.hidden), plain, before)
+    bias = draw.normal(shape.hidden if "attn_out" in shape.biases and not shape.parallel else 0)
+    assert case.bytes(3, Sizes.of(dtype)) == nbytes(draw.norm(shape.norm, shape.hidden), plain, bias)
 
 
 @each_type
@@ -70,28 +70,28 @@ def test_a_product_counts_its_matrix(case: GemmCase, dtype: torch.dtype) -> None
 )
 def test_attention_counts_the_slots_that_a_new_token_sees(case: AttentionCase, dtype: torch.dtype) -> None:
     draw, heads = Draw(dtype), case.shape.heads
-    seen = min(case.past + 1, case.window or case.past + 1)
+    visible_slots = min(case.past + 1, case.window or case.past + 1)
     cache, _ = draw.cache(heads, rows_of(2, 1, case.past), case.past, case.past + 1)
-    slots = [part[:, :, :seen, : heads.dim] for part in (cache.keys, cache.values)]
+    slots = [part[:, :, :visible_slots, : heads.dim] for part in (cache.keys, cache.values)]
     assert case.bytes(2, Sizes.of(dtype)) == nbytes(*slots)
     in_int8 = [tensor for part in slots for tensor in quantised(part)]
     assert case.bytes(2, Sizes.of(dtype, kv_dtype=torch.int8)) == nbytes(*in_int8)
-    assert case.flops(2) == 2 * 2 * 2 * heads.query * heads.dim * seen
+    assert case.flops(2) == 2 * 2 * 2 * heads.query * heads.dim * visible_slots
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 9, 50])
 def test_pairs_are_those_of_the_mask(window: int | None) -> None:
     distance = torch.arange(9)[:, None] - torch.arange(9)
-    seen = (distance >= 0) & (distance < (window or 9))
-    assert seen_pairs(9, window) == int(seen.sum())
+    visible = (distance >= 0) & (distance < (window or 9))
+    assert seen_pairs(9, window) == int(visible.sum())
     shape = ODD[0]
     per_pair = 4 * shape.heads.query * shape.heads.dim
-    assert AttentionCase(shape, 5, 4, window).flops(1) == per_pair * int(seen[5:].sum())
+    assert AttentionCase(shape, 5, 4, window).flops(1) == per_pair * int(visible[5:].sum())
 
 
 @each_shape
 def test_steps_come_to_as_many_flops_as_the_pass_over_all_their_tokens(shape: LayerShape) -> None:
-    """But for the heads of all tokens before the last."""
+    """Except for the head of all tokens before the last one."""
     model = ModelShape(shape, (None, 3), shape.hidden, learned_positions=True, embedding_norm=True, final_norm=True)
     steps = sum(StepCase(model, past).flops(2) for past in range(7))
     assert StepCase(model, 0, 7).flops(2) == steps - 6 * 2 * 2 * shape.vocabulary * shape.hidden
@@ -106,5 +106,5 @@ def test_a_layer_has_an_op_for_every_stage_and_counts_each_bias_once(shape: Laye
     lengths = {"qkv": (heads.query + 2 * heads.kv) * heads.dim, "attn_out": shape.hidden, "ff1": inner}
     lengths["ff2"] = shape.hidden
     norms = shape.norm_numbers * (1 if shape.shared_norm else 2)
-    want = norms + sum(length for name, length in lengths.items() if name in shape.biases)
-    assert sum(case.bytes(1, vectors) for case in cases.values()) == want
+    expected = norms + sum(length for name, length in lengths.items() if name in shape.biases)
+    assert sum(case.bytes(1, vectors) for case in cases.values()) == expected

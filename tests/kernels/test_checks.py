@@ -1,4 +1,4 @@
-"""What the kernels would read or write beyond its end is refused before they are called."""
+"""Arguments that would make kernels read or write beyond a buffer are refused before the call."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,12 +21,14 @@ def attend(
     rows: int = 6,
     params: AttentionParams = PARAMS,
     heads: Heads = HEADS,
-    of: Rows = ROWS,
+    row_tables: Rows = ROWS,
     slots: int = 7,
     threads: int = 1,
 ) -> object:
     cache = LayerCache(torch.zeros(2, 3, slots, 32), torch.zeros(2, 3, slots, 32), 4)
-    return attention(torch.zeros(rows, heads.query * heads.dim), params, heads, of, cache, threads=threads, impl="cpp")
+    return attention(
+        torch.zeros(rows, heads.query * heads.dim), params, heads, row_tables, cache, threads=threads, impl="cpp"
+    )
 
 
 def project(rows: int = 6, threads: int = 1) -> object:
@@ -70,8 +72,11 @@ def test_no_thread_at_all_is_refused(call: Callable[..., object]) -> None:
         (lambda: residual_add(torch.zeros(6, 20).t(), torch.zeros(20, 6), None, impl="cpp"), "residual: .* contiguous"),
         (lambda: attend(heads=Heads(1, 1, 528)), "head_dim is 528; the cpp kernels take up to 512"),
         (lambda: attend(slots=6), "cache of 6 slots can't take 3 tokens after 4"),
-        (lambda: attend(of=replace(ROWS, key_positions=None), params=SLOPES), "got slopes and no key_positions"),
-        (lambda: attend(of=rows_of(2, 3, 3)), r"key_positions: expected \[2, 7 or more\], got \[2, 6\]"),
+        (
+            lambda: attend(row_tables=replace(ROWS, key_positions=None), params=SLOPES),
+            "got slopes and no key_positions",
+        ),
+        (lambda: attend(row_tables=rows_of(2, 3, 3)), r"key_positions: expected \[2, 7 or more\], got \[2, 6\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) -> None:
@@ -80,7 +85,7 @@ def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) 
 
 
 def test_sums_of_ranks_take_contiguous_float32() -> None:
-    exchange: Any = None  # which is not looked at
+    exchange: Any = None  # not used
     for x in (torch.ones(4, dtype=torch.bfloat16), torch.ones(4, 4).t(), torch.ones(4, device="meta")):
         with pytest.raises(ValueError, match="expected contiguous numbers on the CPU"):
             all_reduce(x, exchange, impl="cpp")

@@ -1,4 +1,4 @@
-"""Codes of 8 and 4 bits: what they lose, what has no scale, and chunks of a flattened matrix."""
+"""Codes of 8 and 4 bits: their error, numbers without a scale, and chunks of a flattened matrix."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ KINDS = pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "
 
 
 def restored(weight: torch.Tensor, group: int, bits: int, asymmetric: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The matrix that the codes stand for, and the step of each of its numbers."""
+    """The matrix that the codes represent, and the step of each of its numbers."""
     codes, scales = quantize(weight, group, bits=bits, asymmetric=asymmetric)
     assert -(1 << bits - 1) <= int(codes.amin()) <= int(codes.amax()) < 1 << bits - 1
     steps = scales[:, :, 0].float().abs().repeat_interleave(group, dim=1)[:, : weight.shape[1]]
@@ -34,21 +34,21 @@ def restored(weight: torch.Tensor, group: int, bits: int, asymmetric: bool) -> t
 @pytest.mark.parametrize("groups", [1, 2, 5, 64])
 @pytest.mark.parametrize("inputs", [1, 7, 64, 100])
 def test_a_weight_is_within_half_a_step(inputs: int, groups: int, bits: int, asymmetric: bool) -> None:
-    """With 4 bits and no minimum, a number as large as its group's largest, of the other sign, is a step off."""
+    """With 4 bits and no minimum, the negative of the largest number in a group is off by a whole step."""
     weight = Draw().normal(33, inputs)
     weight[3] = 0.0
-    got, steps = restored(weight, group_size(inputs, groups, bits), bits, asymmetric)
-    most = 1.0 if bits == 4 and not asymmetric else 0.5
-    assert ((got - weight).abs() <= most * 1.002 * steps + 1e-7).all()
+    actual, steps = restored(weight, group_size(inputs, groups, bits), bits, asymmetric)
+    largest_error = 1.0 if bits == 4 and not asymmetric else 0.5
+    assert ((actual - weight).abs() <= largest_error * 1.002 * steps + 1e-7).all()
 
 
 @KINDS
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("value", [0.0, 0.1, -3.0, 1e-9, 60000.0])
 def test_a_group_of_equal_numbers_stays_what_it_is(value: float, bits: int, asymmetric: bool) -> None:
-    got, _ = restored(torch.full((2, 64), value), 32, bits, asymmetric)
-    assert got.isfinite().all()
-    assert ((got - value).abs() <= abs(value) * 2**-10 + 6e-8).all()
+    actual, _ = restored(torch.full((2, 64), value), 32, bits, asymmetric)
+    assert actual.isfinite().all()
+    assert ((actual - value).abs() <= abs(value) * 2**-10 + 6e-8).all()
 
 
 @KINDS
@@ -60,23 +60,23 @@ def test_numbers_without_a_scale_are_refused(asymmetric: bool) -> None:
 
 
 def test_a_padded_row_has_the_groups_of_its_own_numbers() -> None:
-    """The numbers are far from 0, which padding must not pull the minimum to."""
+    """The numbers are far from 0, and padding must not pull the minimum to 0."""
     weight = 10 + Draw().normal(4, 70) / 100
-    got, _ = restored(weight, 64, 4, True)
-    assert (got - weight).abs().max() < 0.01
+    actual, _ = restored(weight, 64, 4, True)
+    assert (actual - weight).abs().max() < 0.01
 
 
 @pytest.mark.parametrize("groups", [1, 3, 4, 12, 24])
 def test_flat_groups_are_equal_chunks_of_the_flattened_matrix(groups: int) -> None:
-    """Against the arithmetic of DeepSpeed's WeightQuantization, whose scale is 2^bits / (2 max + 1e-5)."""
+    """Compares with the arithmetic of DeepSpeed's WeightQuantization, whose scale is 2^bits / (2 max + 1e-5)."""
     weight = Draw().normal(12, 64)
     scales, group = flat_scales(weight, groups)
     chunks = weight.view(groups, -1)
-    wanted = (2 * chunks.abs().amax(dim=1) + 1e-5) / 256
-    got = scales[:, :, 0].float().repeat_interleave(group, dim=1)[:, :64].reshape(groups, -1)
-    assert torch.allclose(got, wanted[:, None].expand_as(got), rtol=1e-3)
+    expected = (2 * chunks.abs().amax(dim=1) + 1e-5) / 256
+    actual = scales[:, :, 0].float().repeat_interleave(group, dim=1)[:, :64].reshape(groups, -1)
+    assert torch.allclose(actual, expected[:, None].expand_as(actual), rtol=1e-3)
     codes = codes_of(weight, scales, group)
-    assert (codes.view(groups, -1) - chunks / wanted[:, None]).abs().max() < 1.1
+    assert (codes.view(groups, -1) - chunks / expected[:, None]).abs().max() < 1.1
 
 
 @pytest.mark.parametrize("groups", [5, 36])

@@ -1,7 +1,7 @@
-"""Keys and values that pass from the host's memory through slots on a GPU and back: what is computed finds the layer's
-tokens whole, and the host's memory gets the new ones, at whatever pace the GPU works.
+"""Keys and values that pass from host memory through slots on a GPU and back: each computation sees all tokens of its
+layer, and host memory gets the new tokens, at every speed of the GPU.
 
-There is no GPU here: one is played (`played_gpus`).
+The GPU is simulated (`played_gpus`).
 """
 
 import gc
@@ -27,12 +27,12 @@ CPU = torch.device("cpu")
 HEADS, DIM, CAPACITY = 2, 16, 12
 FLOAT = TokenShape(2, HEADS, DIM, torch.float32)
 SHAPES = {"float32": FLOAT, "float16": TokenShape(1, HEADS, DIM, torch.float16)}
-SHAPES["int8"] = TokenShape(3, 1, DIM, torch.int8)  # a token of these scales fills no whole number of words
+SHAPES["int8"] = TokenShape(3, 1, DIM, torch.int8)  # a token of these scales does not fill whole words
 TEXT = (range(5), range(5, 6), range(6, 7), range(7, 7), range(7, 8), range(3, 9), range(9, 10))  # with one crop
 
 
 def work_for(shape: TokenShape, batch: int, capacity: int) -> LayerCache:
-    """A place for a layer, in which everything is wrong."""
+    """Work memory for a layer, filled with wrong values."""
     rows = (batch, shape.heads, capacity)
     keys, values = (torch.full((*rows, shape.dim), 99, dtype=shape.dtype) for _ in range(2))
     scales = [torch.full(rows, 99, dtype=SCALE_DTYPE) for _ in range(2 if shape.dtype == torch.int8 else 0)]
@@ -40,18 +40,18 @@ def work_for(shape: TokenShape, batch: int, capacity: int) -> LayerCache:
 
 
 def parts(layer: LayerCache) -> list[Tensor]:
-    return [each for each in (layer.keys, layer.values, layer.key_scales, layer.value_scales) if each is not None]
+    return [tensor for tensor in (layer.keys, layer.values, layer.key_scales, layer.value_scales) if tensor is not None]
 
 
 class Text:
-    """What keys and values of all layers should be, and the passes that make them so."""
+    """Expected keys and values of all layers, and the passes that produce them."""
 
     def __init__(self, gpu: PlayedGpu, queues: Queues, shape: TokenShape, layers: int, slots: int) -> None:
         self.gpu, self.shape, self.layers = gpu, shape, layers
         self.host = HostCache(queues, shape, layers, CAPACITY)
         self.slots = slots_for(queues, shape, slots, CAPACITY)
         self.stream = DeviceCacheStream(self.host, self.slots, 0, DeviceSpans(queues))
-        self.want = [[torch.zeros_like(part) for part in self._mine] for _ in range(layers)]
+        self.expected = [[torch.zeros_like(part) for part in self._mine] for _ in range(layers)]
         self.wrong: list[str] = []
         self._random = torch.Generator().manual_seed(0)
 
@@ -60,36 +60,37 @@ class Text:
         return parts(self.stream.layer(0, 0))
 
     def compute_pass(self, written: range, left_after: int | None = None) -> None:
-        """Each layer looks at what it holds, writes the new tokens, and leaves the place wrong for the next one. The
-        pass may be left after a few layers.
+        """Each layer checks its contents, writes the new tokens, and spoils the work memory for the next layer.
+
+        The pass may end early, after layer `left_after`.
         """
         with PlayedKernels(self.gpu, [self.slots.memory, *parts(self.slots.work)]):
             turns = self.stream.begin_pass(written)
             for layer in range(self.layers):
                 turns.wait(layer)
-                held = [part[:, :, : written.start].clone() for part in self.want[layer]]
-                self.gpu.compute(partial(self._look, layer, written, held))
+                contents = [part[:, :, : written.start].clone() for part in self.expected[layer]]
+                self.gpu.compute(partial(self._look, layer, written, contents))
                 if layer == left_after:
                     return
                 new = [self._drawn(part[:, :, written.start : written.stop]) for part in self._mine]
-                for wanted, tokens in zip(self.want[layer], new, strict=True):
-                    wanted[:, :, written.start : written.stop] = tokens
+                for expected, tokens in zip(self.expected[layer], new, strict=True):
+                    expected[:, :, written.start : written.stop] = tokens
                 self.gpu.compute(partial(self._write, written, new))
                 turns.release(layer)
                 self.gpu.compute(self._spoil)
 
     def check(self, tokens: int) -> None:
-        """Once all is done, the host has what it should have."""
+        """Fails unless the host has the expected contents after all work is done."""
         self.gpu.finish_all()
         assert not self.wrong, self.wrong[0]
         for layer in range(self.layers):
-            assert same(held_by(self.host, layer, tokens), [part[:, :, :tokens] for part in self.want[layer]])
+            assert same(held_by(self.host, layer, tokens), [part[:, :, :tokens] for part in self.expected[layer]])
 
     def _drawn(self, like: Tensor) -> Tensor:
         return torch.randint(0, 90, like.shape, generator=self._random).to(like.dtype)
 
-    def _look(self, layer: int, written: range, held: list[Tensor]) -> None:
-        if not same([part[:, :, : written.start] for part in self._mine], held):
+    def _look(self, layer: int, written: range, contents: list[Tensor]) -> None:
+        if not same([part[:, :, : written.start] for part in self._mine], contents):
             self.wrong.append(f"layer {layer} was not whole when {written} were computed")
 
     def _write(self, written: range, new: list[Tensor]) -> None:
@@ -102,29 +103,31 @@ class Text:
 
 
 def slots_for(queues: Queues, shape: TokenShape, slots: int, capacity: int) -> CacheSlots:
-    """With room for one more sequence."""
+    """Slots with room for one more sequence."""
     wider = TokenShape(shape.batch + 1, shape.heads, shape.dim, shape.dtype)
     return CacheSlots(queues, slots, capacity * wider.token_bytes, work_for(shape, wider.batch, capacity))
 
 
 def held_by(host: HostCache, layer: int, tokens: int) -> list[Tensor]:
-    """Keys, values and scales [B, H, T, ...] as they stand in the host's memory."""
+    """Keys, values and scales [B, H, T, ...] in host memory."""
     shape = host.shape
-    numbers = [each.contiguous().view(shape.dtype) for each in host.shape.by_head(host.rows(layer, range(tokens)))[:2]]
+    numbers = [part.contiguous().view(shape.dtype) for part in host.shape.by_head(host.rows(layer, range(tokens)))[:2]]
     return [*numbers, *host.shape.by_head(host.rows(layer, range(tokens)))[2:]]
 
 
-def same(found: Sequence[Tensor], want: Sequence[Tensor]) -> bool:
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(found, want, strict=True))
+def same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return all(
+        torch.equal(actual_part, expected_part) for actual_part, expected_part in zip(actual, expected, strict=True)
+    )
 
 
 @contextmanager
 def queues_of(kind: str, seed: int, patch: pytest.MonkeyPatch) -> Iterator[tuple[PlayedGpu, Queues]]:
-    """A played GPU, by itself or behind CUDA's events and streams."""
+    """A simulated GPU, directly or through CUDA's events and streams."""
     gpu = PlayedGpu(seed)
-    with ExitStack() as within:
+    with ExitStack() as contexts:
         if kind == "cuda":
-            within.enter_context(PlayedCuda(gpu, patch))
+            contexts.enter_context(PlayedCuda(gpu, patch))
         yield gpu, GpuQueues(CPU) if kind == "cuda" else gpu
 
 
@@ -133,7 +136,7 @@ def queues_of(kind: str, seed: int, patch: pytest.MonkeyPatch) -> Iterator[tuple
 def test_every_layer_is_whole_when_it_is_used_and_written_back(
     kind: str, layers: int, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt, tokens one by one, a pass that only reads, and a cache that was cropped in between."""
+    """A prompt, tokens one by one, a pass that only reads, and a cache that is cropped in between."""
     for seed in range(12):
         with queues_of(kind, seed, monkeypatch) as (gpu, queues):
             text = Text(gpu, queues, FLOAT, layers, slots)
@@ -148,14 +151,14 @@ def test_every_layer_is_whole_when_it_is_used_and_written_back(
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_more_than_the_filled_tokens_cross_the_link(name: str) -> None:
-    """In every type, and for a batch that is smaller than the slots are made for."""
+    """In every type, and for a batch that is smaller than the slots allow."""
     gpu, shape = PlayedGpu(0), SHAPES[name]
     text = Text(gpu, gpu, shape, 3, 2)
     for written in TEXT:
         text.compute_pass(written)
     text.check(10)
     read = sum(written.start for written in TEXT) * 3
-    ahead = sum(before.stop - after.start for before, after in pairwise(TEXT)) * 2  # which a crop made needless
+    ahead = sum(before.stop - after.start for before, after in pairwise(TEXT)) * 2  # in vain because of a crop
     numbers = sum(part[:, :, 0].nbytes for part in parts(text.stream.layer(0, 0)))
     assert numbers <= shape.token_bytes < numbers + 8
     assert text.stream.bytes_read == shape.token_bytes * (read + ahead + 2 * TEXT[-1].stop)
@@ -174,7 +177,7 @@ def test_after_a_pass_that_was_left_the_next_begins_with_the_first_layer(left_af
 
 
 def never(gpu: PlayedGpu) -> PlayedMark:
-    """A mark that nobody waits for."""
+    """A mark that has already passed, so that nobody waits for it."""
     mark = PlayedMark()
     mark.passed = True
     return mark
@@ -197,8 +200,8 @@ class WithoutWaitOfCopyBack(PlayedGpu):
 
 @pytest.mark.parametrize("impatient", [WithoutWaitOfCompute, WithoutWaitOfCopy, WithoutWaitOfCopyBack])
 def test_each_wait_is_needed(impatient: Callable[[int], PlayedGpu]) -> None:
-    """On a GPU that leaves one kind of wait out, these tests find something wrong."""
-    found = 0
+    """If the GPU skips one kind of wait, these tests fail."""
+    failures = 0
     for seed in range(12):
         gpu = impatient(seed)
         text = Text(gpu, gpu, FLOAT, 5, 2)
@@ -207,12 +210,12 @@ def test_each_wait_is_needed(impatient: Callable[[int], PlayedGpu]) -> None:
         try:
             text.check(10)
         except AssertionError:
-            found += 1
-    assert found
+            failures += 1
+    assert failures
 
 
 def test_one_cache_after_another_passes_through_the_same_slots() -> None:
-    """Also while copies of the first one are under way."""
+    """Even while copies of the first cache are under way."""
     for seed in range(12):
         gpu = PlayedGpu(seed)
         first, second = (Text(gpu, gpu, FLOAT, 3, 2) for _ in range(2))
@@ -245,15 +248,15 @@ def test_a_change_waits_for_what_is_written_back(name: str) -> None:
         text = Text(gpu, gpu, FLOAT, 3, 2)
         text.compute_pass(range(5))
         text.compute_pass(range(5, 6))
-        changed = change(text.host)
+        changed_host = change(text.host)
         for layer in range(3):
-            assert same(held_by(changed, layer, 6), [part[rows, :, :6] for part in text.want[layer]])
-        if changed is not text.host:
+            assert same(held_by(changed_host, layer, 6), [part[rows, :, :6] for part in text.expected[layer]])
+        if changed_host is not text.host:
             text.check(6)
 
 
 def test_growing_keeps_what_is_held_and_fails_as_if_nothing_was_asked() -> None:
-    """Where the system pins no more after a few layers, the others still have their old memory."""
+    """If pinning fails after a few layers, the other layers still have their old memory."""
     gpu = PlayedGpu(3)
     text = Text(gpu, gpu, FLOAT, 3, 2)
     text.compute_pass(range(6))
@@ -275,22 +278,22 @@ def test_growing_keeps_what_is_held_and_fails_as_if_nothing_was_asked() -> None:
 
 
 def test_memory_is_unpinned_when_no_copy_uses_it_any_more() -> None:
-    done: list[str] = []
+    calls: list[str] = []
 
     class Noting(CpuQueues):
         def pin(self, memory: Tensor) -> None:
-            done.append("pin")
+            calls.append("pin")
 
         def finish_copies(self) -> None:
-            done.append("finish")
+            calls.append("finish")
 
         def unpin(self, memory: Tensor) -> None:
-            done.append("unpin")
+            calls.append("unpin")
 
     host = HostCache(Noting(), FLOAT, 2, CAPACITY)
     host.grow(CAPACITY + 1, 0)
-    assert done == ["pin", "pin", "finish", "pin", "unpin", "pin", "unpin"]
-    done.clear()
+    assert calls == ["pin", "pin", "finish", "pin", "unpin", "pin", "unpin"]
+    calls.clear()
     del host
     gc.collect()
-    assert done == ["finish", "unpin", "unpin"]
+    assert calls == ["finish", "unpin", "unpin"]

@@ -1,4 +1,4 @@
-"""Mailboxes between GPUs, with a played NCCL: rows arrive whole and in order, and nobody waits for ever."""
+"""Mailboxes between GPUs, with a simulated NCCL: rows arrive whole and in order, and nobody waits forever."""
 
 import mmap
 import os
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 class PlayedCommunicator:
-    """One of NCCL for one direction: a send and a receive are done together, when both of them have been asked for, in
-    order, and when a seeded generator says so.
+    """A simulated NCCL communicator for one direction. A send and a receive complete together: after both were
+    requested, in order, and when a seeded generator says so.
     """
 
     def __init__(self, random: Random) -> None:
         self.random, self.lock = random, Lock()
         self.sent: deque[tuple[Tensor, list[bool]]] = deque()
-        self.wanted: deque[tuple[Tensor, list[bool]]] = deque()
+        self.receives: deque[tuple[Tensor, list[bool]]] = deque()
 
     def ask(self, queue: deque[tuple[Tensor, list[bool]]], rows: Tensor) -> Passed:
         done: list[bool] = []
@@ -42,8 +42,8 @@ class PlayedCommunicator:
 
         def passed() -> bool:
             with self.lock:
-                if self.sent and self.wanted and self.random.random() < 0.3:
-                    (rows, gone), (to, arrived) = self.sent.popleft(), self.wanted.popleft()
+                if self.sent and self.receives and self.random.random() < 0.3:
+                    (rows, gone), (to, arrived) = self.sent.popleft(), self.receives.popleft()
                     to.view(-1).copy_(rows.view(-1))
                     gone.append(True)
                     arrived.append(True)
@@ -53,27 +53,27 @@ class PlayedCommunicator:
 
 
 class PlayedLinks:
-    def __init__(self, there: PlayedCommunicator, here: PlayedCommunicator) -> None:
-        self.device, self._there, self._here = CPU, there, here
+    def __init__(self, outgoing: PlayedCommunicator, incoming: PlayedCommunicator) -> None:
+        self.device, self._outgoing, self._incoming = CPU, outgoing, incoming
 
     def send(self, rows: Tensor) -> Passed:
-        return self._there.ask(self._there.sent, rows)
+        return self._outgoing.ask(self._outgoing.sent, rows)
 
     def receive(self, rows: Tensor) -> Passed:
-        return self._here.ask(self._here.wanted, rows)
+        return self._incoming.ask(self._incoming.receives, rows)
 
     def computed(self) -> Passed:
         return iter((False, False, True)).__next__
 
 
 def ends(*pids: int, most_bytes: int = CAPACITY, seed: int = 0) -> list[DeviceMailboxes]:
-    """Those of several ranks, all of them held by this process, as if they were of `pids`."""
-    ways = [PlayedCommunicator(Random(seed + number)) for number in range(len(pids))]
+    """Mailboxes of several ranks in one process, as if the ranks had the processes `pids`."""
+    communicators = [PlayedCommunicator(Random(seed + number)) for number in range(len(pids))]
     shared = SharedMemory(mmap.mmap(-1, ring_bytes(len(pids), CAPACITY)), pids)
     return [
         DeviceMailboxes(
             SharedMailboxes(shared, rank, range(4, 4 + len(pids)), CAPACITY, 60.0),
-            PlayedLinks(ways[rank], ways[rank - 1]),
+            PlayedLinks(communicators[rank], communicators[rank - 1]),
             most_bytes,
         )
         for rank in range(len(pids))
@@ -81,7 +81,7 @@ def ends(*pids: int, most_bytes: int = CAPACITY, seed: int = 0) -> list[DeviceMa
 
 
 def messages(count: int, seed: int) -> Iterator[Message]:
-    """Rows, tokens and words, in no order that a receiver could know."""
+    """Rows, tokens and words, in an order that a receiver cannot predict."""
     random, generator = Random(seed), torch.Generator().manual_seed(seed)
     for step in range(count):
         rows, width = random.choice(((0, 0), (1, 1), (3, 70), (20, 30)))
@@ -91,19 +91,19 @@ def messages(count: int, seed: int) -> Iterator[Message]:
         yield Message(random.randint(1, 7), random.randint(0, 9), step, payload, step)
 
 
-def equal(got: Message, want: Message) -> bool:
-    same = got.payload.dtype == want.payload.dtype and torch.equal(got.payload, want.payload)
-    return same and got._replace(payload=want.payload) == want
+def equal(actual: Message, expected: Message) -> bool:
+    equal_payload = actual.payload.dtype == expected.payload.dtype and torch.equal(actual.payload, expected.payload)
+    return equal_payload and actual._replace(payload=expected.payload) == expected
 
 
 def on_all(boxes: list[DeviceMailboxes], act: Callable[[int], T]) -> list[T]:
-    """What each rank finds, all of them at the same time."""
+    """Results of all ranks, which run at the same time."""
     with ThreadPoolExecutor(len(boxes)) as threads:
         return list(threads.map(act, range(len(boxes))))
 
 
 def pass_all_round(boxes: list[DeviceMailboxes], seed: int) -> None:
-    """Every rank sends before it receives; everything arrives, and nothing is left under way."""
+    """Every rank sends before it receives; all messages arrive, and nothing remains under way."""
     sent = [list(messages(20, 10 * seed + rank)) for rank in range(len(boxes))]
 
     def take_part(rank: int) -> list[Message]:
@@ -134,23 +134,23 @@ def test_ranks_that_all_send_before_they_receive_get_everything_in_order(seed: i
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.usefixtures("looks_often")
 def test_rows_of_a_call_that_failed_do_not_come_in_the_next(seed: int) -> None:
-    """Two calls fail, at any point between what the ranks send and receive, the second one also while what the first
-    has left is taken; then a call goes well.
+    """Two calls fail, at random points between sends and receives. The second one may fail while it drains the first
+    one. Then a call succeeds.
     """
     for ranks in (3, 2):
         boxes, random = ends(*[os.getpid()] * ranks, most_bytes=1 << 20, seed=seed), Random(seed)
         sent = [random.randint(0, 12) for _ in boxes]
-        received = [random.randint(0, sent[rank - 1]) for rank in range(ranks)]  # before this rank would fail
+        received = [random.randint(0, sent[rank - 1]) for rank in range(ranks)]  # before a failure of this rank
 
         def fails(
             rank: int, boxes: list[DeviceMailboxes] = boxes, sent: list[int] = sent, received: list[int] = received
         ) -> str:
-            box, which = boxes[rank], seed % len(boxes)
+            box, failing_rank = boxes[rank], seed % len(boxes)
             try:
                 box.begin_call()
                 for message in messages(sent[rank], seed + rank):
                     box.send(message)
-                for _ in range(received[rank] if rank == which else 100):
+                for _ in range(received[rank] if rank == failing_rank else 100):
                     box.receive()
                 raise ValueError("too much")
             except (ValueError, RankFailedError) as error:
@@ -165,7 +165,7 @@ def test_rows_of_a_call_that_failed_do_not_come_in_the_next(seed: int) -> None:
 
 @pytest.mark.usefixtures("looks_often")
 def test_rows_that_were_sent_but_not_announced_do_not_come_in_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next rank has failed by the time there would be room for the announcement."""
+    """The next rank fails before there is room for the announcement."""
     boxes = ends(os.getpid(), os.getpid())
     boxes[1].fail_call("too much")
     with monkeypatch.context() as patched:
@@ -178,25 +178,25 @@ def test_rows_that_were_sent_but_not_announced_do_not_come_in_the_next_call(monk
 
 
 def test_no_more_is_under_way_than_there_is_room_for() -> None:
-    """Whoever sends more waits until the next rank has received some."""
+    """A rank that sends more waits until the next rank has received some messages."""
     first, second = ends(os.getpid(), os.getpid(), most_bytes=1000)
-    most = 0
+    peak_bytes = 0
     with ThreadPoolExecutor(1) as thread:
         rows = [Message(1, 0, step, torch.full((1, 100), float(step))) for step in range(30)]
         receiving = thread.submit(lambda: [second.receive() for _ in rows])
         for message in rows:
             first.send(message)
-            most = max(most, sum(sent.nbytes for _, sent in first._under_way))
+            peak_bytes = max(peak_bytes, sum(sent.nbytes for _, sent in first._under_way))
         assert all(map(equal, receiving.result(), rows))
-    assert most <= 1000
+    assert peak_bytes <= 1000
 
 
 @pytest.mark.usefixtures("looks_often")
 def test_a_rank_that_ends_while_its_rows_are_awaited_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has said that they come."""
-    with subprocess.Popen(["true"]) as gone:
+    """The rank has announced its rows before it ends."""
+    with subprocess.Popen(["true"]) as process:
         pass
-    waiting, lost = ends(os.getpid(), gone.pid)
+    waiting, lost = ends(os.getpid(), process.pid)
     monkeypatch.setattr(lost._links, "send", lambda rows: lambda: False)
     lost.send(Message(1, 0, 0, torch.ones(2, 3)))
     with pytest.raises(LostRankError, match=r"^rank 4: rank 5 has ended; all ranks of a model make the same calls"):
@@ -208,18 +208,18 @@ def test_a_rank_that_ends_while_its_rows_are_awaited_is_named(monkeypatch: pytes
 
 def test_what_is_computed_is_waited_for() -> None:
     only, _ = ends(os.getpid(), os.getpid())
-    asked: list[bool] = []
+    polls: list[bool] = []
 
     def computed() -> Passed:
         def passed() -> bool:
-            asked.append(True)
-            return len(asked) == 3
+            polls.append(True)
+            return len(polls) == 3
 
         return passed
 
     only._links.computed = computed  # type: ignore[method-assign]
     only.await_computed()
-    assert len(asked) == 3
+    assert len(polls) == 3
 
 
 def test_two_ranks_on_one_gpu_are_refused() -> None:

@@ -1,7 +1,7 @@
-"""A stream of layers into slots on a GPU: what is computed with a slot finds the right layer, at whatever pace the GPU
-works, and the host's memory is not written to while the GPU copies from it.
+"""A stream of layers into slots on a GPU: each computation sees the right layer in its slot, at every speed of the GPU,
+and host memory is not overwritten while the GPU copies from it.
 
-There is no GPU here: one is played (`played_gpus`).
+The GPU is simulated (`played_gpus`).
 """
 
 import gc
@@ -28,8 +28,9 @@ CPU = torch.device("cpu")
 
 
 class HastyHost:
-    """Blocks of a file as `LayerStream` gives them, in slots that are overwritten as soon as they are released. Block i
-    is SIZE bytes of i. `failed`: the next block can't be read.
+    """Blocks of a file like `LayerStream`, in slots that are overwritten as soon as they are released.
+
+    Block i consists of SIZE bytes with the value i. With `failed` the next block cannot be read.
     """
 
     path = Path("file")
@@ -89,21 +90,21 @@ HOSTS: dict[str, Callable[[Random], Any]] = {
 }
 
 
-Seen = list[list[int]]  # what slots held
+Contents = list[list[int]]  # contents of slots
 
 
-def compute_pass(stream: DeviceStream, gpu: PlayedGpu, seen: Seen, layers: int = LAYERS) -> None:
-    """A pass, or its first layers; `seen` gets what their slots hold when the GPU computes with them."""
+def compute_pass(stream: DeviceStream, gpu: PlayedGpu, contents: Contents, layers: int = LAYERS) -> None:
+    """Runs a pass, or its first layers; `contents` gets the bytes of their slots when the GPU computes with them."""
 
     def look(turn: int) -> None:
-        seen.append(stream.memory(turn).tolist())
+        contents.append(stream.memory(turn).tolist())
 
     first = stream.begin_pass()
     for turn in range(first, first + layers):
         stream.wait(turn)
         for _ in range(3):
             gpu.compute(partial(look, turn))
-        if layers == LAYERS or turn < first + layers - 1:  # one that is left half-way does not get to its end
+        if layers == LAYERS or turn < first + layers - 1:  # an abandoned pass does not release its last layer
             stream.release(turn)
 
 
@@ -115,12 +116,12 @@ def expected(layers: Sequence[int]) -> list[list[int]]:
 @pytest.mark.parametrize("host", HOSTS)
 def test_every_layer_is_whole_in_its_slot_while_it_is_used(host: str, slots: int) -> None:
     for seed in range(30):
-        gpu, seen = PlayedGpu(seed), Seen()
+        gpu, contents = PlayedGpu(seed), Contents()
         stream = DeviceStream(HOSTS[host](gpu.random), slots, CPU, gpu)
         for _ in range(4):
-            compute_pass(stream, gpu, seen)
+            compute_pass(stream, gpu, contents)
         gpu.finish_all()
-        assert seen == expected([*range(LAYERS)] * 4)
+        assert contents == expected([*range(LAYERS)] * 4)
         assert 4 * LAYERS <= stream.blocks_read <= 4 * LAYERS + slots
         assert stream.bytes_read == SIZE * stream.blocks_read
 
@@ -129,35 +130,35 @@ def test_every_layer_is_whole_in_its_slot_while_it_is_used(host: str, slots: int
 def test_the_queues_of_cuda_keep_the_order_that_a_stream_of_layers_needs(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As above, through CUDA's events and streams, which are played."""
+    """The same through CUDA's events and streams, which are simulated."""
     for seed in range(15):
-        gpu, seen = PlayedGpu(seed), Seen()
+        gpu, contents = PlayedGpu(seed), Contents()
         with PlayedCuda(gpu, monkeypatch):
             stream = DeviceStream(HOSTS[host](gpu.random), 2, CPU, GpuQueues(CPU))
             for _ in range(3):
-                compute_pass(stream, gpu, seen)
+                compute_pass(stream, gpu, contents)
         gpu.finish_all()
-        assert seen == expected([*range(LAYERS)] * 3)
+        assert contents == expected([*range(LAYERS)] * 3)
 
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_after_a_pass_that_was_left_the_next_begins_with_the_first_layer(host: str) -> None:
     for seed in range(30):
-        gpu, seen = PlayedGpu(seed), Seen()
+        gpu, contents = PlayedGpu(seed), Contents()
         stream = DeviceStream(HOSTS[host](gpu.random), 3, CPU, gpu)
-        left = 1 + seed % (LAYERS - 1)
-        for layers in (LAYERS, left, LAYERS, LAYERS):
-            compute_pass(stream, gpu, seen, layers)
+        layers_done = 1 + seed % (LAYERS - 1)
+        for layers in (LAYERS, layers_done, LAYERS, LAYERS):
+            compute_pass(stream, gpu, contents, layers)
         gpu.finish_all()
-        assert seen == expected([*range(LAYERS), *range(left), *range(LAYERS), *range(LAYERS)])
+        assert contents == expected([*range(LAYERS), *range(layers_done), *range(LAYERS), *range(LAYERS)])
 
 
 def test_a_pass_that_fails_goes_on_without_waiting_and_the_next_is_whole() -> None:
     for seed in range(30):
-        gpu, seen = PlayedGpu(seed), Seen()
+        gpu, contents = PlayedGpu(seed), Contents()
         host = HastyHost(3, gpu.random)
         stream = DeviceStream(host, 2, CPU, gpu)
-        compute_pass(stream, gpu, seen)
+        compute_pass(stream, gpu, contents)
         first = stream.begin_pass()
         for turn in range(first, first + LAYERS):
             host.failed |= turn == first + seed % LAYERS
@@ -166,14 +167,14 @@ def test_a_pass_that_fails_goes_on_without_waiting_and_the_next_is_whole() -> No
         assert stream.failed
         with pytest.raises(RunError, match="a broken disk"):
             stream.check()
-        compute_pass(stream, gpu, seen)
+        compute_pass(stream, gpu, contents)
         stream.check()
         gpu.finish_all()
-        assert seen == expected([*range(LAYERS), *range(LAYERS)])
+        assert contents == expected([*range(LAYERS), *range(LAYERS)])
 
 
 def written_blocks(file: Path) -> tuple[Any, list[Block]]:
-    """The library of the kernels, and blocks of a file, of two pages each."""
+    """The library of kernels, and the blocks of a file that is written here, two pages each."""
     library, size = build.load("float32"), 2 * PAGE
     data = torch.arange(LAYERS, dtype=torch.uint8).repeat_interleave(size)
     file.write_bytes(data.numpy().tobytes())
@@ -182,25 +183,25 @@ def written_blocks(file: Path) -> tuple[Any, list[Block]]:
 
 
 def test_a_file_is_read_on_into_the_slots_and_what_is_wrong_with_it_is_told(tmp_path: Path) -> None:
-    """Through the host's slots, of which there are fewer than layers, and past an error."""
+    """Through the host's slots, which are fewer than the layers, and after an error."""
     library, blocks = written_blocks(tmp_path / "layers")
     stream = DeviceStream(LayerStream(library, tmp_path / "layers", blocks, 2), 3, CPU)
 
     def layers_of_a_pass() -> list[int]:
-        found, first = [], stream.begin_pass()
+        layers, first = [], stream.begin_pass()
         for turn in range(first, first + LAYERS):
             stream.wait(turn)
             (value,) = stream.memory(turn).unique().tolist()
-            found.append(value)
+            layers.append(value)
             stream.release(turn)
-        return found
+        return layers
 
     def three_passes() -> list[int]:
-        found = []
+        layers = []
         for _ in range(3):
-            found += layers_of_a_pass()
+            layers += layers_of_a_pass()
             stream.check()
-        return found
+        return layers
 
     assert three_passes() == [*range(LAYERS)] * 3
     spans = stream.take_spans()
@@ -213,46 +214,46 @@ def test_a_file_is_read_on_into_the_slots_and_what_is_wrong_with_it_is_told(tmp_
         file.seek(blocks[3].offset)
         file.write(b"\x09")
     with pytest.raises(RunError, match=r"layer 3 of .* was altered"):
-        three_passes()  # what was read before the change is good
+        three_passes()  # layers that were read before the change are intact
     written_blocks(tmp_path / "layers")
     assert layers_of_a_pass() == [*range(LAYERS)]
     stream.check()
 
 
 def test_memory_is_let_go_of_when_no_copy_reads_it_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
+    calls: list[str] = []
 
     class Noting(CpuQueues):
         def pin(self, memory: Tensor) -> None:
-            done.append("pin")
+            calls.append("pin")
 
         def finish_copies(self) -> None:
-            done.append("finish")
+            calls.append("finish")
 
         def unpin(self, memory: Tensor) -> None:
-            done.append("unpin")
+            calls.append("unpin")
 
     library, blocks = written_blocks(tmp_path / "layers")
     stream = DeviceStream(LayerStream(library, tmp_path / "layers", blocks, 2), 2, CPU, Noting())
     close = stream.host.close
 
-    def closed() -> None:
-        done.append("close")
+    def close_and_record() -> None:
+        calls.append("close")
         close()
 
-    monkeypatch.setattr(stream.host, "close", closed)
+    monkeypatch.setattr(stream.host, "close", close_and_record)
     stream.pin(torch.empty(1, dtype=torch.uint8))
-    assert done == ["pin"]
+    assert calls == ["pin"]
     del stream
     gc.collect()
-    assert done == ["pin", "finish", "close", "unpin"]
+    assert calls == ["pin", "finish", "close", "unpin"]
 
 
 def test_memory_that_cannot_be_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def refuse(address: int, size: int, flags: int) -> int:
-        asked.append((address, size))
+        requests.append((address, size))
         return 2  # cudaErrorMemoryAllocation
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refuse))
@@ -261,4 +262,4 @@ def test_memory_that_cannot_be_pinned_is_named(monkeypatch: pytest.MonkeyPatch) 
         UserError, match=r"12345 bytes of the host's memory can't be pinned .*CUDA error 2\); free some"
     ):
         GpuQueues.pin(memory)
-    assert asked == [(memory.data_ptr(), 12345)]
+    assert requests == [(memory.data_ptr(), 12345)]

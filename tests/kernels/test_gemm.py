@@ -21,10 +21,10 @@ def assert_cpp_equals_reference(draw: Draw, shape: tuple[int, int], bias: bool) 
     plain, panels = draw.linear(*shape, bias=bias)
     for rows in ROWS:
         x = draw.normal(rows, shape[1])
-        want = gemm(x, plain, impl="reference")
+        expected = gemm(x, plain, impl="reference")
         magnitudes = F.linear(x.abs(), plain.floats().abs(), None if plain.bias is None else plain.bias.abs())
-        # With many rows, scaled weights are rounded to bfloat16 once more.
-        assert_near(gemm(x, panels, impl="cpp"), want, magnitudes, tolerance(draw.dtype, 1 if rows < 13 else 2))
+        # With many rows, scaled weights are rounded to bfloat16 as well.
+        assert_near(gemm(x, panels, impl="cpp"), expected, magnitudes, tolerance(draw.dtype, 1 if rows < 13 else 2))
 
 
 @pytest.mark.usefixtures("isa")
@@ -35,19 +35,19 @@ def test_cpp_equals_reference_for_any_number_of_rows(dtype: torch.dtype, shape: 
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("how", QUANTISED.values(), ids=QUANTISED)
-def test_cpp_equals_reference_however_weights_are_stored(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("storage", QUANTISED.values(), ids=QUANTISED)
+def test_cpp_equals_reference_however_weights_are_stored(storage: dict[str, Any]) -> None:
     for shape in SHAPES:
-        assert_cpp_equals_reference(Draw(torch.int8, **how), shape, bias=False)
+        assert_cpp_equals_reference(Draw(torch.int8, **storage), shape, bias=False)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (50, 7)], ids=lambda shape: f"{shape[0]}x{shape[1]}")
 @pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 def test_unpacking_gives_the_packed_rows_back(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
-    for how in QUANTISED.values() if dtype == torch.int8 else ({},):
-        plain, panels = Draw(dtype, **how).linear(*shape)
-        stored = torch.uint8 if how.get("bits") == 4 else dtype
+    for storage in QUANTISED.values() if dtype == torch.int8 else ({},):
+        plain, panels = Draw(dtype, **storage).linear(*shape)
+        stored = torch.uint8 if storage.get("bits") == 4 else dtype
         assert panels.weight.shape == packed_shape(*shape, stored)
         assert panels.weight.dtype == stored
         for linear in (panels, packed(plain, "triton")):
@@ -57,9 +57,9 @@ def test_unpacking_gives_the_packed_rows_back(dtype: torch.dtype, shape: tuple[i
 def test_activations_that_may_be_rounded_lose_a_hundredth() -> None:
     plain, panels = Draw(torch.int8, bits=4, group=32).linear(64, 1024, bias=False)
     x = Draw().normal(2, 1024)
-    want = x.double() @ plain.floats().double().T
+    expected = x.double() @ plain.floats().double().T
     errors = [
-        float((gemm(x, replace(panels, activation_bits=bits), impl="cpp").double() - want).norm() / want.norm())
+        float((gemm(x, replace(panels, activation_bits=bits), impl="cpp").double() - expected).norm() / expected.norm())
         for bits in (16, 8)
     ]
     assert errors[0] < 5e-3
@@ -69,27 +69,29 @@ def test_activations_that_may_be_rounded_lose_a_hundredth() -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_codes_are_multiplied_with_all_that_activations_have(rows: int, bits: int) -> None:
-    """The error against float64 of rows that bfloat16 holds exactly, some of whose activations are far larger than the
-    others: with one byte for an activation it would be a hundred times as large.
+    """Error compared with float64, for rows that bfloat16 represents exactly and that have some far larger activations.
+    With one byte per activation the error would be a hundred times as large.
     """
     plain, panels = Draw(torch.int8, bits=bits, groups=4).linear(64, 1024, bias=False)
     x = Draw().normal(rows, 1024)
     x[:, ::97] *= 50
     x = x.bfloat16().float()
-    want = x.double() @ plain.floats().double().T
-    off = (gemm(x, panels, impl="cpp").double() - want).square().mean().sqrt() / want.square().mean().sqrt()
-    assert off < 1e-4
+    expected = x.double() @ plain.floats().double().T
+    relative_error = (
+        gemm(x, panels, impl="cpp").double() - expected
+    ).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert relative_error < 1e-4
 
 
-@pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
-def test_a_row_that_is_not_finite_stays_so_and_alone(spoiled: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so_and_alone(value: float) -> None:
     draws = (Draw(torch.bfloat16), Draw(torch.int8), Draw(torch.int8, bits=4, group=32, asymmetric=True))
     for _, panels in (draw.linear(33, 300) for draw in draws):
         x = Draw().normal(3, 300)
-        x[1, 200] = spoiled
-        found = gemm(x, panels, impl="cpp").isfinite()
-        assert found[[0, 2]].all()
-        assert not found[1].any()
+        x[1, 200] = value
+        finite = gemm(x, panels, impl="cpp").isfinite()
+        assert finite[[0, 2]].all()
+        assert not finite[1].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

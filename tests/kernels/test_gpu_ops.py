@@ -1,4 +1,4 @@
-"""The ops in Triton on a GPU against their references in float64: small odd sizes, and those of GPT-J-6B."""
+"""The ops in Triton on a GPU compared with their references in float64: small odd sizes, and the sizes of GPT-J-6B."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from labkit.kernels.types import AttentionParams, MlpWeights, QkvWeights
 
 DEVICE = "cuda"
 GPT_J = REAL[1]
-STEPS = ((1, 1), (3, 1), (4, 5))  # sequences, new tokens: rows for one, a few, and torch's GEMM
+STEPS = ((1, 1), (3, 1), (4, 5))  # sequences, new tokens: one row, a few rows, and torch's GEMM
 PAST, CAPACITY = 4, 20
 pytestmark = ON_GPU
 each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
@@ -34,11 +34,11 @@ def test_gemm_equals_reference(dtype: torch.dtype, shape: LayerShape) -> None:
     draw = Draw(dtype)
     for case in cases_of(shape)[:2]:
         plain, _ = draw.linear(case.outputs, case.inputs, bias=case.bias)
-        there, on_gpu = moved(plain, DEVICE), moved(packed(plain, "triton"), DEVICE)
+        reference_linear, on_gpu = moved(plain, DEVICE), moved(packed(plain, "triton"), DEVICE)
         for batch, tokens in STEPS:
             x = draw.normal(batch * tokens, case.inputs).to(DEVICE)
-            want = gemm_reference(x.double(), double(there))
-            assert distance(gemm(x, on_gpu, impl="triton"), want) <= TOLERANCES[dtype]
+            expected = gemm_reference(x.double(), double(reference_linear))
+            assert distance(gemm(x, on_gpu, impl="triton"), expected) <= TOLERANCES[dtype]
 
 
 @each_shape
@@ -53,10 +53,10 @@ def test_mlp_equals_reference(dtype: torch.dtype, shape: LayerShape) -> None:
         hidden, addend = (draw.normal(rows, shape.hidden).to(DEVICE) for _ in range(2))
         bias = draw.normal(shape.hidden).to(DEVICE)
         for from_norm in (False, True):
-            want = mlp_reference(hidden.double(), addend.double(), bias.double(), double(weights), from_norm)
-            got = mlp_gemm(hidden, addend, bias, on_gpu, residual_from_norm=from_norm, impl="triton")
-            assert distance(got[0], want[0]) <= TOLERANCES[dtype]
-            assert distance(got[1], want[1]) <= TOLERANCES[torch.float32]
+            expected = mlp_reference(hidden.double(), addend.double(), bias.double(), double(weights), from_norm)
+            actual = mlp_gemm(hidden, addend, bias, on_gpu, residual_from_norm=from_norm, impl="triton")
+            assert distance(actual[0], expected[0]) <= TOLERANCES[dtype]
+            assert distance(actual[1], expected[1]) <= TOLERANCES[torch.float32]
 
 
 @each_shape
@@ -69,29 +69,29 @@ def test_qkv_equals_reference(dtype: torch.dtype, shape: LayerShape) -> None:
     if shape.rotary:
         rotary = moved(draw.rotary(shape.rotary, 40, interleaved=shape.interleaved), DEVICE)
     norms = [moved(1.0 + draw.normal(heads.dim, std=0.3), DEVICE) for _ in range(2)]
-    for each in (weights, replace(weights, q_norm=norms[0], k_norm=norms[1], qk_eps=1e-6)):
-        on_gpu = replace(each, proj=packed(each.proj, "triton"))
+    for qkv in (weights, replace(weights, q_norm=norms[0], k_norm=norms[1], qk_eps=1e-6)):
+        on_gpu = replace(qkv, proj=packed(qkv.proj, "triton"))
         for batch, tokens in STEPS:
             rows = moved(rows_of(batch, tokens, PAST), DEVICE)
-            cache, before = (moved(one, DEVICE) for one in draw.cache(heads, rows, PAST, CAPACITY))
-            expected = double(before)
+            cache, original = (moved(kv, DEVICE) for kv in draw.cache(heads, rows, PAST, CAPACITY))
+            expected_cache = double(original)
             hidden = draw.normal(batch * tokens, shape.hidden).to(DEVICE)
-            want, _ = qkv_reference(hidden.double(), double(each), heads, double(rotary), rows, expected)
-            got, _ = qkv_gemm(hidden, on_gpu, heads, rotary, rows, cache, impl="triton")
-            assert distance(got, want) <= TOLERANCES[dtype]
+            expected, _ = qkv_reference(hidden.double(), double(qkv), heads, double(rotary), rows, expected_cache)
+            actual, _ = qkv_gemm(hidden, on_gpu, heads, rotary, rows, cache, impl="triton")
+            assert distance(actual, expected) <= TOLERANCES[dtype]
             new = (slice(None), slice(None), slice(PAST, PAST + tokens), slice(heads.dim))
-            for slots, old, right in (
-                (cache.keys, before.keys, expected.keys),
-                (cache.values, before.values, expected.values),
+            for slots, old, expected_slots in (
+                (cache.keys, original.keys, expected_cache.keys),
+                (cache.values, original.values, expected_cache.values),
             ):
-                assert distance(slots[new], right[new]) <= TOLERANCES[dtype]
+                assert distance(slots[new], expected_slots[new]) <= TOLERANCES[dtype]
                 slots[new] = old[new]
                 assert torch.equal(slots.view(torch.uint8), old.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_attention_equals_reference(dtype: torch.dtype) -> None:
-    """And however often it is called: the shares of a sequence meet in any order, and are added up in one."""
+    """Repeated calls give the same bits: shares of a sequence arrive in any order, but are added in a fixed one."""
     draw = Draw(dtype)
     large = [AttentionCase(GPT_J, 1023), AttentionCase(GPT_J, 500, 77), AttentionCase(REAL[2], 2000, window=900)]
     large.append(AttentionCase(GPT_J, 0, 300, causal=False))
@@ -105,8 +105,8 @@ def test_attention_equals_reference(dtype: torch.dtype) -> None:
         slopes = (2.0 ** -torch.linspace(1, 8, heads.query)).to(DEVICE) if case.shape.alibi else None
         params = AttentionParams(heads.dim**-0.5, case.window, slopes, case.causal)
         queries = draw.normal(3 * case.tokens, heads.query * heads.dim).to(DEVICE)
-        want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
-        assert distance(attention(queries, params, heads, rows, cache, impl="triton"), want) <= TOLERANCES[dtype]
+        expected = attention_reference(queries.double(), double(params), heads, rows, double(cache))
+        assert distance(attention(queries, params, heads, rows, cache, impl="triton"), expected) <= TOLERANCES[dtype]
         partials = attention_impl.Partials.of(3, heads, queries.device)
         arguments = (queries, params, heads, rows, cache)
         first, *others = (

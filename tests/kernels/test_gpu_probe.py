@@ -1,4 +1,4 @@
-"""The GPU's probe reads every byte, and its figure is bytes over time."""
+"""The GPU's probe reads every byte, and its bandwidth is bytes over time."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_the_sums_are_those_of_all_numbers(programs: int) -> None:
 
 
 class Clock:
-    """An event of a GPU on which every pass takes 2 ms, except the fourth, which takes 1 ms."""
+    """An event of a GPU on which every pass takes 2 ms, except for the fourth, which takes 1 ms."""
 
     now_ms, passes = 0.0, 0
 

@@ -1,4 +1,4 @@
-"""Keys and values in int8: how far they are off, and that every implementation stores and reads the same."""
+"""Keys and values in int8: their error, and that every implementation stores and reads the same."""
 
 from dataclasses import replace
 from itertools import product
@@ -21,7 +21,7 @@ STEPS = [(3, 1, 22), (1, 1, 0), (2, 5, 17), (2, 40, 9)]  # sequences, new tokens
 PAST, CAPACITY = 4, 40
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered in"),  # by the interpreter, where NaN is wanted
+    pytest.mark.filterwarnings("ignore:invalid value encountered in"),  # the interpreter warns about intended NaN
 ]
 
 
@@ -39,7 +39,7 @@ def impl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def in_int8(cache: LayerCache) -> LayerCache:
-    """The same contents; slots that hold NaN have a scale that is none."""
+    """A cache with the same contents in int8; slots that hold NaN have NaN as their scale."""
     (keys, key_scales), (values, value_scales) = quantised(cache.keys), quantised(cache.values)
     return replace(cache, keys=keys, values=values, key_scales=key_scales, value_scales=value_scales)
 
@@ -51,14 +51,14 @@ def floats(cache: LayerCache, dim: int, slots: slice) -> tuple[Tensor, Tensor]:
 
 
 def test_no_number_is_off_by_more_than_half_a_scale() -> None:
-    """Whatever its size; and a scale is a 127th of the largest number, by the rounding to bfloat16."""
+    """For every magnitude. A scale is the largest number / 127, rounded to bfloat16."""
     sizes = 10.0 ** torch.arange(-34.0, 38.0)
     x = Draw().normal(len(sizes), 50, 20).clamp(-4, 4) * sizes[:, None, None]
     whole, scales = quantised(x)
-    off = (whole * scales[..., None].double() - x.double()).abs()
-    assert bool((off <= scales[..., None].double() * (0.5 + 1e-5)).all())
-    most = x.double().abs().amax(dim=-1) / 127
-    assert bool((scales.double() <= most * (1 + 2**-7)).all())
+    difference = (whole * scales[..., None].double() - x.double()).abs()
+    assert bool((difference <= scales[..., None].double() * (0.5 + 1e-5)).all())
+    largest_scale = x.double().abs().amax(dim=-1) / 127
+    assert bool((scales.double() <= largest_scale * (1 + 2**-7)).all())
     assert int(whole.abs().max()) == 127
 
 
@@ -66,10 +66,10 @@ def test_zeros_stay_zeros_and_what_is_no_number_becomes_nan() -> None:
     x = torch.ones(5, 20)
     x[0], x[1, 3], x[2, 0], x[3, 19] = 0.0, float("inf"), -float("inf"), float("nan")
     whole, scales = quantised(x)
-    got = whole * scales[:, None].float()
-    assert not got[0].any()
-    assert got[1:4].isnan().all()
-    assert_near(got[4], x[4], 1.0, 0.5 / 127)
+    actual = whole * scales[:, None].float()
+    assert not actual[0].any()
+    assert actual[1:4].isnan().all()
+    assert_near(actual[4], x[4], 1.0, 0.5 / 127)
 
 
 def appended(impl: str, weights: QkvWeights, heads: Heads, hidden: Tensor, rows: Rows, *, int8: bool) -> LayerCache:
@@ -82,36 +82,41 @@ def appended(impl: str, weights: QkvWeights, heads: Heads, hidden: Tensor, rows:
 
 
 def test_appended_tokens_are_quantised(impl: str) -> None:
-    """As the reference would: a row of zeros gives zeros, one with an infinity NaN, and no other slot is touched."""
+    """As in the reference: a row of zeros stays zero, a row with an infinity becomes NaN, other slots stay the same."""
     for heads, (batch, tokens) in product(HEADS.values(), ((3, 1), (2, 13))):
         draw, rows = Draw(), rows_of(batch, tokens, PAST)
         plain, _ = draw.linear((heads.query + 2 * heads.kv) * heads.dim, 63, bias=False)
         weights, hidden = QkvWeights(draw.norm("none", 63), plain), draw.normal(batch * tokens, 63)
         hidden[0], hidden[-1, 5] = 0.0, float("inf")
         exact = appended(impl, weights, heads, hidden, rows, int8=False)
-        got = appended(impl, weights, heads, hidden, rows, int8=True)
+        int8_cache = appended(impl, weights, heads, hidden, rows, int8=True)
         new = slice(PAST, PAST + tokens)
         for x, slots, scales in zip(
-            floats(exact, heads.dim, new), (got.keys, got.values), (got.key_scales, got.value_scales), strict=True
+            floats(exact, heads.dim, new),
+            (int8_cache.keys, int8_cache.values),
+            (int8_cache.key_scales, int8_cache.value_scales),
+            strict=True,
         ):
             assert scales is not None
-            numbers, want = read_heads(slots, scales, new, heads.dim), quantised(x)[1].float()
-            ok = x.isfinite().all(dim=-1)
-            assert not ok[-1, :, -1].any()
-            assert numbers[~ok].isnan().all()
+            numbers, expected_scales = read_heads(slots, scales, new, heads.dim), quantised(x)[1].float()
+            finite = x.isfinite().all(dim=-1)
+            assert not finite[-1, :, -1].any()
+            assert numbers[~finite].isnan().all()
             assert not numbers[0, :, 0].any()
-            assert_near(scales[:, :, new][ok], want[ok], want[ok].clamp(min=1e-30), 2**-6)
-            assert_near(numbers[ok], x[ok], want[ok][:, None].clamp(min=1e-30), 0.51)
-            others = torch.ones(CAPACITY, dtype=torch.bool)
-            others[new] = False
-            assert not slots[:, :, others].any()
-            assert not scales[:, :, others].any()
+            assert_near(
+                scales[:, :, new][finite], expected_scales[finite], expected_scales[finite].clamp(min=1e-30), 2**-6
+            )
+            assert_near(numbers[finite], x[finite], expected_scales[finite][:, None].clamp(min=1e-30), 0.51)
+            other_slots = torch.ones(CAPACITY, dtype=torch.bool)
+            other_slots[new] = False
+            assert not slots[:, :, other_slots].any()
+            assert not scales[:, :, other_slots].any()
 
 
 def inputs(
     draw: Draw, heads: Heads, batch: int, tokens: int, past: int, mask: str
 ) -> tuple[Tensor, AttentionParams, Heads, Rows, LayerCache]:
-    """Arguments of attention on a cache of floats; slots after the new tokens are NaN."""
+    """Arguments of attention with a float cache; slots after the new tokens are NaN."""
     capacity = past + tokens + 3
     rows = rows_of(batch, tokens, past, mask=mask_for(mask, batch, past + tokens), slots=capacity)
     cache, _ = draw.cache(heads, rows, past + tokens, capacity)
@@ -123,49 +128,51 @@ def test_attention_equals_the_reference_on_the_same_cache(impl: str) -> None:
     for heads, (step, mask) in product(HEADS.values(), zip(STEPS, MASKS, strict=True)):
         queries, params, _, rows, cache = inputs(Draw(), heads, *step, mask)
         cache = in_int8(cache)
-        want = attention_reference(queries.double(), params, heads, rows, double(cache))
-        got = attention(queries, params, heads, rows, cache, impl=impl)
+        expected = attention_reference(queries.double(), params, heads, rows, double(cache))
+        actual = attention(queries, params, heads, rows, cache, impl=impl)
         if impl == "cpp":
-            assert_near(got, want, 4.0, 2e-6)
+            assert_near(actual, expected, 4.0, 2e-6)
         else:
-            assert distance(got, want) <= TOLERANCES[torch.float32]
+            assert distance(actual, expected) <= TOLERANCES[torch.float32]
 
 
 def test_attention_is_off_by_no_more_than_its_keys_and_values() -> None:
-    """A score moves by at most e = scale * |q| * half a key's scale, so a probability by a factor of exp(2 e)."""
+    """A score changes by at most e = scale * |q| * half a key scale, so a probability by a factor of exp(2 e)."""
     for heads, step in product(HEADS.values(), STEPS):
         queries, params, _, rows, cache = inputs(Draw(), heads, *step, "none")
-        small = in_int8(cache)
-        want = attention(queries, params, heads, rows, cache, impl="reference")
-        got = attention(queries, params, heads, rows, small, impl="cpp")
+        int8_cache = in_int8(cache)
+        expected = attention(queries, params, heads, rows, cache, impl="reference")
+        actual = attention(queries, params, heads, rows, int8_cache, impl="cpp")
         total, group = cache.past + rows.tokens, heads.query // heads.kv
-        assert small.key_scales is not None
-        assert small.value_scales is not None
+        assert int8_cache.key_scales is not None
+        assert int8_cache.value_scales is not None
         key_step, value_step = (
             scales[:, :, :total].float().repeat_interleave(group, dim=1)[:, :, None]
-            for scales in (small.key_scales, small.value_scales)
+            for scales in (int8_cache.key_scales, int8_cache.value_scales)
         )
         lengths = queries.view(rows.batch, rows.tokens, heads.query, heads.dim).abs().sum(-1).transpose(1, 2)[..., None]
         hidden = ~seen(rows, cache.past, None)[:, None]
-        moved = (params.scale * lengths * key_step / 2).masked_fill(hidden, 0.0).amax(-1)
+        score_change = (params.scale * lengths * key_step / 2).masked_fill(hidden, 0.0).amax(-1)
         largest = cache.values[:, :, :total].abs().amax(dim=(2, 3)).repeat_interleave(group, dim=1)[..., None]
-        bound = (torch.expm1(2 * moved) * largest + value_step.masked_fill(hidden, 0.0).amax(-1) / 2).transpose(1, 2)
-        off = (got - want).abs().view(rows.batch, rows.tokens, heads.query, heads.dim).amax(-1)
-        assert bool((off <= bound * (1 + 1e-4)).all())
+        bound = (torch.expm1(2 * score_change) * largest + value_step.masked_fill(hidden, 0.0).amax(-1) / 2).transpose(
+            1, 2
+        )
+        difference = (actual - expected).abs().view(rows.batch, rows.tokens, heads.query, heads.dim).amax(-1)
+        assert bool((difference <= bound * (1 + 1e-4)).all())
 
 
-@pytest.mark.parametrize("what", ["key", "value"])
-def test_what_is_no_number_stays_visible(impl: str, what: str) -> None:
-    """Whoever sees the slot gets NaN, as from a cache of floats; who does not, numbers."""
+@pytest.mark.parametrize("part_name", ["key", "value"])
+def test_what_is_no_number_stays_visible(impl: str, part_name: str) -> None:
+    """Queries that see the slot get NaN, as with a float cache; other queries get finite numbers."""
     heads = HEADS["6:2x64"]
     for tokens in (1, 5, 40) if impl == "cpp" else (1, 5):
         queries, params, _, rows, cache = inputs(Draw(), heads, 2, tokens, 9, "none")
-        part = cache.keys if what == "key" else cache.values
+        part = cache.keys if part_name == "key" else cache.values
         part[1, 1, 3, 7] = float("inf")
-        got = attention(queries, params, heads, rows, in_int8(cache), impl=impl).view(2, tokens, 2, 3 * 64)
-        assert got[1, :, 1].isnan().all()
-        assert got[0].isfinite().all()
-        assert got[1, :, 0].isfinite().all()
+        context = attention(queries, params, heads, rows, in_int8(cache), impl=impl).view(2, tokens, 2, 3 * 64)
+        assert context[1, :, 1].isnan().all()
+        assert context[0].isfinite().all()
+        assert context[1, :, 0].isfinite().all()
 
 
 @pytest.mark.parametrize("change", ["no scales", "other scales", "scales of floats"])
@@ -174,6 +181,6 @@ def test_scales_that_do_not_fit_are_refused(change: str) -> None:
     scales = torch.zeros(1, 3, 7, dtype=torch.bfloat16)
     if change != "scales of floats":
         cache, scales = in_int8(cache), scales[:, :2]
-    given = None if change == "no scales" else scales
+    key_scales = None if change == "no scales" else scales
     with pytest.raises(ValueError, match=r"key_scales: expected (contiguous bfloat16 \[1, 3, 7\]|None with torch)"):
-        attention(queries, params, heads, rows, replace(cache, key_scales=given), impl="cpp")
+        attention(queries, params, heads, rows, replace(cache, key_scales=key_scales), impl="cpp")

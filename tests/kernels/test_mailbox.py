@@ -1,4 +1,4 @@
-"""Mailboxes between ranks: messages arrive whole and in order, whatever their size; who has gone is named."""
+"""Mailboxes between ranks: messages of every size arrive whole and in order; a rank that has ended is named."""
 
 import mmap
 import os
@@ -17,11 +17,11 @@ from labkit.kernels.mailbox import LostRankError, Message, RankFailedError, memo
 from labkit.kernels.mailbox.memory import SharedMailboxes, ring_bytes
 from labkit.kernels.shared_memory import SharedMemory
 
-CAPACITY = 5000  # bytes, so that many messages are longer, and few end where the memory does
+CAPACITY = 5000  # bytes; many messages are longer, and few end at the end of the memory
 
 
 def ends(*pids: int, timeout_s: float = 60.0) -> list[SharedMailboxes]:
-    """Those of several ranks, all of them held by this process, as if they were of `pids`."""
+    """Mailboxes of several ranks in one process, as if the ranks had the processes `pids`."""
     shared = SharedMemory(mmap.mmap(-1, ring_bytes(len(pids), CAPACITY)), pids)
     return [SharedMailboxes(shared, rank, range(4, 4 + len(pids)), CAPACITY, timeout_s) for rank in range(len(pids))]
 
@@ -35,7 +35,7 @@ def payloads() -> Iterator[Tensor]:
 
 
 def test_messages_of_all_sizes_arrive_whole_and_in_order() -> None:
-    """Through a ring of three, whose mailboxes are shorter than many of the messages."""
+    """Through a ring of three, whose mailboxes are smaller than many messages."""
     first, second, third = ends(*[os.getpid()] * 3)
     sent = [Message(kind, kind * 2, kind * 3, payload, kind * 5) for kind, payload in enumerate(payloads())]
     received: list[Message] = []
@@ -55,9 +55,9 @@ def test_messages_of_all_sizes_arrive_whole_and_in_order() -> None:
         received.append(third.receive())
     for thread in threads:
         thread.join()
-    for got, want in zip(received, sent, strict=True):
-        assert torch.equal(got.payload, want.payload)
-        assert got._replace(payload=want.payload) == want
+    for actual, expected in zip(received, sent, strict=True):
+        assert torch.equal(actual.payload, expected.payload)
+        assert actual._replace(payload=expected.payload) == expected
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("looks_often")
 def test_a_rank_that_has_ended_is_named_by_those_that_wait_for_it() -> None:
-    with subprocess.Popen(["true"]) as gone:
+    with subprocess.Popen(["true"]) as process:
         pass
-    waiting, _, _ = ends(os.getpid(), os.getpid(), gone.pid)
+    waiting, _, _ = ends(os.getpid(), os.getpid(), process.pid)
     with pytest.raises(LostRankError, match=r"^rank 4: rank 6 has ended; all ranks of a model make the same calls"):
         waiting.receive()
     with pytest.raises(LostRankError, match=r"^rank 4: rank 6 has ended"):
-        waiting.send(Message(1, 0, 0, torch.zeros(1, CAPACITY)))  # which nobody takes
+        waiting.send(Message(1, 0, 0, torch.zeros(1, CAPACITY)))  # nobody receives it
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -105,14 +105,14 @@ def test_ctrl_c_ends_a_wait() -> None:
 
 @pytest.mark.usefixtures("looks_often")
 def test_a_call_that_fails_on_one_rank_fails_on_all_and_leaves_nothing_for_the_next() -> None:
-    """The third rank fails while the first two are about to send more than their mailboxes hold."""
+    """The third rank fails while the first two send more than their mailboxes hold."""
     first, second, third = ring = ends(*[os.getpid()] * 3)
-    told: list[str] = []
+    messages: list[str] = []
 
     def fails(rank: SharedMailboxes, action: Callable[[], object]) -> None:
         with pytest.raises(RankFailedError) as raised:
             action()
-        told.append(str(raised.value))
+        messages.append(str(raised.value))
         rank.fail_call(str(raised.value))
 
     def at_once(actions: list[Callable[[], object]]) -> None:
@@ -123,13 +123,13 @@ def test_a_call_that_fails_on_one_rank_fails_on_all_and_leaves_nothing_for_the_n
             thread.join()
 
     for reason in ("rank 6: ValueError: once", "rank 6: ValueError: twice"):
-        third.send(Message(1, 0, 0, torch.zeros(1, 7)))  # which nobody receives
+        third.send(Message(1, 0, 0, torch.zeros(1, 7)))  # nobody receives it
         third.fail_call(reason)
         long = Message(2, 0, 0, torch.zeros(2, CAPACITY))
         at_once([partial(fails, rank, partial(rank.send, long)) for rank in (first, second)])
-        assert told == [reason] * 2
-        told.clear()
-        at_once([each.begin_call for each in ring])
+        assert messages == [reason] * 2
+        messages.clear()
+        at_once([box.begin_call for box in ring])
     for rank, (sender, receiver) in enumerate(((first, second), (second, third), (third, first))):
         sender.send(Message(3, rank, 0, torch.full((1, 3), float(rank))))
         assert receiver.receive().micro_batch == rank

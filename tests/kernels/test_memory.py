@@ -1,4 +1,4 @@
-"""Memory for weights, and the probe of how fast it is read."""
+"""Memory for weights, and the probe of its read bandwidth."""
 
 import gc
 import re

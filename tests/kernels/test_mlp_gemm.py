@@ -15,7 +15,9 @@ pytestmark = pytest.mark.usefixtures("poisoned", "isa")
 
 
 def act_tolerance(dtype: torch.dtype) -> float:
-    """`act` goes into the next product, so it is rounded like a row; fast exp and erf are good to about 1e-6."""
+    """Tolerance of `act`: it enters the next product, so it is rounded like a row; fast exp and erf are exact to about
+    1e-6.
+    """
     return 2 * tolerance(dtype, roundings=4) + (UNIT[dtype] if rounds_activations(dtype) else 0.0)
 
 
@@ -25,23 +27,26 @@ def act_tolerance(dtype: torch.dtype) -> float:
 def test_cpp_equals_reference(dtype: torch.dtype, norm: str, activation: str, gated: bool) -> None:
     draw = Draw(dtype)
     plain, packed = draw.linear(INNER, HIDDEN, gated=gated)
-    before = draw.norm(norm, HIDDEN)
+    norm_weights = draw.norm(norm, HIDDEN)
     bias = draw.normal(HIDDEN)
     for rows in ROWS:
         hidden, addend = draw.normal(rows, HIDDEN), draw.normal(rows, HIDDEN)
         for added, added_bias, from_norm in ((addend, bias, False), (addend, None, True), (None, None, False)):
             arguments = (hidden, added, added_bias)
-            want = mlp_gemm(
-                *arguments, MlpWeights(before, plain, activation, gated), residual_from_norm=from_norm, impl="reference"
-            )
-            got = mlp_gemm(
+            expected = mlp_gemm(
                 *arguments,
-                MlpWeights(before, packed, activation, gated),
+                MlpWeights(norm_weights, plain, activation, gated),
+                residual_from_norm=from_norm,
+                impl="reference",
+            )
+            actual = mlp_gemm(
+                *arguments,
+                MlpWeights(norm_weights, packed, activation, gated),
                 residual_from_norm=from_norm,
                 impl="cpp",
             )
-            assert_near(got[0][:, :INNER], want[0], 1.0 + want[0].abs().max(), act_tolerance(dtype))
-            assert_near(got[1], want[1], 1.0 + want[1].abs().max(), 2e-6)
+            assert_near(actual[0][:, :INNER], expected[0], 1.0 + expected[0].abs().max(), act_tolerance(dtype))
+            assert_near(actual[1], expected[1], 1.0 + expected[1].abs().max(), 2e-6)
 
 
 def test_padding_columns_of_a_gated_matrix_are_zero() -> None:
@@ -55,15 +60,15 @@ def test_padding_columns_of_a_gated_matrix_are_zero() -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_hold_over_their_whole_range(activation: str) -> None:
-    """One input, weight 1: act is the activation itself, from underflow to overflow of exp."""
+    """One input with weight 1: act is the activation itself, from underflow to overflow of exp."""
     x = torch.cat((torch.linspace(-100, 100, 4001), torch.tensor([0.0, -0.0, 1e-20, -1e-20, 3e4, -3e4])))[:, None]
     draw = Draw()
     plain, packed = draw.linear(1, 1, bias=False)
     plain.weight.fill_(1.0)
     packed.weight.zero_().view(-1)[0] = 1.0
-    want, _ = mlp_gemm(x, None, None, MlpWeights(draw.norm("none", 1), plain, activation), impl="reference")
-    got, _ = mlp_gemm(x, None, None, MlpWeights(draw.norm("none", 1), packed, activation), impl="cpp")
-    assert_near(got[:, :1], want, 1.0 + x.abs(), 1e-6)
+    expected, _ = mlp_gemm(x, None, None, MlpWeights(draw.norm("none", 1), plain, activation), impl="reference")
+    actual, _ = mlp_gemm(x, None, None, MlpWeights(draw.norm("none", 1), packed, activation), impl="cpp")
+    assert_near(actual[:, :1], expected, 1.0 + x.abs(), 1e-6)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -1,4 +1,4 @@
-"""The probes are the best reader and the fastest multiplier of this machine that are known."""
+"""The probes are as fast as the best known reader and multiplier of this machine."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ import torch
 from labkit.kernels import build, probe
 from labkit.kernels.reading import READINGS
 
-ATTEMPTS = 6  # a machine that other programs use changes within seconds
+ATTEMPTS = 6  # other programs change the machine within seconds
 NOISE = 1.1
 
 
@@ -34,7 +34,7 @@ def test_the_ways_of_a_probe_are_the_fastest_of_all(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_independent_reader_beats_the_probe(threads: int) -> None:
-    """The C library's search for a byte that is not there reads each line once, too."""
+    """The C library's search for an absent byte also reads each line once."""
     data = probe._buffer()
     search = ctypes.CDLL(None).memchr
     search.argtypes, search.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
@@ -45,35 +45,35 @@ def test_no_independent_reader_beats_the_probe(threads: int) -> None:
 
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(ATTEMPTS):
-            theirs = 0.0
-            ours = probe.read_bandwidth_gb_s(threads, seconds=0.1)
+            search_gb_s = 0.0
+            probe_gb_s = probe.read_bandwidth_gb_s(threads, seconds=0.1)
             for _ in range(4):
-                begun = perf_counter()
+                start = perf_counter()
                 list(pool.map(searched, range(threads)))
-                theirs = max(theirs, data.numel() / (perf_counter() - begun) / 1e9)
-            ours = max(ours, probe.read_bandwidth_gb_s(threads, seconds=0.1))
-            if theirs < NOISE * ours:
+                search_gb_s = max(search_gb_s, data.numel() / (perf_counter() - start) / 1e9)
+            probe_gb_s = max(probe_gb_s, probe.read_bandwidth_gb_s(threads, seconds=0.1))
+            if search_gb_s < NOISE * probe_gb_s:
                 return
-    raise AssertionError(f"the C library read {theirs:.1f} GB/s, the probe {ours:.1f}")
+    raise AssertionError(f"the C library read {search_gb_s:.1f} GB/s, the probe {probe_gb_s:.1f}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_independent_gemm_multiplies_faster_than_the_probe(dtype: torch.dtype) -> None:
-    """PyTorch's, of matrices that stay in the caches."""
+    """Compares with PyTorch, for matrices that stay in the caches."""
     size = 384
     a, b, out = (torch.ones(size, size, dtype=dtype) for _ in range(3))
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        ours = theirs = 0.0
+        probe_gflop_s = torch_gflop_s = 0.0
         for _ in range(ATTEMPTS):
-            ours = max(ours, probe.peak_gflop_s(dtype, 1))
+            probe_gflop_s = max(probe_gflop_s, probe.peak_gflop_s(dtype, 1))
             for _ in range(20):
-                begun = perf_counter()
+                start = perf_counter()
                 torch.mm(a, b, out=out)
-                theirs = max(theirs, 2 * size**3 / (perf_counter() - begun) / 1e9)
-            if theirs < NOISE * ours:
+                torch_gflop_s = max(torch_gflop_s, 2 * size**3 / (perf_counter() - start) / 1e9)
+            if torch_gflop_s < NOISE * probe_gflop_s:
                 return
     finally:
-        torch.set_num_threads(before)
-    raise AssertionError(f"PyTorch made {theirs:.0f} GFLOP/s, the probe {ours:.0f}")
+        torch.set_num_threads(threads)
+    raise AssertionError(f"PyTorch made {torch_gflop_s:.0f} GFLOP/s, the probe {probe_gflop_s:.0f}")

@@ -11,7 +11,7 @@ from labkit.kernels.types import Heads, LayerCache, QkvWeights
 
 HIDDEN, PAST, CAPACITY = 63, 4, 20
 HEADS = {"3x20": Heads(3, 3, 20), "6:2x64": Heads(6, 2, 64), "2:1x80": Heads(2, 1, 80)}
-ROTARY = {  # share of the head, pairs next to each other
+ROTARY = {  # share of the head; whether pairs are next to each other
     "no-rotary": None,
     "halves": (1.0, False),
     "pairs": (1.0, True),
@@ -46,25 +46,27 @@ def assert_cpp_equals_reference(
     for (batch, tokens), from_norm in zip(STEPS, (False, True, False), strict=True):
         rows = rows_of(batch, tokens, PAST)
         hidden = draw.normal(batch * tokens, HIDDEN)
-        expected, cache = draw.cache(heads, rows, PAST, CAPACITY)
-        how = {"residual_from_norm": from_norm}
-        want = qkv_gemm(hidden, weights, heads, tables, rows, expected, **how, impl="reference")
-        got = qkv_gemm(hidden, replace(weights, proj=packed), heads, tables, rows, cache, **how, impl="cpp")
-        scale = 4.0 + want[0].abs().max()
-        assert_near(got[0], want[0], scale, tolerance(dtype))
-        assert_near(got[1], want[1], 4.0, 2e-6)
-        for slots, expected_slots in ((cache.keys, expected.keys), (cache.values, expected.values)):
+        expected_cache, cache = draw.cache(heads, rows, PAST, CAPACITY)
+        options = {"residual_from_norm": from_norm}
+        expected = qkv_gemm(hidden, weights, heads, tables, rows, expected_cache, **options, impl="reference")
+        actual = qkv_gemm(hidden, replace(weights, proj=packed), heads, tables, rows, cache, **options, impl="cpp")
+        scale = 4.0 + expected[0].abs().max()
+        assert_near(actual[0], expected[0], scale, tolerance(dtype))
+        assert_near(actual[1], expected[1], 4.0, 2e-6)
+        for slots, expected_slots in ((cache.keys, expected_cache.keys), (cache.values, expected_cache.values)):
             assert_cache_near(slots, expected_slots, heads, tokens, tolerance(dtype) + 2 * UNIT[dtype])
 
 
-def assert_cache_near(got: torch.Tensor, want: torch.Tensor, heads: Heads, tokens: int, tolerance: float) -> None:
-    """Equal before `past`, near in the new slots, zeros past the head in them, untouched after them."""
+def assert_cache_near(
+    actual: torch.Tensor, expected: torch.Tensor, heads: Heads, tokens: int, tolerance: float
+) -> None:
+    """Checks slots: equal before `past`, near in the new slots with zeros past the head, untouched after them."""
     new, after = slice(PAST, PAST + tokens), slice(PAST + tokens, CAPACITY)
-    assert torch.equal(got[:, :, :PAST], want[:, :, :PAST])
-    expected = want[:, :, new, : heads.dim].float()
-    assert_near(got[:, :, new, : heads.dim].float(), expected, 4.0 + expected.abs().max(), tolerance)
-    assert not got[:, :, new, heads.dim :].any()
-    assert got[:, :, after].isnan().all()
+    assert torch.equal(actual[:, :, :PAST], expected[:, :, :PAST])
+    expected_new = expected[:, :, new, : heads.dim].float()
+    assert_near(actual[:, :, new, : heads.dim].float(), expected_new, 4.0 + expected_new.abs().max(), tolerance)
+    assert not actual[:, :, new, heads.dim :].any()
+    assert actual[:, :, after].isnan().all()
 
 
 @pytest.mark.parametrize("impl", ["reference", "cpp"])

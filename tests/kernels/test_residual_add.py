@@ -21,14 +21,14 @@ def test_cpp_equals_reference(rows: int, hidden: int) -> None:
         (residual, mlp_out, mlp_bias, attn_out, attn_bias),
         (residual, mlp_out, None, attn_out, None),
     ):
-        want = residual_add(*arguments, impl="reference")
-        got = residual_add(*arguments, impl="cpp")
-        assert_near(got, want, sum(part.abs() for part in arguments if part is not None), 4e-7)
+        expected = residual_add(*arguments, impl="reference")
+        actual = residual_add(*arguments, impl="cpp")
+        assert_near(actual, expected, sum(part.abs() for part in arguments if part is not None), 4e-7)
 
 
 def test_inputs_stay_as_they_are() -> None:
     draw = Draw()
-    given = [draw.normal(3, 20), draw.normal(3, 20), draw.normal(20)]
-    kept = [tensor.clone() for tensor in given]
-    residual_add(*given, impl="cpp")
-    assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
+    inputs = [draw.normal(3, 20), draw.normal(3, 20), draw.normal(20)]
+    copies = [tensor.clone() for tensor in inputs]
+    residual_add(*inputs, impl="cpp")
+    assert all(torch.equal(a, b) for a, b in zip(inputs, copies, strict=True))

@@ -1,4 +1,4 @@
-"""The threads share the outputs, never a sum: results are the same to the bit for any number of them."""
+"""Threads divide the outputs, never a sum: results have the same bits for any number of threads."""
 
 from collections.abc import Callable
 
@@ -42,11 +42,11 @@ def run_mlp(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
     draw = Draw(dtype)
     _, packed = draw.linear(100, HIDDEN, gated=True)
     weights = MlpWeights(draw.norm("rms", HIDDEN), packed, "silu", gated=True)
-    found: tuple[Tensor, ...] = ()
+    results: tuple[Tensor, ...] = ()
     for rows in (1, 13):
         hidden, addend = draw.normal(rows, HIDDEN), draw.normal(rows, HIDDEN)
-        found += mlp_gemm(hidden, addend, None, weights, impl="cpp", threads=threads)
-    return found
+        results += mlp_gemm(hidden, addend, None, weights, impl="cpp", threads=threads)
+    return results
 
 
 def run_residual(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
@@ -61,37 +61,37 @@ RUNS: list[Run] = [run_gemm, run_qkv, run_attention, run_mlp, run_residual]
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_results_are_bitwise_the_same_for_any_number_of_threads(dtype: torch.dtype, run: Run) -> None:
-    one = run(dtype, 1)
+    expected = run(dtype, 1)
     for threads in (2, 3, 9):
-        assert_bitwise_equal(run(dtype, threads), one)
+        assert_bitwise_equal(run(dtype, threads), expected)
 
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_results_do_not_depend_on_what_ran_before(dtype: torch.dtype, run: Run) -> None:
-    """Buffers are kept from call to call; the call before leaves them full of NaN."""
+    """Buffers stay from call to call; the call before leaves them full of NaN."""
     draw = Draw(dtype)
     _, packed = draw.linear(40, 700)
-    want = run(dtype, 2)
+    expected = run(dtype, 2)
     gemm(torch.full((64, 700), float("nan")), packed, impl="cpp", threads=2)
     mlp_gemm(
         torch.full((64, 700), float("nan")), None, None, MlpWeights(draw.norm("rms", 700), packed, "relu"), impl="cpp"
     )
-    assert_bitwise_equal(run(dtype, 2), want)
+    assert_bitwise_equal(run(dtype, 2), expected)
 
 
 def test_more_threads_than_processors_wake_each_other() -> None:
-    """A thread that waits long sleeps; one that was not woken would hang here."""
-    one, rows = run_mlp(torch.float32, 1), 64
+    """A thread that waits long goes to sleep; the test hangs if one is not woken."""
+    expected_mlp, rows = run_mlp(torch.float32, 1), 64
     draw = Draw(torch.float32)
     _, packed = draw.linear(96, HIDDEN)
     inputs = draw.normal(rows, HIDDEN)
-    want = gemm(inputs, packed, impl="cpp", threads=1)
+    expected = gemm(inputs, packed, impl="cpp", threads=1)
     for _ in range(100):
-        assert_bitwise_equal(run_mlp(torch.float32, 9), one)
-        assert torch.equal(gemm(inputs, packed, impl="cpp", threads=9), want)
+        assert_bitwise_equal(run_mlp(torch.float32, 9), expected_mlp)
+        assert torch.equal(gemm(inputs, packed, impl="cpp", threads=9), expected)
 
 
-def assert_bitwise_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
-    for mine, theirs in zip(got, want, strict=True):
-        assert torch.equal(mine.nan_to_num(nan=77.0), theirs.nan_to_num(nan=77.0))
+def assert_bitwise_equal(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    for actual_tensor, expected_tensor in zip(actual, expected, strict=True):
+        assert torch.equal(actual_tensor.nan_to_num(nan=77.0), expected_tensor.nan_to_num(nan=77.0))

@@ -43,18 +43,18 @@ def attention_inputs(
     ("dtype", "step"), crossed(DTYPES, numbered(zip(attention_cases.SMALL, cycle(MASKS), strict=False)))
 )
 def test_attention_equals_reference(dtype: torch.dtype, step: tuple[attention_cases.AttentionCase, str]) -> None:
-    """Every kind of step meets every kind of mask; a row that sees nothing gives zeros."""
-    given = attention_inputs(Draw(dtype), *step)
-    queries, params, heads, rows, cache = given
-    want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
-    got = attention(*given, impl="triton")
-    assert distance(got, want) <= TOLERANCES[dtype]
-    assert not got[want.eq(0).all(dim=1)].any()
+    """Every kind of step with every kind of mask; a row that sees nothing gives zeros."""
+    arguments = attention_inputs(Draw(dtype), *step)
+    queries, params, heads, rows, cache = arguments
+    expected = attention_reference(queries.double(), double(params), heads, rows, double(cache))
+    actual = attention(*arguments, impl="triton")
+    assert distance(actual, expected) <= TOLERANCES[dtype]
+    assert not actual[expected.eq(0).all(dim=1)].any()
 
 
 @sweep
 def test_attention_split_over_programs_equals_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where most shares are empty. Where the shares meet nothing is left behind: a second call gives the same."""
+    """Even if most shares are empty. The memory for the shares is clean afterwards: a second call gives the same."""
     monkeypatch.setattr(attention_impl, "processors", lambda: 132)
     few, grouped, pairs, alibi = ODD
     for shape, past, window, mask in (
@@ -65,21 +65,23 @@ def test_attention_split_over_programs_equals_reference(monkeypatch: pytest.Monk
         (grouped, 250, 9, "none"),
         (alibi, 130, None, "holes"),
     ):
-        given = attention_inputs(Draw(), attention_cases.AttentionCase(shape, past, window=window), mask, capacity=300)
-        queries, params, heads, rows, cache = given
+        arguments = attention_inputs(
+            Draw(), attention_cases.AttentionCase(shape, past, window=window), mask, capacity=300
+        )
+        queries, params, heads, rows, cache = arguments
         assert attention_impl.splits_for(rows.batch, heads, 300) == 5
         partials = attention_impl.Partials.of(rows.batch, heads, queries.device)
-        found = [
-            attention_impl.attention(*given, torch.empty_like(queries), gpu.Launcher(), partials) for _ in range(2)
+        contexts = [
+            attention_impl.attention(*arguments, torch.empty_like(queries), gpu.Launcher(), partials) for _ in range(2)
         ]
-        want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
-        assert distance(found[0], want) <= FLOAT32
-        assert torch.equal(found[1], found[0])
+        expected = attention_reference(queries.double(), double(params), heads, rows, double(cache))
+        assert distance(contexts[0], expected) <= FLOAT32
+        assert torch.equal(contexts[1], contexts[0])
         assert not partials.arrived.any()
 
 
 def test_huge_scores_do_not_overflow() -> None:
-    """Softmax is shifted by its peak: scores of ±1e4 give the value of the best key."""
+    """Softmax subtracts the peak, so scores of ±1e4 give the value of the best key."""
     for heads, tokens in product((Heads(1, 1, 20), Heads(3, 1, 20)), (1, 3)):
         draw, rows = Draw(), rows_of(1, tokens, 8)
         cache, _ = draw.cache(heads, rows, 8 + tokens, 12)

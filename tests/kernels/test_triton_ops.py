@@ -1,6 +1,6 @@
-"""The ops in Triton's interpreter against their references in float64.
+"""The ops in Triton's interpreter compared with their references in float64.
 
-One row of activations, a few, and more than one pass over a weight takes are three ways through most kernels.
+Most kernels have three paths: one row of activations, a few rows, and more rows than one pass over a weight takes.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ from labkit.kernels.types import (
 ROWS = (1, 3, 20)
 
 
-STEPS = ((1, 1), (3, 1), (4, 5))  # sequences, new tokens: as many rows
+STEPS = ((1, 1), (3, 1), (4, 5))  # sequences, new tokens; their product is the number of rows
 
 
 PAST, CAPACITY = 4, 20
@@ -71,7 +71,7 @@ in_other_tiles = pytest.mark.parametrize(
 
 @pytest.fixture
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tile:
-    """Small enough for several programs, each with several steps."""
+    """A tile small enough for several programs, each with several steps."""
     monkeypatch.setattr(gpu, "default_tile", lambda *_: request.param)
     return request.param
 
@@ -80,8 +80,8 @@ def check_gemm(draw: Draw, case: gemm_cases.GemmCase, counts: Sequence[int]) -> 
     plain, _ = draw.linear(case.outputs, case.inputs, bias=case.bias)
     for rows in counts:
         x = draw.normal(rows, case.inputs)
-        got = gemm(x, packed(plain, "triton"), impl="triton")
-        assert distance(got, gemm_reference(x.double(), double(plain))) <= TOLERANCES[draw.dtype]
+        actual = gemm(x, packed(plain, "triton"), impl="triton")
+        assert distance(actual, gemm_reference(x.double(), double(plain))) <= TOLERANCES[draw.dtype]
 
 
 @pytest.mark.parametrize(("dtype", "case"), paired(WEIGHTS, numbered(gemm_cases.SMALL)))
@@ -92,14 +92,14 @@ def test_gemm_equals_reference(dtype: torch.dtype, case: gemm_cases.GemmCase) ->
 
 @pytest.mark.parametrize("stored", QUANTISED)
 def test_gemm_of_each_kind_of_codes_equals_reference(stored: str) -> None:
-    """A row of 1,024 inputs has eighths that groups divide, so that scales are spread over a tile; 200 has none."""
+    """Groups divide an eighth of 1,024 inputs, so scales are spread over a tile; this is not so for 200 inputs."""
     draw = Draw(torch.int8, **QUANTISED[stored])
     for inputs in (1024, 200):
         plain, _ = draw.linear(70, inputs, bias=True)
         for rows in ROWS:
             x = draw.normal(rows, inputs)
-            got = gemm(x, packed(plain, "triton"), impl="triton")
-            assert distance(got, gemm_reference(x.double(), double(plain))) <= TOLERANCES[torch.int8]
+            actual = gemm(x, packed(plain, "triton"), impl="triton")
+            assert distance(actual, gemm_reference(x.double(), double(plain))) <= TOLERANCES[torch.int8]
 
 
 @in_other_tiles
@@ -113,14 +113,14 @@ def test_gemm_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
 def test_gemm_with_all_that_may_surround_it(dtype: torch.dtype) -> None:
     """norm(x) W^T + bias + x2 W2^T + bias2 + residual, in one kernel up to 16 rows."""
     draw = Draw(dtype, groups=3)
-    (one, _), (two, _) = (draw.linear(70, inputs, bias=False) for inputs in (63, 130))
+    (first_linear, _), (second_linear, _) = (draw.linear(70, inputs, bias=False) for inputs in (63, 130))
     norm, bias, bias2 = draw.norm("layer", 63), draw.normal(70), draw.normal(70)
     for rows in ROWS:
         x, x2, residual = draw.normal(rows, 63), draw.normal(rows, 130), draw.normal(rows, 70)
-        first = gemm_reference(normalise(double(norm), x.double()), double(one))
-        second = gemm_reference(x2.double(), double(two))
+        first = gemm_reference(normalise(double(norm), x.double()), double(first_linear))
+        second = gemm_reference(x2.double(), double(second_linear))
         launch, out = gpu.Launcher(), torch.empty(rows, 70)
-        weights, weights2 = packed(one, "triton"), packed(two, "triton")
+        weights, weights2 = packed(first_linear, "triton"), packed(second_linear, "triton")
         also = (x2, weights2, bias2)
         fused_gemm(x, weights, out, launch, bias=bias, norm=norm, also=also, residual=residual)
         assert distance(out, first + bias + second + bias2 + residual) <= TOLERANCES[dtype]
@@ -141,10 +141,10 @@ def check_mlp(draw: Draw, case: mlp_cases.MlpCase, counts: Sequence[int]) -> Non
             draw.normal(shape.hidden),
         )
         for added, added_bias, from_norm in ((addend, bias, False), (addend, None, True), (None, None, False)):
-            want = mlp_reference(double(hidden), double(added), double(added_bias), double(weights), from_norm)
-            got = mlp_gemm(hidden, added, added_bias, on_gpu, residual_from_norm=from_norm, impl="triton")
-            assert distance(got[0], want[0]) <= TOLERANCES[draw.dtype]
-            assert distance(got[1], want[1]) <= FLOAT32
+            expected = mlp_reference(double(hidden), double(added), double(added_bias), double(weights), from_norm)
+            actual = mlp_gemm(hidden, added, added_bias, on_gpu, residual_from_norm=from_norm, impl="triton")
+            assert distance(actual[0], expected[0]) <= TOLERANCES[draw.dtype]
+            assert distance(actual[1], expected[1]) <= FLOAT32
 
 
 @pytest.mark.parametrize(("dtype", "case"), paired(WEIGHTS, numbered(mlp_cases.SMALL)))
@@ -155,20 +155,20 @@ def test_mlp_equals_reference(dtype: torch.dtype, case: mlp_cases.MlpCase) -> No
 @in_other_tiles
 @pytest.mark.usefixtures("tile")
 def test_mlp_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
-    """The residual is written by all programs, each a share; there are more of them than shares, and fewer."""
+    """All programs write a share of the residual; there are more programs than shares, and fewer."""
     for case in mlp_cases.SMALL[1::2]:
         check_mlp(Draw(dtype, groups=3), case, (1, 16))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_hold_over_their_whole_range(activation: str) -> None:
-    """One input, 1: act is the activation of the weights, from underflow to overflow of exp. A NaN stays one."""
+    """One input, 1: act is the activation of the weights, from underflow to overflow of exp. A NaN stays NaN."""
     values = torch.cat((torch.linspace(-100, 100, 401), torch.tensor([-0.0, 1e-20, -1e-20, 3e4, -3e4])))
     weights = MlpWeights(Draw().norm("none", 1), Linear(values[:, None], None, 406, 1, "rows"), activation)
-    one = torch.ones(1, 1)
-    got, _ = mlp_gemm(one, None, None, weights, impl="triton")
-    want, _ = mlp_reference(one.double(), None, None, double(weights))
-    assert ((got - want).abs() <= 1e-6 * (1.0 + values.abs())).all()
+    unit = torch.ones(1, 1)
+    actual, _ = mlp_gemm(unit, None, None, weights, impl="triton")
+    expected, _ = mlp_reference(unit.double(), None, None, double(weights))
+    assert ((actual - expected).abs() <= 1e-6 * (1.0 + values.abs())).all()
     for rows in ROWS:
         hidden = torch.ones(rows, 1)
         hidden[-1] = float("nan")
@@ -178,23 +178,25 @@ def test_activations_hold_over_their_whole_range(activation: str) -> None:
 
 
 def check_qkv(draw: Draw, weights: QkvWeights, heads: Heads, rotary: Rotary | None) -> None:
-    """Queries, residual and cache; nothing but the heads of the new slots is written there."""
+    """Checks queries, residual and cache; only the heads of the new slots may be written in the cache."""
     hidden_size = weights.proj.inputs
     on_gpu = replace(weights, proj=packed(weights.proj, "triton"))
     for (batch, tokens), from_norm in zip(STEPS, (False, True, True), strict=True):
         rows, hidden = rows_of(batch, tokens, PAST), draw.normal(batch * tokens, hidden_size)
-        cache, before = draw.cache(heads, rows, PAST, CAPACITY)
-        expected = double(before)
-        want = qkv_reference(double(hidden), double(weights), heads, double(rotary), rows, expected, from_norm)
-        got = qkv_gemm(hidden, on_gpu, heads, rotary, rows, cache, residual_from_norm=from_norm, impl="triton")
-        assert distance(got[0], want[0]) <= TOLERANCES[draw.dtype]
-        assert distance(got[1], want[1]) <= FLOAT32
+        cache, original = draw.cache(heads, rows, PAST, CAPACITY)
+        expected_cache = double(original)
+        expected = qkv_reference(
+            double(hidden), double(weights), heads, double(rotary), rows, expected_cache, from_norm
+        )
+        actual = qkv_gemm(hidden, on_gpu, heads, rotary, rows, cache, residual_from_norm=from_norm, impl="triton")
+        assert distance(actual[0], expected[0]) <= TOLERANCES[draw.dtype]
+        assert distance(actual[1], expected[1]) <= FLOAT32
         new = (slice(None), slice(None), slice(PAST, PAST + tokens), slice(heads.dim))
-        for slots, old, right in (
-            (cache.keys, before.keys, expected.keys),
-            (cache.values, before.values, expected.values),
+        for slots, old, expected_slots in (
+            (cache.keys, original.keys, expected_cache.keys),
+            (cache.values, original.values, expected_cache.values),
         ):
-            assert distance(slots[new], right[new]) <= TOLERANCES[draw.dtype]
+            assert distance(slots[new], expected_slots[new]) <= TOLERANCES[draw.dtype]
             slots[new] = old[new]
             assert torch.equal(slots.view(torch.uint8), old.view(torch.uint8))
 
@@ -264,14 +266,14 @@ def test_residual_add_equals_reference() -> None:
         hidden = case.shape.hidden
         residual, mlp_out, attn_out = (draw.normal(rows, hidden) for _ in range(3))
         mlp_bias, attn_bias = draw.normal(hidden), draw.normal(hidden)
-        for given in (
+        for arguments in (
             (residual, mlp_out, mlp_bias),
             (residual, mlp_out, None),
             (residual, mlp_out, mlp_bias, attn_out, attn_bias),
             (residual, mlp_out, None, attn_out, None),
         ):
-            want = residual_reference(*(double(part) for part in given))
-            assert distance(residual_add(*given, impl="triton"), want) <= FLOAT32
+            expected = residual_reference(*(double(part) for part in arguments))
+            assert distance(residual_add(*arguments, impl="triton"), expected) <= FLOAT32
 
 
 @pytest.mark.parametrize("groups", [1, 3])

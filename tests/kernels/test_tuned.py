@@ -1,4 +1,4 @@
-"""Files of tile sizes: what was tuned is found again, and a file that can't be trusted is refused."""
+"""Files of tile sizes: tuned tiles are found again, and a file that cannot be trusted is refused."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ DAMAGED = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the files are; not there yet."""
+    """Folder of the files, which does not exist yet."""
     monkeypatch.setenv("LABKIT_TILES", str(tmp_path / "tiles"))
     return tmp_path / "tiles"
 
@@ -101,12 +101,12 @@ def test_a_launcher_takes_a_tuned_tile_before_a_default_one() -> None:
     assert (
         launch.tile("gemm", "int8", 3, 4096, 4096) == launch.tile("gemm", "int8", 16, 4096, 4096) == Tile(64, 128, 4, 5)
     )
-    for other in (
+    for untuned in (
         ("gemm", "float16", 1, 16384, 4096),
         ("mlp_gemm", "int8", 1, 16384, 4096),
         ("gemm", "int8", 1, 4096, 4096),
     ):
-        assert launch.tile(*other) == plain.tile(*other)
+        assert launch.tile(*untuned) == plain.tile(*untuned)
 
 
 @pytest.mark.parametrize("weight_type", ["float32", "bfloat16", "float16", "int8"])

@@ -1,4 +1,4 @@
-"""config.json is data: whatever stands in it, it is a model or a UserError that says what is wrong with which field."""
+"""config.json is only data: any content gives a model, or a UserError that names the wrong field."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def written(folder: Path, values: object) -> Path:
 
 
 def refused(make: Callable[[], object]) -> str | None:
-    """What the UserError says; None where there is none. Any other error is the test's."""
+    """Message of the UserError, or None without one. Any other error fails the test."""
     try:
         make()
     except UserError as error:
@@ -45,7 +45,7 @@ def refused(make: Callable[[], object]) -> str | None:
 
 
 def altered(fields: dict[str, Any], names: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The fields with one of those named, or one within it, replaced by something that it cannot be."""
+    """The fields with one of `names`, or one field within it, replaced by a wrong value."""
     for name in sorted(names):
         for wrong in WRONG:
             yield name, fields | {name: wrong}
@@ -62,8 +62,8 @@ def test_no_field_makes_anything_but_a_model_or_a_user_error(name: str, tmp_path
     for field, values in altered(fields, names | ({"id2label", "num_labels"} & set(fields))):
         written(tmp_path, values)
         message = refused(lambda: model_config_of(read_config(tmp_path)))
-        named = (field, "config.json", "config of", "unknown architecture")
-        assert message is None or any(each in message for each in named)
+        expected_words = (field, "config.json", "config of", "unknown architecture")
+        assert message is None or any(word in message for word in expected_words)
 
 
 def test_every_row_is_among_them() -> None:
@@ -76,16 +76,16 @@ def test_every_row_is_among_them() -> None:
         *((small_config(name), policy_for(small_config(name))) for name in ROWS),
         *zip((BertConfig(), RobertaConfig(), DistilBertConfig()), ENCODERS.values(), strict=True),
     ],
-    ids=lambda each: getattr(each, "architecture", ""),
+    ids=lambda value: getattr(value, "architecture", ""),
 )
 def test_no_field_of_a_config_in_memory_makes_another_error(config: PretrainedConfig, policy: Any) -> None:
     assert refused(lambda: policy.model_config(config)) is None
     for name in sorted(set(vars(config)) - OF_ALL_MODELS):
-        kept = vars(config)[name]
+        original = vars(config)[name]
         for wrong in WRONG:
             vars(config)[name] = wrong
             refused(lambda: policy.model_config(config))
-        vars(config)[name] = kept
+        vars(config)[name] = original
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_field_of_a_wrong_type_is_named(name: str, changed: dict[str, Any], me
 def test_sizes_beyond_every_model_are_refused_before_anything_is_made_of_them(
     name: str, changed: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Otherwise transformers would write out a list that long."""
+    """Otherwise transformers would create a list of that length."""
     fields = {field: value for field, value in fields_of(name).items() if field not in ("layer_types", "id2label")}
     with pytest.raises(UserError, match=rf"config.json: {next(iter(changed))} = .*; expected an integer from"):
         read_config(written(tmp_path, fields | changed))

@@ -1,6 +1,6 @@
-"""The policies against vanilla models, through a plain-torch forward that reads only canonical names.
+"""Policies compared with vanilla models, through a plain-torch forward that reads only canonical names.
 
-The forward below is the specification of what a `ModelConfig` and canonical weights mean, without any engine.
+The forward below specifies the meaning of a `ModelConfig` and canonical weights, without any engine.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ ACTIVATION = {
 
 
 def forward(config: ModelConfig, top: Weights, layers: list[Weights], ids: Tensor) -> Tensor:
-    """Logits [T, V] of one unpadded sequence [T]; canonical weights, fp32 throughout."""
+    """Logits [T, V] of one unpadded sequence [T], with canonical weights, in fp32."""
     x = top["embed.weight"][ids]
     if "project_in.weight" in top:
         x = linear(top, "project_in", x)
@@ -68,12 +68,12 @@ def attention(config: ModelConfig, index: int, weights: Weights, x: Tensor) -> T
     if config.rotary:
         q, k = rotate(config, q), rotate(config, k)
     k, v = (part.repeat_interleave(heads // kv_heads, dim=0) for part in (k, v))
-    back = torch.arange(length)[:, None] - torch.arange(length)
+    distance = torch.arange(length)[:, None] - torch.arange(length)
     scores = config.attention_scales[index] * q @ k.transpose(1, 2)
     if config.position == "alibi":
-        scores = scores - torch.tensor(alibi_slopes(heads))[:, None, None] * back
+        scores = scores - torch.tensor(alibi_slopes(heads))[:, None, None] * distance
     window = config.windows[index]
-    hidden = (back < 0) | (back >= (length if window is None else window))
+    hidden = (distance < 0) | (distance >= (length if window is None else window))
     context = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
     return linear(weights, "attn_out", context.transpose(0, 1).reshape(length, -1))
 
@@ -91,14 +91,14 @@ def rotate(config: ModelConfig, x_hTD: Tensor) -> Tensor:
     assert rotary is not None
     angles = torch.arange(x_hTD.shape[1])[:, None] * torch.tensor(rotary.inv_freq)
     cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
-    turned, kept = x_hTD[..., : rotary.dim], x_hTD[..., rotary.dim :]
+    rotated, unrotated = x_hTD[..., : rotary.dim], x_hTD[..., rotary.dim :]
     if rotary.interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+        rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
     else:
-        a, b = turned.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    return torch.cat((turned, kept), dim=-1)
+        a, b = rotated.chunk(2, dim=-1)
+        rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((rotated, unrotated), dim=-1)
 
 
 def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
@@ -132,8 +132,8 @@ def text(length: int = TOKENS) -> Tensor:
     return torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(0))
 
 
-def relative_error(got: Tensor, wanted: Tensor) -> float:
-    return ((got - wanted).abs().max() / (wanted.max() - wanted.min())).item()
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return ((actual - expected).abs().max() / (expected.max() - expected.min())).item()
 
 
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
@@ -147,16 +147,16 @@ def test_forward_over_canonical_weights_equals_vanilla(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
 @torch.no_grad()
 def test_every_canonical_weight_matters(name: str) -> None:
-    """Otherwise the comparison with vanilla would not notice a weight that is read from the wrong place."""
+    """Otherwise the comparison with vanilla would not notice a weight read from the wrong place."""
     _, config, top, layers = canonical(small_model(name))
     logits = forward(config, top, layers, text())
     generator = torch.Generator().manual_seed(0)
     for weights in (top, layers[1]):
-        for key, kept in list(weights.items()):
-            weights[key] = kept * (1 + 0.1 * torch.rand(kept.shape, generator=generator))
-            moved = relative_error(forward(config, top, layers, text()), logits)
-            weights[key] = kept
-            assert moved > 1e-4, key
+        for key, original in list(weights.items()):
+            weights[key] = original * (1 + 0.1 * torch.rand(original.shape, generator=generator))
+            change = relative_error(forward(config, top, layers, text()), logits)
+            weights[key] = original
+            assert change > 1e-4, key
 
 
 @pytest.mark.parametrize("name", ["gpt-neo", "mistral", "qwen2-windowed", "qwen3-biased"])
@@ -194,23 +194,26 @@ def test_annotated_modules_exist(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
 @torch.no_grad()
 def test_the_row_says_which_positions_transformers_makes_up(name: str) -> None:
-    """Two tokens are hidden on the left and two within, so that counting in the mask and counting slots differ, also
-    for a rotation, which only knows distances.
+    """Two tokens are hidden on the left and two in the middle, so counting visible tokens and counting slots differ,
+    even for a rotation, which only depends on distances.
     """
     model = small_model(name)
     ids, mask = text()[None], torch.ones(1, TOKENS, dtype=torch.int64)
     mask[:, [0, 1, 20, 21]] = 0
-    shown = mask[0].bool()
-    own = model(ids, attention_mask=mask).logits[:, shown]
-    counted = policy_for(model.config).positions_from_mask
-    if name.startswith("bloom"):  # it takes no position_ids: counted in the mask, the hidden tokens leave no trace
-        assert counted == (relative_error(model(ids[:, shown]).logits, own) < 1e-5)
+    visible = mask[0].bool()
+    default_logits = model(ids, attention_mask=mask).logits[:, visible]
+    from_mask = policy_for(model.config).positions_from_mask
+    if name.startswith("bloom"):  # no position_ids; if positions come from the mask, hidden tokens have no effect
+        assert from_mask == (relative_error(model(ids[:, visible]).logits, default_logits) < 1e-5)
         return
     positions = {True: (mask.cumsum(1) - 1).clamp(min=0), False: torch.arange(TOKENS)[None]}
-    logits = {way: model(ids, attention_mask=mask, position_ids=positions[way]).logits[:, shown] for way in positions}
-    assert relative_error(logits[counted], own) < 1e-5
-    assert relative_error(logits[not counted], own) > 1e-3
-    assert model_config_of(model.config).positions_from_mask == counted
+    logits = {
+        counts: model(ids, attention_mask=mask, position_ids=positions[counts]).logits[:, visible]
+        for counts in positions
+    }
+    assert relative_error(logits[from_mask], default_logits) < 1e-5
+    assert relative_error(logits[not from_mask], default_logits) > 1e-3
+    assert model_config_of(model.config).positions_from_mask == from_mask
 
 
 def test_every_row_has_a_small_model() -> None:
@@ -221,9 +224,9 @@ def test_every_row_has_a_small_model() -> None:
 def test_missing_and_extra_tensors_are_named(name: str) -> None:
     policy, config, _, _ = canonical(small_model(name))
     names = policy.expected(config)
-    gone = f"{policy.layers}.2.{policy.ff2}.weight"
-    with pytest.raises(ValueError, match=f"1 missing: {gone}.*1 extra: {policy.layers}.7.surprise"):
-        policy.check(config, names - {gone} | {f"{policy.layers}.7.surprise"})
+    missing = f"{policy.layers}.2.{policy.ff2}.weight"
+    with pytest.raises(ValueError, match=f"1 missing: {missing}.*1 extra: {policy.layers}.7.surprise"):
+        policy.check(config, names - {missing} | {f"{policy.layers}.7.surprise"})
 
 
 def test_known_buffers_and_a_tied_head_may_be_present() -> None:
@@ -238,8 +241,8 @@ def test_names_of_older_checkpoints() -> None:
     assert POLICIES["OPTForCausalLM"].current_name("decoder.embed_tokens.weight") == "model.decoder.embed_tokens.weight"
     for name in SMALL_CONFIGS:
         policy = policy_for(small_config(name))
-        today = policy.expected(policy.model_config(small_config(name)))
-        assert {policy.current_name(stored) for stored in today} == today
+        names = policy.expected(policy.model_config(small_config(name)))
+        assert {policy.current_name(stored) for stored in names} == names
 
 
 def test_a_tensor_of_the_wrong_shape_is_named() -> None:

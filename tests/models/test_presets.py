@@ -1,4 +1,4 @@
-"""The published shapes by name."""
+"""Published shapes by name."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from labkit.models.policies import model_config_of, policy_for
 from labkit.models.presets import PRESETS, find_preset
 from labkit.weights.source import RandomWeights
 
-# Parameters of the published checkpoints, a tied head counted once.
+# Parameters of the published checkpoints; a tied head counts once.
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -60,6 +60,6 @@ def test_every_preset_is_a_model_that_the_policies_know(name: str) -> None:
     ],
 )
 def test_obvious_spellings(spelling: str, name: str) -> None:
-    found = find_preset(spelling)
-    assert found
-    assert found.name == name
+    preset = find_preset(spelling)
+    assert preset
+    assert preset.name == name

@@ -1,4 +1,4 @@
-"""The shards of a model hold all of it between them, and each what its own rows need."""
+"""The shards of a model together hold all of it, and each shard holds what its own rows need."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def model_config(name: str, **overrides: object) -> ModelConfig:
 
 
 def canonical(config: ModelConfig) -> dict[str, Tensor]:
-    """Every weight of a layer and outside, each number another."""
+    """Every weight of a layer and outside of layers, with all numbers different."""
     shapes = config.layer_shapes() | config.top_shapes()
     return {name: torch.arange(torch.Size(shape).numel()).view(shape) for name, shape in shapes.items()}
 
@@ -31,13 +31,13 @@ def shards(config: ModelConfig, size: int) -> list[Shard]:
 def assert_whole(config: ModelConfig, size: int) -> None:
     for name, whole in canonical(config).items():
         cuts = [part.cut(name) for part in shards(config, size)]
-        held = [whole if cut is None else cut(whole) for cut in cuts]
+        shares = [whole if cut is None else cut(whole) for cut in cuts]
         if cuts[0] is None:
             continue
-        assert torch.equal(torch.cat(held, cuts[0].dim).unique(), whole.flatten()), name
-        found = pieces(((0, cuts[0].whole),), [ranges_of(cut, cuts[0].whole) for cut in cuts])
-        taken = [held[piece.holder].narrow(cuts[0].dim, piece.begin, piece.end - piece.begin) for piece in found]
-        assert torch.equal(torch.cat(taken, cuts[0].dim), whole), name
+        assert torch.equal(torch.cat(shares, cuts[0].dim).unique(), whole.flatten()), name
+        needed = pieces(((0, cuts[0].whole),), [ranges_of(cut, cuts[0].whole) for cut in cuts])
+        assembled = [shares[piece.holder].narrow(cuts[0].dim, piece.begin, piece.end - piece.begin) for piece in needed]
+        assert torch.equal(torch.cat(assembled, cuts[0].dim), whole), name
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

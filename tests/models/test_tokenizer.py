@@ -1,4 +1,4 @@
-"""The byte-level tokenizer of models without text of their own."""
+"""The byte-level tokenizer of models without a vocabulary of their own."""
 
 import pytest
 from small_models import VOCAB
@@ -13,9 +13,9 @@ def test_the_byte_tokenizer_knows_every_text_and_every_id(vocab_size: int) -> No
     assert tokenizer(text)["input_ids"] == list(text.encode())
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert len(tokenizer) == vocab_size
-    printed = [tokenizer.decode([index]) for index in range(vocab_size)]
-    assert all(piece and (piece.isprintable() or piece in "\n\t") for piece in printed)
-    assert len(set(printed[END_OF_TEXT:])) == vocab_size - END_OF_TEXT
+    texts = [tokenizer.decode([index]) for index in range(vocab_size)]
+    assert all(piece and (piece.isprintable() or piece in "\n\t") for piece in texts)
+    assert len(set(texts[END_OF_TEXT:])) == vocab_size - END_OF_TEXT
 
 
 def test_the_byte_tokenizer_pads_on_the_left() -> None:

@@ -1,4 +1,4 @@
-"""The trained model in the box: converted once, checked each time, and made anew where it is damaged."""
+"""The trained model in the box: converted once, checked every time, and converted again if it is damaged."""
 
 import logging
 from importlib.metadata import PackageNotFoundError
@@ -17,24 +17,24 @@ from labkit.weights.source import ModelSource
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stands for the file of the package."""
-    monkeypatch.setattr(box, "cache_root", lambda: tmp_path / "cache")  # that of the compiled kernels stays
-    written = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "Q4_1")
-    monkeypatch.setattr("labkit.weights.resolve.boxed_file", lambda: written)
-    return written
+    """Replacement for the package's file."""
+    monkeypatch.setattr(box, "cache_root", lambda: tmp_path / "cache")  # compiled kernels keep their cache
+    gguf_file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "Q4_1")
+    monkeypatch.setattr("labkit.weights.resolve.boxed_file", lambda: gguf_file)
+    return gguf_file
 
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that a model was converted into."""
-    done, convert = [], box.convert
+    """Folders into which a model was converted."""
+    folders, convert = [], box.convert
 
-    def counted(file: Path, folder: Path) -> None:
-        done.append(folder)
+    def convert_and_count(file: Path, folder: Path) -> None:
+        folders.append(folder)
         convert(file, folder)
 
-    monkeypatch.setattr(box, "convert", counted)
-    return done
+    monkeypatch.setattr(box, "convert", convert_and_count)
+    return folders
 
 
 def tokens(source: ModelSource) -> torch.Tensor:
@@ -47,7 +47,7 @@ def tokens(source: ModelSource) -> torch.Tensor:
 def test_it_is_converted_once_and_says_where_it_is_from(conversions: list[Path], file: Path) -> None:
     first, second = (resolve("smollm2-135m") for _ in range(2))
     assert len(conversions) == 1
-    assert [each.name for each in conversions[0].parent.iterdir()] == [conversions[0].name]
+    assert [path.name for path in conversions[0].parent.iterdir()] == [conversions[0].name]
     for source in (first, second):
         assert source.origin == box.ORIGIN
         assert source.gguf == file
@@ -78,7 +78,7 @@ def test_a_damaged_cache_is_made_anew(
     assert len(conversions) == 2
     assert "is made anew" in caplog.text
     assert torch.equal(tokens(source), tokens(resolve(file)))
-    assert [each.name for each in conversions[0].parent.iterdir()] == [conversions[0].name]
+    assert [path.name for path in conversions[0].parent.iterdir()] == [conversions[0].name]
 
 
 @pytest.mark.usefixtures("file")
@@ -128,8 +128,8 @@ def test_without_the_package_one_line_says_how_to_get_it(
 def test_the_trained_model_knows_the_capital_of_france() -> None:
     source = resolve("smollm2-135m")
     engine = init_inference(source, replace_with_kernel_inject=True)
-    said = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = source.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = source.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     new = engine.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
     assert "Paris" in source.tokenizer.decode(new)
 

@@ -1,7 +1,7 @@
-"""Folders of checkpoints, damaged in hundreds of ways: each loads to the right logits or ends in a UserError, at once.
+"""Folders of checkpoints, damaged in hundreds of ways: each gives the right logits or a UserError, without delay.
 
-A mutant changes bytes or values of one file. What it leaves untouched has to be the model as it was: a config whose
-fields say the same, weights whose numbers are the same.
+A mutant changes bytes or values of one file. If the meaning stays the same, the model must stay the same: a config
+whose fields have the same values, weights with the same numbers.
 """
 
 import json
@@ -38,7 +38,7 @@ BYTES = (b"", b"\0", b"\xff" * 8, b"{", b"}", b"[" * 200, b'"', b"9", b"-", b"\x
 
 @cache
 def folder_of(name: str, kind: str) -> Path:
-    """A checkpoint in one file of safetensors, in several with their index, or in one of PyTorch."""
+    """A checkpoint in one safetensors file, in several with an index, or in a PyTorch file."""
     folder, model = Path(mkdtemp()), small_model(name)
     model.save_pretrained(folder, max_shard_size="60KB" if kind == "index" else "1GB")
     if kind == "bin":
@@ -49,26 +49,26 @@ def folder_of(name: str, kind: str) -> Path:
 
 @contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Seconds of processor, so that other programs do not count. What waits meets the timeout of the test."""
+    """Limits the processor time, so that other programs do not count. For waits, the timeout of the test applies."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"still at it after {seconds} s of processor")
 
-    before = signal.signal(signal.SIGPROF, late)
+    previous = signal.signal(signal.SIGPROF, late)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.signal(signal.SIGPROF, previous)
 
 
 def outcome(folder: Path) -> torch.Tensor | None:
-    """The logits of vanilla and engine, which are the same; None: refused. Any other error is the test's."""
+    """Logits of vanilla and engine, which must be equal, or None if refused. Any other error fails the test."""
     with at_most(SECONDS):
         try:
             source = resolve(folder)
-            source.generation_config  # noqa: B018 - it is read
+            source.generation_config  # noqa: B018 - reading it must not fail
             fused = labkit.init_inference(source, dtype="float32", impl="reference")(IDS).logits
         except UserError:
             return None
@@ -79,7 +79,7 @@ def outcome(folder: Path) -> torch.Tensor | None:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place of a JSON value."""
+    """Every path in a JSON value."""
     inside: list[Any] = (
         list(value.items() if isinstance(value, dict) else enumerate(value))[:200]
         if (isinstance(value, dict | list))
@@ -97,7 +97,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def in_json(draw: Callable[[Any], Any], data: bytes) -> bytes:
-    """One value is another, or its key is gone."""
+    """Replaces one value, or removes its key."""
     value = json.loads(data)
     path = draw(st.sampled_from(places(value)))
     if path and isinstance(path[-1], str) and draw(st.booleans()):
@@ -110,28 +110,28 @@ def in_json(draw: Callable[[Any], Any], data: bytes) -> bytes:
 
 
 def in_bytes(draw: Callable[[Any], Any], data: bytes, first: int) -> bytes:
-    """Some of the first bytes are others, missing or doubled, or the file ends early."""
-    at = draw(st.integers(0, min(len(data), first) - 1))
+    """Replaces, inserts or removes some of the first bytes, or cuts off the file."""
+    position = draw(st.integers(0, min(len(data), first) - 1))
     match draw(st.sampled_from(("replace", "insert", "drop", "cut"))):
         case "replace":
             new = draw(st.sampled_from(BYTES) | st.binary(min_size=1, max_size=4))
-            return data[:at] + new + data[at + len(new) :]
+            return data[:position] + new + data[position + len(new) :]
         case "insert":
-            return data[:at] + draw(st.sampled_from(BYTES)) + data[at:]
+            return data[:position] + draw(st.sampled_from(BYTES)) + data[position:]
         case "drop":
-            return data[:at] + data[at + draw(st.integers(1, 9)) :]
-    return data[:at]
+            return data[:position] + data[position + draw(st.integers(1, 9)) :]
+    return data[:position]
 
 
 def in_header(draw: Callable[[Any], Any], data: bytes) -> bytes:
-    """A value of the header of safetensors is another, in a header that is whole."""
+    """Replaces a value in the safetensors header, which stays well-formed."""
     length = int.from_bytes(data[:8], "little")
     header = in_json(draw, data[8 : 8 + length])
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 
 def in_tensors(draw: Callable[[Any], Any], path: Path) -> None:
-    """A tensor has another shape, type or name, or is gone."""
+    """Changes the shape, type or name of a tensor, or removes it."""
     tensors = load_file(path)
     name = draw(st.sampled_from(sorted(tensors)))
     tensor = tensors.pop(name)
@@ -178,18 +178,18 @@ def damage(draw: Callable[[Any], Any], folder: Path, kind: str) -> None:
 
 
 def check_some(kind: str, mutants: int) -> None:
-    """Each mutant of a folder is the model, or a UserError."""
+    """Fails unless each mutant of a folder is the model, or a UserError."""
 
     @settings(
         max_examples=mutants,
         deadline=None,
         derandomize=True,
         database=None,
-        phases=[Phase.generate],  # to shrink or explain a mutant would trace every line of transformers
+        phases=[Phase.generate],  # shrinking or explaining would trace every line of transformers
         suppress_health_check=list(HealthCheck),
     )
     @given(st.data())
-    def some(data: st.DataObject) -> None:
+    def check_one(data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(NAMES))
         stored = "index" if kind == "index" else "bin" if kind == "pickle" else "whole"
         folder = Path(mkdtemp())
@@ -200,7 +200,7 @@ def check_some(kind: str, mutants: int) -> None:
         finally:
             shutil.rmtree(folder)
 
-    some()
+    check_one()
 
 
 KINDS = ("config", "index", "tensors", "header", "pickle")

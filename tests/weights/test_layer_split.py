@@ -1,4 +1,4 @@
-"""Layers that are shared out over the stages of a pipeline: each reads about as many bytes in a step."""
+"""Layers are divided among pipeline stages so that each stage reads about the same bytes in a step."""
 
 import pytest
 import torch
@@ -11,22 +11,22 @@ from labkit.weights.layer_split import split_layers
 from labkit.weights.quantise import Quantization
 
 QUANT = Quantization()
-NAMES = ("llama-shape", "gpt2-medium", "opt-350m", "qwen3-0.6b", "mistral-7b", "bloom-560m")  # tied heads and others
+NAMES = ("llama-shape", "gpt2-medium", "opt-350m", "qwen3-0.6b", "mistral-7b", "bloom-560m")  # tied and untied heads
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_stage_reads_a_layer_more_than_its_share(name: str, stages: int, dtype: torch.dtype) -> None:
-    """The embedding aside, which is looked up in."""
+    """Without the embedding, of which a step reads only single rows."""
     config = model_config_of(PRESETS[name].hf_config)
     layers = split_layers(config, stages, dtype, QUANT)
     assert [index for part in layers for index in part] == list(range(config.num_layers))
     parts = [shard(config, layers=part, embedding=False) for part in layers]
-    read = [model_bytes(part, dtype, QUANT) for part in parts]
-    one = layer_bytes(shard(config), dtype, QUANT)
-    head_alone = max(read) == read[-1] and len(layers[-1]) == 1
-    assert head_alone or max(read) <= sum(read) / stages + one
+    stage_bytes = [model_bytes(part, dtype, QUANT) for part in parts]
+    one_layer = layer_bytes(shard(config), dtype, QUANT)
+    head_alone = max(stage_bytes) == stage_bytes[-1] and len(layers[-1]) == 1
+    assert head_alone or max(stage_bytes) <= sum(stage_bytes) / stages + one_layer
 
 
 def test_a_split_that_was_asked_for_is_taken() -> None:

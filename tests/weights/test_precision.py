@@ -1,4 +1,4 @@
-"""Names of precisions, and what they ask of `init_inference`."""
+"""Names of precisions, and the options of `init_inference` that they stand for."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def test_an_unknown_name_lists_what_is_known(name: str) -> None:
     ],
 )
 def test_an_engine_says_how_it_stores_its_weights(name: str, layers: str, bits: float, head: str) -> None:
-    """All matrices have 64 inputs, so that a group of 64 is a whole row."""
+    """All matrices have 64 inputs, so a group of 64 is a whole row."""
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
     model = small_model("llama", hidden_size=64, intermediate_size=64, num_hidden_layers=1, **heads)
     engine = init_inference(model, replace_with_kernel_inject=True, impl="reference", **precision_of(name).options)

@@ -1,4 +1,4 @@
-"""Names, random weights, checkpoints and tokenizers: everything that happens before an engine sees a model."""
+"""Names, random weights, checkpoints and tokenizers: all steps before an engine gets a model."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ from labkit.weights.source import ModelSource, RandomWeights
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty cache, and any attempt to reach a hub is a failure."""
+    """An empty cache; any request to a hub fails the test."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hub.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked the hub while offline"))
@@ -50,8 +50,8 @@ def edit_weights(folder: Path, changes: dict[str, Tensor | None]) -> None:
 
 
 def test_a_preset_without_weights_says_that_it_is_random() -> None:
-    found = resolve("EleutherAI/gpt-j-6b", seed=3)
-    assert (found.name, found.origin) == ("gpt-j-6b", "random weights, seed 3, of the published gpt-j-6b shape")
+    resolved = resolve("EleutherAI/gpt-j-6b", seed=3)
+    assert (resolved.name, resolved.origin) == ("gpt-j-6b", "random weights, seed 3, of the published gpt-j-6b shape")
     assert "published" not in resolve("tiny-llama").origin
 
 
@@ -84,8 +84,8 @@ def test_random_weights_have_the_scale_of_an_initialised_model() -> None:
 @few_models
 @torch.no_grad()
 def test_a_model_filled_tensor_by_tensor_is_whole(name: str) -> None:
-    """Parameters are the source's, buffers are those of a model built in the ordinary way, tied weights are one."""
-    filled, again = random_source(name).hf_model(torch.float32), random_source(name)
+    """Parameters come from the source, buffers equal the buffers of an ordinary model, tied weights are shared."""
+    filled, same_source = random_source(name).hf_model(torch.float32), random_source(name)
     ordinary = AutoModelForCausalLM.from_config(small_config(name)).eval()
     buffers = dict(ordinary.named_buffers())
     assert dict(filled.named_buffers()).keys() == buffers.keys()
@@ -93,7 +93,7 @@ def test_a_model_filled_tensor_by_tensor_is_whole(name: str) -> None:
         assert torch.equal(buffer, buffers[path]), path
         assert buffer.dtype == buffers[path].dtype
     for path, parameter in filled.named_parameters():
-        assert torch.equal(parameter, again.get(path)), path
+        assert torch.equal(parameter, same_source.get(path)), path
     tied = filled.get_input_embeddings().weight is filled.get_output_embeddings().weight
     assert tied == filled.config.tie_word_embeddings
     ordinary.load_state_dict(filled.state_dict())
@@ -129,8 +129,8 @@ print(1024 * (kilobytes("VmHWM") - before), sum(p.nbytes for p in model.paramete
 @sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_needs_no_second_copy_of_the_weights() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", PEAK], capture_output=True, text=True, check=True)
-    peak, weights = map(int, done.stdout.split())
+    process = subprocess.run([sys.executable, "-P", "-c", PEAK], capture_output=True, text=True, check=True)
+    peak, weights = map(int, process.stdout.split())
     assert peak < 1.15 * weights
 
 
@@ -141,9 +141,9 @@ def test_a_checkpoint_folder_is_the_model_that_was_saved(name: str, tmp_path: Pa
     original.generation_config.update(max_new_tokens=5)
     original.save_pretrained(tmp_path, max_shard_size="100KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
-    found = resolve(tmp_path)
-    assert found.origin == f"checkpoint {tmp_path}"
-    loaded = found.hf_model(torch.float32)
+    resolved = resolve(tmp_path)
+    assert resolved.origin == f"checkpoint {tmp_path}"
+    loaded = resolved.hf_model(torch.float32)
     ids = torch.arange(1, 30)[None]
     assert torch.equal(loaded(ids).logits, original(ids).logits)
     assert loaded.generation_config.max_new_tokens == 5
@@ -152,7 +152,7 @@ def test_a_checkpoint_folder_is_the_model_that_was_saved(name: str, tmp_path: Pa
 @pytest.mark.parametrize("zipped", [True, False])
 @torch.no_grad()
 def test_an_old_checkpoint_of_the_bare_decoder(tmp_path: Path, zipped: bool) -> None:
-    """PyTorch files, names without the decoder's prefix, and masks stored beside the weights."""
+    """PyTorch files, names without the decoder's prefix, and masks stored with the weights."""
     original = small_model("gpt2")
     original.config.save_pretrained(tmp_path)
     stored = original.transformer.state_dict() | {
@@ -173,11 +173,11 @@ def test_a_tied_model_stored_under_its_head_only(tmp_path: Path) -> None:
 
 def test_a_checkpoint_changed_on_disk_does_not_change_a_loaded_model(tmp_path: Path) -> None:
     model = resolve(saved("gpt2", tmp_path)).hf_model(torch.float32)
-    before = model.transformer.wte.weight.clone()
+    expected = model.transformer.wte.weight.clone()
     with (tmp_path / "model.safetensors").open("r+b") as file:
         file.seek(2000)
         file.write(b"\x40" * 100_000)
-    assert torch.equal(model.transformer.wte.weight, before)
+    assert torch.equal(model.transformer.wte.weight, expected)
 
 
 def test_missing_and_extra_tensors_are_named(tmp_path: Path) -> None:
@@ -243,15 +243,15 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path, config: dict[str, object
 
 
 def cached_on_hub(hub_id: str, config: GPT2Config, *, others: tuple[str, ...] = ()) -> None:
-    """Lay a checkpoint into the local cache as a download of its files would have, and not of `others`."""
+    """Fills the local cache as a download would, with the files of a checkpoint but without `others`."""
     repo = Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
     folder, trees = repo / "snapshots" / "abc", repo / "trees"
-    for new in (repo / "refs", trees):
-        new.mkdir(parents=True)
+    for subfolder in (repo / "refs", trees):
+        subfolder.mkdir(parents=True)
     (repo / "refs" / "main").write_text("abc")
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    listed = {name: {"size": 1, "blob_id": "1"} for name in (*(path.name for path in folder.iterdir()), *others)}
-    (trees / "abc.json").write_text(json.dumps({"format_version": 1, "files": listed}))
+    entries = {name: {"size": 1, "blob_id": "1"} for name in (*(path.name for path in folder.iterdir()), *others)}
+    (trees / "abc.json").write_text(json.dumps({"format_version": 1, "files": entries}))
 
 
 @pytest.mark.parametrize(
@@ -260,16 +260,16 @@ def cached_on_hub(hub_id: str, config: GPT2Config, *, others: tuple[str, ...] = 
 def test_cached_weights_win_over_random_ones(name: str, hub_id: str) -> None:
     small = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300)
     cached_on_hub(hub_id, small, others=("README.md", "onnx/config.json", "flax_model.msgpack"))
-    found = resolve(name)
-    assert found.origin == f"hub {hub_id}"
-    assert found.get("transformer.wte.weight").shape == (300, 8)
+    resolved = resolve(name)
+    assert resolved.origin == f"hub {hub_id}"
+    assert resolved.get("transformer.wte.weight").shape == (300, 8)
 
 
-@pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json"])
-def test_a_half_cached_model_is_not_taken(lost: str) -> None:
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
+def test_a_half_cached_model_is_not_taken(missing: str) -> None:
     small = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300)
-    cached_on_hub("openai-community/gpt2", small, others=("tokenizer.json",) * (lost == "tokenizer.json"))
-    for path in Path(constants.HF_HUB_CACHE).rglob(lost):
+    cached_on_hub("openai-community/gpt2", small, others=("tokenizer.json",) * (missing == "tokenizer.json"))
+    for path in Path(constants.HF_HUB_CACHE).rglob(missing):
         path.unlink()
     assert resolve("gpt2").origin.startswith("random weights")
 
@@ -300,26 +300,26 @@ def test_a_model_that_the_hub_does_not_give_is_not_there(
 
 
 def test_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    timeouts = []
 
     def unreachable(*_: object, timeout: float) -> None:
-        asked.append(timeout)
+        timeouts.append(timeout)
         raise OSError("no network")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub.urllib.request, "urlopen", unreachable)
     assert resolve("gpt2").origin.startswith("random weights")
     assert resolve("gpt2-medium").origin.startswith("random weights")
-    assert len(asked) == 1
-    assert asked[0] <= 5
+    assert len(timeouts) == 1
+    assert timeouts[0] <= 5
 
 
 def test_a_checkpoint_keeps_its_own_tokenizer(tmp_path: Path) -> None:
     resolve("tiny-gpt2").hf_model(torch.float32).save_pretrained(tmp_path)
     assert resolve(tmp_path).tokenizer("hi")["input_ids"] == [104, 105]
-    own = byte_tokenizer(512)
-    own.add_tokens(["hi"])
-    own.save_pretrained(tmp_path)
+    tokenizer = byte_tokenizer(512)
+    tokenizer.add_tokens(["hi"])
+    tokenizer.save_pretrained(tmp_path)
     assert resolve(tmp_path).tokenizer("hi")["input_ids"] == [512]
     assert resolve(tmp_path).tokenizer.padding_side == "left"
 

@@ -1,4 +1,4 @@
-"""A checkpoint that a stranger wrote: its code is not run, its paths stay in its folder, its lists may be wrong."""
+"""An untrusted checkpoint: its code is not run, its paths stay in its folder, and its lists may be wrong."""
 
 import ast
 import json
@@ -33,7 +33,7 @@ OUTSIDE = ("../elsewhere/model.safetensors", "sub/../../elsewhere/model.safetens
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint in several files, with another beside it that its index could reach."""
+    """A checkpoint in several files, next to another one that its index could reach."""
     MODEL.save_pretrained(tmp_path / "elsewhere")
     MODEL.save_pretrained(tmp_path / "model", max_shard_size="100KB")
     return tmp_path / "model"
@@ -53,10 +53,10 @@ def test_code_of_a_tokenizer_is_not_run_whatever_the_terminal_answers(
     byte_tokenizer(300).save_pretrained(folder)
     marker = tmp_path / "ran"
     (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Own: pass\n")
-    named = {"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": "Own"}
-    edit(folder / "tokenizer_config.json", **named)
+    settings = {"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": "Own"}
+    edit(folder / "tokenizer_config.json", **settings)
     monkeypatch.setattr(sys, "stdin", StringIO("y\n" * 20))
-    with suppress(UserError):  # or transformers takes a class of its own, depending on its version
+    with suppress(UserError):  # some versions of transformers use their own class instead
         assert resolve(folder).tokenizer("hi")["input_ids"] == [104, 105]
     assert not marker.exists()
     assert sys.stdin.read() == "y\n" * 20
@@ -74,7 +74,7 @@ def test_code_of_a_model_is_not_run_whatever_the_terminal_answers(
 
 
 def test_transformers_is_told_everywhere_not_to_run_code() -> None:
-    """Some of these calls would ask for models or tokenizers only that labkit refuses earlier, or not yet."""
+    """Includes calls that could only load models or tokenizers that labkit refuses earlier, or not yet."""
     calls = [node for path in modules().values() for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
     auto = [ast.unparse(call) for call in calls if re.match(r"Auto\w+\.from_", ast.unparse(call.func))]
     assert len(auto) >= 3
@@ -186,7 +186,7 @@ def test_a_manifest_may_not_name_files_elsewhere(name: str, folder: Path, tmp_pa
 
 
 def test_the_manifest_of_an_older_labkit_is_read(tmp_path: Path) -> None:
-    """It says nothing of the positions that a forward makes up."""
+    """It does not mention how a forward makes up positions."""
     saved = save(tmp_path, MODEL, MODEL.config)
     assert "positions_from_mask" not in saved.manifest.model
     assert saved_weights(tmp_path, saved.policy, saved.config) is not None
@@ -223,7 +223,7 @@ def listed(kind: str, name: str) -> dict[str, Any]:
 def test_a_description_that_came_with_a_checkpoint_may_not_name_files_elsewhere(
     kind: str, name: str, folder: Path
 ) -> None:
-    for file in ("ds_inference_config.json", "checkpoints.json"):  # DeepSpeed's own, and one beside a config.json
+    for file in ("ds_inference_config.json", "checkpoints.json"):  # DeepSpeed's file, and one next to config.json
         (folder / file).write_text(json.dumps(listed(kind, outside(name, folder))))
     for checkpoint in (folder, folder / "ds_inference_config.json", folder / "checkpoints.json"):
         with pytest.raises(UserError, match=r"\w+.json lists '.*', which leaves .*model; a checkpoint may only name"):
@@ -231,14 +231,14 @@ def test_a_description_that_came_with_a_checkpoint_may_not_name_files_elsewhere(
 
 
 def test_the_base_dir_of_a_description_that_came_with_a_checkpoint_is_not_followed_elsewhere(folder: Path) -> None:
-    """DeepSpeed writes down where it saved the files, which is no place of this machine once they are copied."""
+    """DeepSpeed records where it saved the files, which is no folder of this machine after copying."""
     tensors = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
     save_file({name: tensor * 2 for name, tensor in tensors.items()}, folder / "all.safetensors")
     save_file(tensors, folder.parent / "elsewhere" / "all.safetensors")
     description = listed("tp", "all.safetensors") | {"base_dir": str(folder.parent / "elsewhere")}
     (folder / "ds_inference_config.json").write_text(json.dumps(description))
-    found = described_source(folder, MODEL.config, "").get("transformer.wpe.weight")
-    assert torch.equal(found, MODEL.transformer.wpe.weight * 2)
+    positions = described_source(folder, MODEL.config, "").get("transformer.wpe.weight")
+    assert torch.equal(positions, MODEL.transformer.wpe.weight * 2)
 
 
 def test_the_callers_own_description_may_name_any_file(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT on the fused kernels answer as the vanilla models do, with their own heads."""
+"""BERT, RoBERTa and DistilBERT on the fused kernels give the answers of the vanilla models, with their own heads."""
 
 import copy
 from functools import cache
@@ -87,18 +87,18 @@ def test_large_batches_go_through_in_groups(name: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("task", ["base", "fill-mask"])
 @each_model
 def test_hidden_states_equal_vanilla(name: str, task: str, impl: str) -> None:
-    """However they are asked for, also of a model that has been asked for them before."""
+    """By every way to request them, even if the model returned hidden states before."""
     model, mask = copy.deepcopy(vanilla(name, task)), MASKS["right"]
     assert mask is not None
-    want = answer(model, mask, output_hidden_states=True)
+    expected = answer(model, mask, output_hidden_states=True)
     engine = labkit.init_inference(model, impl=impl)
-    got = answer(engine, mask, output_hidden_states=True)
+    output = answer(engine, mask, output_hidden_states=True)
     as_tuple = answer(engine, mask, output_hidden_states=True, return_dict=False)
     engine.config.output_hidden_states = True
-    for found in (got.hidden_states, as_tuple[-1], answer(engine, mask).hidden_states):
-        assert len(found) == len(want.hidden_states) == 4
-        for mine, theirs in zip(found, want.hidden_states, strict=True):
-            assert (mine - theirs)[mask.bool()].abs().max() <= FLOAT32
+    for hidden_states in (output.hidden_states, as_tuple[-1], answer(engine, mask).hidden_states):
+        assert len(hidden_states) == len(expected.hidden_states) == 4
+        for actual, vanilla_states in zip(hidden_states, expected.hidden_states, strict=True):
+            assert (actual - vanilla_states)[mask.bool()].abs().max() <= FLOAT32
     engine.config.output_hidden_states = False
     assert answer(engine, mask).get("hidden_states") is None
 
@@ -107,46 +107,47 @@ def test_hidden_states_equal_vanilla(name: str, task: str, impl: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @each_model
 def test_half_precision_is_as_near_to_float32_as_vanilla_is(name: str, dtype: torch.dtype, impl: str) -> None:
-    """Both round weights, keys, values and the head's rows: as much noise, drawn twice. A quarter more is allowed; a
-    wrong bias or scale costs many times as much.
+    """Both round weights, keys, values and the rows of the head, so their noise is equally large but independent. A
+    quarter more is allowed; a wrong bias or scale costs many times as much.
     """
     mask = MASKS["scattered"]
     assert mask is not None
-    want = answer(vanilla(name, "fill-mask"), mask).logits[mask.bool()]
-    theirs = answer(copy.deepcopy(vanilla(name, "fill-mask")).to(dtype), mask).logits[mask.bool()]
-    got = answer(fused(name, "fill-mask", impl, dtype), mask).logits[mask.bool()]
-    assert got.dtype == dtype
-    assert 0 < distance(got, want) <= 1.25 * distance(theirs, want)
+    expected = answer(vanilla(name, "fill-mask"), mask).logits[mask.bool()]
+    vanilla_logits = answer(copy.deepcopy(vanilla(name, "fill-mask")).to(dtype), mask).logits[mask.bool()]
+    actual = answer(fused(name, "fill-mask", impl, dtype), mask).logits[mask.bool()]
+    assert actual.dtype == dtype
+    assert 0 < distance(actual, expected) <= 1.25 * distance(vanilla_logits, expected)
 
 
 @pytest.mark.parametrize("quant", [{}, {"weight": {"q_groups": 4}}], ids=["rows", "groups"])
 @each_model
 def test_int8_is_near_float32_and_both_impls_quantise_alike(name: str, quant: dict[str, Any]) -> None:
-    """A weight is off by up to 1/254 of the largest of its row, about 0.6 % of the spread of all; three layers of
-    six such products each, and rounded rows, come to less than 5 %. Both impls differ by rounded rows alone.
+    """A weight is off by up to 1/254 of the largest weight of its row, which is about 0.6 % of the spread of all
+    weights. Three layers of six such products each, and rounded rows, add up to less than 5 %. The two impls differ
+    only by rounded rows.
     """
-    want = answer(vanilla(name)).last_hidden_state
+    expected = answer(vanilla(name)).last_hidden_state
     cpp, reference = (
         answer(labkit.init_inference(vanilla(name), dtype=torch.int8, quant=quant, impl=impl)).last_hidden_state
         for impl in IMPLS
     )
     assert cpp.dtype == torch.bfloat16
-    assert 0 < distance(cpp, want) < 0.05
+    assert 0 < distance(cpp, expected) < 0.05
     assert distance(cpp, reference) < 0.02
 
 
-@pytest.mark.parametrize(("precision", "how"), GROUPS.items())
+@pytest.mark.parametrize(("precision", "settings"), GROUPS.items())
 @pytest.mark.parametrize("impl", IMPLS)
 @each_model
 def test_groups_of_few_bits_compute_what_their_codes_stand_for(
-    name: str, impl: str, precision: str, how: dict[str, Any]
+    name: str, impl: str, precision: str, settings: dict[str, Any]
 ) -> None:
-    model, group = in_groups(name), how["group"]
+    model, group = in_groups(name), settings["group"]
     engine = labkit.init_inference(model, impl=impl, **precision_of(precision).options)
-    for linear in (each for each in model.modules() if type(each) is nn.Linear):
-        codes, scales = quantize(linear.weight.data, **how)
+    for linear in (module for module in model.modules() if type(module) is nn.Linear):
+        codes, scales = quantize(linear.weight.data, **settings)
         outputs, inputs = linear.weight.shape
-        linear.weight.data = Linear(codes, None, outputs, inputs, "rows", scales, group, how["bits"]).floats()
+        linear.weight.data = Linear(codes, None, outputs, inputs, "rows", scales, group, settings["bits"]).floats()
     assert 0 < distance(answer(engine).last_hidden_state, answer(model).last_hidden_state) < 0.02
 
 
@@ -157,8 +158,10 @@ def test_triton_equals_the_reference(name: str, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
     mask = MASKS["scattered"]
     assert mask is not None
-    got, want = (answer(fused(name, "base", impl, dtype), mask).last_hidden_state for impl in ("triton", "reference"))
-    assert distance(got[mask.bool()], want[mask.bool()]) <= (1e-5 if dtype == torch.float32 else 0.02)
+    actual, expected = (
+        answer(fused(name, "base", impl, dtype), mask).last_hidden_state for impl in ("triton", "reference")
+    )
+    assert distance(actual[mask.bool()], expected[mask.bool()]) <= (1e-5 if dtype == torch.float32 else 0.02)
 
 
 def test_repeated_runs_are_bitwise_the_same() -> None:
@@ -171,14 +174,14 @@ def test_repeated_runs_are_bitwise_the_same() -> None:
 def test_the_original_model_stays_what_it_was(name: str) -> None:
     model = copy.deepcopy(vanilla(name, "fill-mask"))
     config, weights = model.config.to_dict(), {key: value.clone() for key, value in model.state_dict().items()}
-    kind, want = model.config._attn_implementation, answer(model).logits
+    kind, expected = model.config._attn_implementation, answer(model).logits
     engine = labkit.init_inference(model, dtype=torch.bfloat16)
     engine.config.output_hidden_states = True
     answer(engine)
     assert model.config.to_dict() == config
     assert model.config._attn_implementation == kind
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-    assert torch.equal(answer(model).logits, want)
+    assert torch.equal(answer(model).logits, expected)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -186,11 +189,11 @@ def test_the_original_model_stays_what_it_was(name: str) -> None:
 def test_the_engine_keeps_no_part_of_the_original(name: str, impl: str) -> None:
     model = copy.deepcopy(vanilla(name, "fill-mask"))
     engine = labkit.init_inference(model, impl=impl)
-    want = answer(engine).logits
+    expected = answer(engine).logits
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    assert torch.equal(answer(engine).logits, want)
+    assert torch.equal(answer(engine).logits, expected)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -242,7 +245,7 @@ def test_labels_give_the_loss() -> None:
 
 
 def expected_stages(layers: int) -> list[str]:
-    """Each layer's own; the last one's second norm, which waits for nothing more, belongs to its residual too."""
+    """Stages of each layer. The last layer's second norm runs on its own, as one more residual stage."""
     inner = [message(Phase.PREFILL, Stage(stage), layer) for layer in range(layers) for stage in STAGES_PER_LAYER]
     return [*inner, message(Phase.PREFILL, Stage.RESIDUAL, layers - 1)]
 
@@ -250,9 +253,9 @@ def expected_stages(layers: int) -> list[str]:
 @pytest.mark.parametrize("impl", IMPLS)
 @each_model
 def test_torch_profiler_sees_every_stage_of_every_layer(name: str, impl: str) -> None:
-    found: list[Any] = []
-    assert profiled(lambda: found.append(answer(fused(name, impl=impl)))) == expected_stages(3)
-    assert_same(found[0], answer(fused(name, impl=impl)))
+    outputs: list[Any] = []
+    assert profiled(lambda: outputs.append(answer(fused(name, impl=impl)))) == expected_stages(3)
+    assert_same(outputs[0], answer(fused(name, impl=impl)))
 
 
 def test_stage_times_are_those_of_the_layers() -> None:
@@ -261,9 +264,9 @@ def test_stage_times_are_those_of_the_layers() -> None:
     answer(engine)
     answer(engine)
     times, wall_ms = engine.stage_times(), sum(engine.model_times())
-    assert [message(time.phase, time.stage, time.layer) for time in times] == expected_stages(3)[:-1]
-    assert all(time.calls == 2 and time.total_ms >= 0 for time in times)
-    assert 0 < sum(time.total_ms for time in times) <= wall_ms
+    assert [message(entry.phase, entry.stage, entry.layer) for entry in times] == expected_stages(3)[:-1]
+    assert all(entry.calls == 2 and entry.total_ms >= 0 for entry in times)
+    assert 0 < sum(entry.total_ms for entry in times) <= wall_ms
     assert engine.stage_times() == []
 
 
@@ -271,14 +274,14 @@ def test_stage_times_are_those_of_the_layers() -> None:
 def tokenizer(name: str) -> PreTrainedTokenizerFast:
     vocabulary = {word: index for index, word in enumerate((*SPECIAL, *WORDS))}
     vocabulary |= {f"word{index}": index for index in range(len(vocabulary), 131)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    word_level = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_level.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if name == "bert" else [])]
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=inputs, model_max_length=64, **names)
+    return PreTrainedTokenizerFast(tokenizer_object=word_level, model_input_names=inputs, model_max_length=64, **names)
 
 
 TEXTS = {
@@ -288,18 +291,20 @@ TEXTS = {
 }
 
 
-def assert_alike(got: Any, want: Any) -> None:
-    """Answers of a pipeline: their scores within the bound, all else the same."""
-    if isinstance(want, dict):
-        assert got.keys() == want.keys()
-        for key in want:
-            assert_alike(got[key], want[key])
-    elif isinstance(want, list):
-        assert len(got) == len(want)
-        for mine, theirs in zip(got, want, strict=True):
-            assert_alike(mine, theirs)
+def assert_alike(actual: Any, expected: Any) -> None:
+    """Compares answers of a pipeline: scores within the bound, everything else exactly."""
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for key in expected:
+            assert_alike(actual[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(actual) == len(expected)
+        for actual_item, expected_item in zip(actual, expected, strict=True):
+            assert_alike(actual_item, expected_item)
     else:
-        assert got == (pytest.approx(want, abs=FLOAT32) if isinstance(want, float | np.floating) else want)
+        assert actual == (
+            pytest.approx(expected, abs=FLOAT32) if isinstance(expected, float | np.floating) else expected
+        )
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -307,19 +312,21 @@ def assert_alike(got: Any, want: Any) -> None:
 @each_model
 def test_a_pipeline_answers_as_with_the_vanilla_model(name: str, task: str, batch_size: int) -> None:
     pipe = pipeline(task, model=vanilla(name, task), tokenizer=tokenizer(name), batch_size=batch_size)
-    want = pipe(TEXTS[task])
+    expected = pipe(TEXTS[task])
     pipe.model = fused(name, task)
-    assert_alike(pipe(TEXTS[task]), want)
+    assert_alike(pipe(TEXTS[task]), expected)
 
 
 @each_model
 def test_question_answering_finds_the_same_words(name: str) -> None:
     questions = ["a cat sat", "the big red dog ran under the tree"]
-    given = tokenizer(name)(questions, ["the dog saw a cat today"] * 2, padding=True, return_tensors="pt")
+    inputs = tokenizer(name)(questions, ["the dog saw a cat today"] * 2, padding=True, return_tensors="pt")
     with torch.no_grad():
-        found = [model(**given) for model in (fused(name, "question-answering"), vanilla(name, "question-answering"))]
-    assert_same(found[0], found[1], given.attention_mask)
+        outputs = [
+            model(**inputs) for model in (fused(name, "question-answering"), vanilla(name, "question-answering"))
+        ]
+    assert_same(outputs[0], outputs[1], inputs.attention_mask)
     for logits in ("start_logits", "end_logits"):
-        hidden = given.attention_mask == 0
-        got, want = (output[logits].masked_fill(hidden, -1e9).argmax(1) for output in found)
-        assert torch.equal(got, want)
+        hidden = inputs.attention_mask == 0
+        fused_words, vanilla_words = (output[logits].masked_fill(hidden, -1e9).argmax(1) for output in outputs)
+        assert torch.equal(fused_words, vanilla_words)

@@ -1,4 +1,4 @@
-"""What the fused encoders do not take is refused by name, and a damaged model is left as it was."""
+"""Unsupported options and calls of fused encoders are refused by name; a damaged model stays unchanged."""
 
 import copy
 from collections.abc import Callable
@@ -67,8 +67,8 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_a_call_that_only_vanilla_answers_is_refused(name: str, call: str) -> None:
-    options, says = CALLS[call]
-    with pytest.raises(ValueError, match=says):
+    options, words = CALLS[call]
+    with pytest.raises(ValueError, match=words):
         fused(name, "fill-mask")(IDS, **options)
 
 
@@ -90,14 +90,14 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("option", REFUSED)
 def test_an_option_that_means_nothing_for_encoders_is_refused(option: str) -> None:
-    options, kind, says = REFUSED[option]
-    with pytest.raises(kind, match=says):
+    options, kind, words = REFUSED[option]
+    with pytest.raises(kind, match=words):
         labkit.init_inference(vanilla("bert"), options)
 
 
-@pytest.mark.parametrize("use", [lambda e: e(IDS), lambda e: e.stage_times()])
-def test_a_destroyed_engine_says_so(use: Callable[[InferenceEngine], object]) -> None:
+@pytest.mark.parametrize("call", [lambda engine: engine(IDS), lambda engine: engine.stage_times()])
+def test_a_destroyed_engine_says_so(call: Callable[[InferenceEngine], object]) -> None:
     engine = labkit.init_inference(vanilla("bert"))
     engine.destroy()
     with pytest.raises(RuntimeError, match="this engine was destroyed; call init_inference again for a new one"):
-        use(engine)
+        call(engine)

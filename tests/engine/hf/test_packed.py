@@ -1,4 +1,4 @@
-"""What packed weights cannot do is said; what transformers' models take, the fused one takes."""
+"""Calls that packed weights cannot serve are refused; all other arguments of transformers' models work."""
 
 import copy
 import pickle
@@ -31,11 +31,11 @@ LOSING: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", LOSING)
-def test_what_would_lose_the_weights_or_do_nothing_is_refused(what: str, encoder: InferenceEngine) -> None:
+@pytest.mark.parametrize("call", LOSING)
+def test_what_would_lose_the_weights_or_do_nothing_is_refused(call: str, encoder: InferenceEngine) -> None:
     for engine in (fused("gpt2"), encoder):
         with pytest.raises(NotImplementedError, match=r"packed|cannot be (copied|pickled)"):
-            LOSING[what](engine)
+            LOSING[call](engine)
 
 
 def test_a_saved_model_would_have_no_weights(tmp_path: Any, encoder: InferenceEngine) -> None:
@@ -51,21 +51,21 @@ def test_what_changes_nothing_is_no_error(encoder: InferenceEngine) -> None:
     assert fused("gpt2", "reference", torch.bfloat16).bfloat16() is fused("gpt2", "reference", torch.bfloat16)
 
 
-@pytest.mark.parametrize("asked", ["get_input_embeddings", "get_output_embeddings"])
-def test_modules_that_are_not_there_are_not_given(asked: str) -> None:
+@pytest.mark.parametrize("method", ["get_input_embeddings", "get_output_embeddings"])
+def test_modules_that_are_not_there_are_not_given(method: str) -> None:
     with pytest.raises(NotImplementedError, match="packed for the kernels"):
-        getattr(fused("gpt2"), asked)()
+        getattr(fused("gpt2"), method)()
 
 
-@pytest.mark.parametrize("wanted", [[0, 3, 8], [-1], [5, 2], [-9, 7, 7]])
-def test_logits_of_chosen_tokens(wanted: list[int]) -> None:
-    ids, kept = prompt(2, 9), torch.tensor(wanted)
+@pytest.mark.parametrize("indices", [[0, 3, 8], [-1], [5, 2], [-9, 7, 7]])
+def test_logits_of_chosen_tokens(indices: list[int]) -> None:
+    ids, logits_to_keep = prompt(2, 9), torch.tensor(indices)
     with torch.no_grad():
-        want = vanilla("gpt2")(ids, logits_to_keep=kept).logits
-    assert error(fused("gpt2")(ids, logits_to_keep=kept).logits, want) <= 1e-5
+        expected = vanilla("gpt2")(ids, logits_to_keep=logits_to_keep).logits
+    assert error(fused("gpt2")(ids, logits_to_keep=logits_to_keep).logits, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("wanted", [[9], [-10], [[1]], []])
-def test_logits_of_tokens_that_are_not_there_are_refused(wanted: list[Any]) -> None:
+@pytest.mark.parametrize("indices", [[9], [-10], [[1]], []])
+def test_logits_of_tokens_that_are_not_there_are_refused(indices: list[Any]) -> None:
     with pytest.raises(ValueError, match="logits_to_keep: expected indices of 9 tokens in one dimension"):
-        fused("gpt2")(prompt(1, 9), logits_to_keep=torch.tensor(wanted, dtype=torch.long))
+        fused("gpt2")(prompt(1, 9), logits_to_keep=torch.tensor(indices, dtype=torch.long))

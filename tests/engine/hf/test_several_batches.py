@@ -1,4 +1,4 @@
-"""Decode loops side by side: each batch gets what it would get alone, and nobody waits who need not."""
+"""Concurrent decode loops: each batch gets the tokens that it gets alone, and no batch waits needlessly."""
 
 from collections import deque
 from typing import Any
@@ -17,7 +17,7 @@ from labkit.engine.runners.step import Pending, StepInput, StepOutput
 
 
 def loop_of(model: FusedCausalLM, ids: Tensor, new: int, **options: Any) -> Loop:
-    """The loop that `generate` would run."""
+    """Decode loop as `generate` would run it."""
     config = GenerationConfig(use_cache=True, **options)
     config._pad_token_tensor = torch.tensor(0)
     criteria = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + new)])
@@ -30,9 +30,9 @@ BATCHES = [(prompt(1, 5), 6), (prompt(3, 9, seed=1), 3), (prompt(2, 4, seed=2), 
 @pytest.mark.parametrize("impl", ["cpp", "reference"])
 def test_batches_side_by_side_get_the_tokens_of_each_alone(impl: str) -> None:
     engine = fused("llama", impl)
-    found = drive(engine.module.begin, [loop_of(engine.module, ids, new) for ids, new in BATCHES])
-    for got, (ids, new) in zip(found, BATCHES, strict=True):
-        assert torch.equal(got, greedy(engine, ids, new))
+    texts = drive(engine.module.begin, [loop_of(engine.module, ids, new) for ids, new in BATCHES])
+    for text, (ids, new) in zip(texts, BATCHES, strict=True):
+        assert torch.equal(text, greedy(engine, ids, new))
 
 
 def test_steps_of_all_batches_are_under_way_before_one_is_collected() -> None:
@@ -40,7 +40,7 @@ def test_steps_of_all_batches_are_under_way_before_one_is_collected() -> None:
     events: deque[tuple[str, int]] = deque()
 
     class Late:
-        """Notes when a step was begun, and when its result was asked for."""
+        """Records when a step began, and when its result was collected."""
 
         def __init__(self, step: StepInput) -> None:
             self.batch = step.shape[0]

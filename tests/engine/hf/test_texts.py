@@ -1,4 +1,4 @@
-"""Rows of a call of `generate` that are continued in parts get from each processor what they get in the whole batch."""
+"""When rows of a `generate` call continue in parts, each processor treats them as in the whole batch."""
 
 from typing import Any
 
@@ -43,14 +43,16 @@ def test_a_part_of_the_rows_is_processed_as_in_the_whole_batch(name: str) -> Non
     texts, scores = texts_with(PROCESSORS[name]), torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(1))
     whole = texts.processors(IDS, scores.clone())
     for rows in (range(3), range(3, 5), range(5, 6), range(1, 4)):
-        at, cache = slice(rows.start, rows.stop), texts.cache
-        assert torch.equal(texts.part(rows, cache).processors(IDS[at], scores[at].clone()), whole[at])
+        part, cache = slice(rows.start, rows.stop), texts.cache
+        assert torch.equal(texts.part(rows, cache).processors(IDS[part], scores[part].clone()), whole[part])
     assert torch.equal(texts.processors(IDS, scores.clone()), whole)
 
 
 def test_rows_leave_where_no_processor_knows_them_one_by_one() -> None:
-    same = processing.RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=torch.zeros(ROWS, dtype=torch.long))
-    texts = texts_with(same)
+    processor = processing.RepetitionPenaltyLogitsProcessor(
+        1.7, prompt_ignore_length=torch.zeros(ROWS, dtype=torch.long)
+    )
+    texts = texts_with(processor)
     assert texts.ends == frozenset()
     assert texts.part(range(2, 5), texts.cache).processors[0].prompt_ignore_length is None
     assert texts_with(PROCESSORS["penalty"]).ends is None

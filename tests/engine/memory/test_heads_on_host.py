@@ -1,6 +1,6 @@
-"""Caches whose keys and values lie in the host's memory beside a GPU hold what those hold that have them in one place.
+"""Caches in host memory, with a GPU for the kernels, hold the same data as caches in one memory.
 
-The GPU is the CPU here: what is put in and looked at passes through slots, as in a step.
+The CPU stands in for the GPU: data that is written and read passes through slots, as in a step.
 """
 
 import copy
@@ -48,11 +48,11 @@ def cache_in(pool: SlotPool, capacity: int = 0) -> KVCache:
 
 
 def parts(layer: LayerCache) -> list[Tensor]:
-    return [each for each in (layer.keys, layer.values, layer.key_scales, layer.value_scales) if each is not None]
+    return [tensor for tensor in (layer.keys, layer.values, layer.key_scales, layer.value_scales) if tensor is not None]
 
 
 def put(cache: KVCache, tokens: int, seed: int, mask: Tensor | None = None) -> None:
-    """Random keys and values of so many new tokens, the same for the same seed."""
+    """Adds random keys and values for `tokens` new tokens, determined by `seed`."""
     random, past = torch.Generator().manual_seed(seed), cache.length
     cache.place(cache.batch_size or 2, tokens, mask)
     assert cache.heads is not None
@@ -63,34 +63,34 @@ def put(cache: KVCache, tokens: int, seed: int, mask: Tensor | None = None) -> N
     cache.length = past + tokens
 
 
-def held(cache: KVCache) -> list[Tensor]:
-    """All that the cache knows of its tokens."""
+def contents(cache: KVCache) -> list[Tensor]:
+    """All data that the cache has about its tokens."""
     assert cache.heads is not None
-    length, found = cache.length, []
+    length, tensors = cache.length, []
     for layer in cache.heads.in_turn(range(length, length)):
-        found += [part[:, :, :length].clone() for part in parts(layer)]
+        tensors += [part[:, :, :length].clone() for part in parts(layer)]
     for table in (cache.positions, cache.mask):
-        found += [] if table is None else [table[:, :length].clone()]
+        tensors += [] if table is None else [table[:, :length].clone()]
     assert cache.first is not None
-    return [*found, cache.first.clone()]
+    return [*tensors, cache.first.clone()]
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_cache_goes_on_as_one_in_one_place(name: str, kv_dtype: torch.dtype) -> None:
-    """Cropped, reordered, selected, repeated, grown; a copy of it, and that which was copied, too."""
+    """Cropped, reordered, selected, repeated or grown. The original of a changed copy works too."""
     caches = cache_in(pool_of(kv_dtype)), KVCache(CONFIG, torch.float32, kv_dtype=kv_dtype)
-    found = []
-    for first in caches:
-        put(first, 7, 0, MASK)
-        cache = copy.deepcopy(first)
+    states = []
+    for original in caches:
+        put(original, 7, 0, MASK)
+        cache = copy.deepcopy(original)
         CHANGES[name](cache)
         put(cache, 2, 1)
         put(cache, 1, 2)
-        put(first, 3, 3)
-        found.append([cache.batch_size, cache.length, cache.reach, *held(cache), *held(first)])
-    for mine, theirs in zip(*found, strict=True):
-        assert torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
+        put(original, 3, 3)
+        states.append([cache.batch_size, cache.length, cache.reach, *contents(cache), *contents(original)])
+    for host_state, expected in zip(*states, strict=True):
+        assert torch.equal(torch.as_tensor(host_state), torch.as_tensor(expected))
 
 
 def test_a_cache_whose_sequences_have_all_ended_has_no_memory() -> None:
@@ -109,46 +109,46 @@ def test_caches_take_turns_in_slots_that_are_lent_again(slots: int) -> None:
     for seed in range(3):
         for cache in (*caches, alone):
             put(cache, 4 - seed, seed)
-    want, lent = held(alone), {id(cache.slots) for cache in caches}
-    assert all(map(torch.equal, held(caches[0]), want))
+    expected, lent = contents(alone), {id(cache.slots) for cache in caches}
+    assert all(map(torch.equal, contents(caches[0]), expected))
     del caches, cache
-    assert {id(each) for each in pool.free} == lent
-    again = cache_in(pool, capacity=20)
+    assert {id(slot) for slot in pool.free} == lent
+    reused = cache_in(pool, capacity=20)
     for seed in range(3):
-        put(again, 4 - seed, seed)
-    assert all(map(torch.equal, held(again), want))
-    assert id(again.slots) in lent
+        put(reused, 4 - seed, seed)
+    assert all(map(torch.equal, contents(reused), expected))
+    assert id(reused.slots) in lent
 
 
 def test_a_cache_that_lacks_room_on_another_rank_stays_as_it_is() -> None:
-    """All ranks are told, the one that has no room by its own message."""
-    asked: list[bool] = []
+    """All ranks are notified; the rank without room has a message of its own."""
+    votes: list[bool] = []
 
-    def any_failed(here: bool) -> bool:
-        asked.append(here)
-        return len(asked) == 2
+    def any_failed(failed: bool) -> bool:
+        votes.append(failed)
+        return len(votes) == 2
 
     pool = pool_of(torch.float32, 3, any_failed)
     cache = cache_in(pool)
     put(cache, 5, 0)
-    want = held(cache)
+    expected = contents(cache)
     with pytest.raises(RunError, match="another rank has no room for its keys and values"):
         cache.reserve(2, 300)
-    assert asked == [False, False]
+    assert votes == [False, False]
     assert len(pool.free) == 1
     assert cache.capacity < 300
-    assert all(map(torch.equal, held(cache), want))
+    assert all(map(torch.equal, contents(cache), expected))
     put(cache, 300, 1)
-    assert asked == [False] * 3
+    assert votes == [False] * 3
 
 
 def test_memory_that_a_gpu_lacks_is_not_missed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change leaves the slots; where there are none for what came of it, the cache goes on once there are."""
+    """A change leaves the slots. If no slots are free for the result, the cache works again when some are."""
     pool, alone = pool_of(torch.float32), KVCache(CONFIG, torch.float32)
     cache = cache_in(pool)
-    for each in (cache, alone):
-        put(each, 5, 0)
-        each.batch_repeat_interleave(3)
+    for kv in (cache, alone):
+        put(kv, 5, 0)
+        kv.batch_repeat_interleave(3)
 
     def none_left(*sizes: Any) -> None:
         raise UserError("no memory")
@@ -157,6 +157,6 @@ def test_memory_that_a_gpu_lacks_is_not_missed_later(monkeypatch: pytest.MonkeyP
         patch.setattr(pool, "_make", none_left)
         with pytest.raises(UserError, match="no memory"):
             put(cache, 1, 1)
-    for each in (cache, alone):
-        put(each, 1, 1)
-    assert all(map(torch.equal, held(cache), held(alone)))
+    for kv in (cache, alone):
+        put(kv, 1, 1)
+    assert all(map(torch.equal, contents(cache), contents(alone)))

@@ -1,4 +1,4 @@
-"""A call that fails leaves its cache as it was, in every way to run a model: the same call can be made again."""
+"""A failed call leaves its cache unchanged in every way to run a model, so the same call can be repeated."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,13 +28,13 @@ WAYS: dict[str, Engine] = {
 
 
 def fails_at(patch: pytest.MonkeyPatch, method: str, call: int) -> None:
-    """A method of caches that `call`s are still to be made of, the last of which raises."""
-    made, left = getattr(KVCache, method), [call]
+    """Makes call number `call` of a method of caches raise, counted from now."""
+    original, remaining = getattr(KVCache, method), [call]
 
     def failing(self: KVCache, *args: Any) -> Any:
-        result = made(self, *args)
-        left[0] -= 1
-        if not left[0]:
+        result = original(self, *args)
+        remaining[0] -= 1
+        if not remaining[0]:
             raise KeyboardInterrupt
         return result
 
@@ -51,7 +51,7 @@ def masked(ids: Tensor, hidden: int) -> Tensor:
 def test_a_prompt_that_fails_in_a_later_piece_can_be_given_again(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To an empty cache, and to one with padding, which the failing call shows and the one after it does not."""
+    """With an empty cache, and with padding that the failing call shows and the next call hides."""
     monkeypatch.setattr(step_module, "CHUNK_ROWS", 8)
     engine = WAYS[way](tmp_path)
     ids = prompt(2, 30)
@@ -66,8 +66,8 @@ def test_a_prompt_that_fails_in_a_later_piece_can_be_given_again(
                         engine(ids[:, part], past_key_values=cache, attention_mask=mask)
                 assert cache.get_seq_length() == part.start
         logits = engine(ids[:, part], past_key_values=cache, attention_mask=masked(ids[:, : part.stop], 5)).logits
-        seen = masked(ids, 5)[:, part].bool()
-        assert error(logits[seen], whole[:, part][seen]) <= SAME
+        visible = masked(ids, 5)[:, part].bool()
+        assert error(logits[visible], whole[:, part][visible]) <= SAME
     assert cache.get_seq_length() == 30
 
 

@@ -1,4 +1,4 @@
-"""The KV cache: going on from it, growing, cropping, reordering, and caches of transformers."""
+"""The KV cache: continuing, growing, cropping, reordering, and caches of transformers."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from labkit.engine.memory.kv_cache import BLOCK, KVCache
 
 SAME = 1e-5
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
-each = pytest.mark.parametrize("name", FEW)
+each_model = pytest.mark.parametrize("name", FEW)
 
 
 def filled(name: str, ids: Tensor, mask: Tensor | None = None) -> KVCache:
@@ -25,34 +25,34 @@ def longer(mask: Tensor, tokens: int) -> Tensor:
     return torch.cat((mask, torch.ones(len(mask), tokens, dtype=mask.dtype)), dim=1)
 
 
-@each
+@each_model
 def test_going_on_from_a_returned_cache_equals_one_run(name: str) -> None:
-    """With the whole text, as transformers wants it, and with nothing but what is new."""
-    ids, more = prompt(2, 8), prompt(2, 3, seed=1)
+    """With the whole text, as transformers expects it, and with the new tokens only."""
+    ids, new_ids = prompt(2, 8), prompt(2, 3, seed=1)
     engine = fused(name)
     for whole_text in (True, False):
         first = greedy(engine, ids, 6, return_dict_in_generate=True)
-        text = torch.cat((first.sequences, more), dim=1)
-        want = greedy(vanilla(name), text, 7)
+        text = torch.cat((first.sequences, new_ids), dim=1)
+        expected = greedy(vanilla(name), text, 7)
         cache = first.past_key_values
         assert cache.get_seq_length() == 13
-        given = text if whole_text else text[:, 13:]
-        got = greedy(engine, given, 7, past_key_values=cache, attention_mask=torch.ones_like(text))
-        assert torch.equal(got[:, -7:], want[:, -7:])
-        assert torch.equal(got[:, :-7], given)
+        input_ids = text if whole_text else text[:, 13:]
+        actual = greedy(engine, input_ids, 7, past_key_values=cache, attention_mask=torch.ones_like(text))
+        assert torch.equal(actual[:, -7:], expected[:, -7:])
+        assert torch.equal(actual[:, :-7], input_ids)
 
 
-@each
+@each_model
 def test_going_on_from_a_padded_batch_equals_one_run(name: str) -> None:
-    ids, more = prompt(2, 8).where(MASK.bool(), 0), prompt(2, 3, seed=1)
+    ids, new_ids = prompt(2, 8).where(MASK.bool(), 0), prompt(2, 3, seed=1)
     first = greedy(fused(name), ids, 6, attention_mask=MASK, return_dict_in_generate=True)
-    text, mask = torch.cat((first.sequences, more), dim=1), longer(MASK, 9)
-    want = greedy(vanilla(name), text, 7, attention_mask=mask)
-    got = greedy(fused(name), text, 7, attention_mask=mask, past_key_values=first.past_key_values)
-    assert torch.equal(got, want)
+    text, mask = torch.cat((first.sequences, new_ids), dim=1), longer(MASK, 9)
+    expected = greedy(vanilla(name), text, 7, attention_mask=mask)
+    actual = greedy(fused(name), text, 7, attention_mask=mask, past_key_values=first.past_key_values)
+    assert torch.equal(actual, expected)
 
 
-@each
+@each_model
 def test_generation_goes_on_from_a_forward_pass(name: str) -> None:
     ids = prompt(2, 8)
     cache = filled(name, ids[:, :5])
@@ -60,9 +60,9 @@ def test_generation_goes_on_from_a_forward_pass(name: str) -> None:
     assert torch.equal(greedy(fused(name), ids, 6, past_key_values=cache), greedy(vanilla(name), ids, 6))
 
 
-@each
+@each_model
 def test_a_cache_of_transformers_is_gone_on_with_and_filled(name: str) -> None:
-    """Whoever gave it may go on with it in either model, as they would with vanilla ones."""
+    """Both models can continue with the cache afterwards, as two vanilla models could."""
     ids, mask = prompt(2, 8).where(MASK.bool(), 0), MASK
     step = prompt(2, 2, seed=1)
     vanilla_model, engine = vanilla(name), fused(name)
@@ -70,16 +70,16 @@ def test_a_cache_of_transformers_is_gone_on_with_and_filled(name: str) -> None:
     with torch.no_grad():
         vanilla_model(ids, attention_mask=mask, past_key_values=caches[0])
     engine(ids, attention_mask=mask, past_key_values=caches[1])
-    found = []
+    logits = []
     for cache in caches:
         out = engine(step, attention_mask=longer(mask, 2), past_key_values=cache)
         assert cache.get_seq_length() == out.past_key_values.get_seq_length() == 10
         last = engine(step[:, :1], attention_mask=longer(mask, 3), past_key_values=cache)
         assert cache.get_seq_length() == 11
-        found.append(torch.cat((out.logits, last.logits), dim=1))
+        logits.append(torch.cat((out.logits, last.logits), dim=1))
     text, whole = torch.cat((ids, step, step[:, :1]), dim=1), longer(mask, 3)
-    want = engine(text, attention_mask=whole).logits[:, -3:]
-    assert max(error(got, want) for got in found) <= 1e-4
+    expected = engine(text, attention_mask=whole).logits[:, -3:]
+    assert max(error(actual, expected) for actual in logits) <= 1e-4
 
 
 def test_generation_fills_a_cache_of_transformers() -> None:
@@ -93,20 +93,20 @@ def test_a_static_cache_of_transformers_serves_too() -> None:
     ids = prompt(2, 8)
     cache = StaticCache(vanilla("llama").config, max_cache_len=40)
     fused("llama")(ids[:, :7], past_key_values=cache)
-    got = fused("llama")(ids[:, 7:], past_key_values=cache).logits
-    assert error(got, fused("llama")(ids).logits[:, 7:]) <= SAME
+    actual = fused("llama")(ids[:, 7:], past_key_values=cache).logits
+    assert error(actual, fused("llama")(ids).logits[:, 7:]) <= SAME
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen3-biased"])
 def test_a_cache_that_dropped_what_windows_hide_is_served_turn_after_turn(name: str) -> None:
-    """transformers' DynamicCache(config=...) keeps no more than the window of each layer."""
+    """transformers' DynamicCache(config=...) keeps only the window of each layer."""
     ids, model = prompt(2, 31), vanilla(name)
     caches = [DynamicCache(config=model.config) for _ in range(2)]
     for begin, end in ((0, 20), (20, 21), (21, 29), (29, 31)):
         with torch.no_grad():
-            want = model(ids[:, begin:end], past_key_values=caches[0]).logits
-        got = fused(name)(ids[:, begin:end], past_key_values=caches[1]).logits
-        assert error(got, want) <= SAME
+            expected = model(ids[:, begin:end], past_key_values=caches[0]).logits
+        actual = fused(name)(ids[:, begin:end], past_key_values=caches[1]).logits
+        assert error(actual, expected) <= SAME
         assert caches[1].get_seq_length() == end
 
 
@@ -121,7 +121,7 @@ def test_a_cache_that_dropped_tokens_that_are_seen_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("make_engine", "words"),
     [
         (lambda: fused("gpt-neox-sequential"), "GPTNeoXForCausalLM"),
         (lambda: fused("gpt2", "reference", torch.bfloat16), "in torch.bfloat16"),
@@ -129,9 +129,9 @@ def test_a_cache_that_dropped_tokens_that_are_seen_is_refused() -> None:
         (lambda: labkit.init_inference(small_model("gpt2", n_head=6)), "6 heads of 10"),
     ],
 )
-def test_a_cache_of_another_engine_is_refused(other: Any, said: str) -> None:
-    cache = other()(prompt(1, 5)).past_key_values
-    with pytest.raises(ValueError, match=f"made by another engine: .*{said}.*this engine keeps 3 layers of GPT2"):
+def test_a_cache_of_another_engine_is_refused(make_engine: Any, words: str) -> None:
+    cache = make_engine()(prompt(1, 5)).past_key_values
+    with pytest.raises(ValueError, match=f"made by another engine: .*{words}.*this engine keeps 3 layers of GPT2"):
         fused("gpt2")(prompt(1, 1), past_key_values=cache)
     with pytest.raises(ValueError, match="made by another engine"):
         fused("gpt2").generate(prompt(1, 6), past_key_values=cache, max_new_tokens=2)
@@ -151,7 +151,7 @@ def test_a_cache_of_another_batch_is_refused() -> None:
         fused("gpt2")(prompt(3, 1), past_key_values=cache)
 
 
-@each
+@each_model
 @pytest.mark.parametrize("mask", [None, MASK, MASK.flip(1)], ids=["", "left-padded", "right-padded"])
 def test_a_cropped_cache_equals_a_shorter_text(name: str, mask: Tensor | None) -> None:
     ids, step = prompt(2, 8), prompt(2, 3, seed=1)
@@ -159,11 +159,12 @@ def test_a_cropped_cache_equals_a_shorter_text(name: str, mask: Tensor | None) -
         cache = filled(name, ids, mask)
         cache.crop(crop)
         assert cache.get_seq_length() == 5
-        got = fused(name)(step, past_key_values=cache).logits
-        again = fused(name)(
+        actual = fused(name)(step, past_key_values=cache).logits
+        expected = fused(name)(
             step, past_key_values=filled(name, ids[:, :5], mask if mask is None else mask[:, :5])
         ).logits
-        torch.testing.assert_close(got, again, rtol=1e-4, atol=1e-4)  # rows of other numbers of tokens round otherwise
+        # a different number of tokens rounds differently
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_more_can_be_cropped_than_there_is() -> None:
@@ -174,7 +175,7 @@ def test_nothing_more_can_be_cropped_than_there_is() -> None:
     assert cache.get_seq_length() == 4
 
 
-@each
+@each_model
 def test_reordered_selected_and_repeated_rows_go_on_as_themselves(name: str) -> None:
     ids, step = prompt(2, 8), prompt(1, 3, seed=1)
     alone = [
@@ -182,7 +183,7 @@ def test_reordered_selected_and_repeated_rows_go_on_as_themselves(name: str) -> 
         for row in (0, 1)
     ]
 
-    def go_on(change: str, argument: object) -> Tensor:
+    def logits_after(change: str, argument: object) -> Tensor:
         cache = filled(name, ids, MASK)
         getattr(cache, change)(argument)
         return fused(name)(step.expand(cache.batch_size, -1), past_key_values=cache).logits
@@ -193,9 +194,9 @@ def test_reordered_selected_and_repeated_rows_go_on_as_themselves(name: str) -> 
         ("batch_select_indices", torch.tensor([1]), (1,)),
         ("batch_repeat_interleave", 2, (0, 0, 1, 1)),
     ):
-        got = go_on(change, argument)
-        assert len(got) == len(rows)
-        assert max(error(mine, alone[row]) for mine, row in zip(got, rows, strict=True)) <= SAME
+        actual = logits_after(change, argument)
+        assert len(actual) == len(rows)
+        assert max(error(logits, alone[row]) for logits, row in zip(actual, rows, strict=True)) <= SAME
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["", "padded"])
@@ -206,9 +207,9 @@ def test_a_cache_grows_without_losing_anything(mask: Tensor | None) -> None:
     for seed, size in enumerate((1, BLOCK, 3, 2 * BLOCK)):
         step = prompt(2, size, seed=seed + 2)
         text = torch.cat((text, step), dim=1)
-        got = fused("bloom")(step, past_key_values=cache).logits[:, -1]
+        actual = fused("bloom")(step, past_key_values=cache).logits[:, -1]
         whole = fused("bloom")(text, attention_mask=None if mask is None else longer(mask, text.shape[1] - 8))
-        assert error(got, whole.logits[:, -1]) <= SAME
+        assert error(actual, whole.logits[:, -1]) <= SAME
     assert cache.capacity >= cache.get_seq_length() == 8 + 4 + 3 * BLOCK
 
 
@@ -219,16 +220,16 @@ def test_reserved_room_is_taken_at_once() -> None:
     assert greedy(fused("gpt2"), prompt(1, 4), 50, return_dict_in_generate=True).past_key_values.capacity == 54
 
 
-@each
+@each_model
 def test_slots_that_are_not_filled_are_not_read(name: str) -> None:
-    """Room for more is NaN here, in a cache of which every byte counts."""
+    """Fills the free slots with NaN; the logits must stay equal to the last bit."""
     ids, step = prompt(2, 8), prompt(2, 3, seed=1)
     cache = fused(name).module.new_cache(capacity=40)
     fused(name)(ids, past_key_values=cache)
     for slots in cache.heads.tensors:
         slots[:, :, 8:] = float("nan")
-    got = fused(name)(step, past_key_values=cache).logits
-    assert torch.equal(got, fused(name)(step, past_key_values=filled(name, ids)).logits)
+    actual = fused(name)(step, past_key_values=cache).logits
+    assert torch.equal(actual, fused(name)(step, past_key_values=filled(name, ids)).logits)
 
 
 def test_a_cache_that_is_reset_starts_over() -> None:
@@ -245,10 +246,10 @@ def test_the_text_must_be_longer_than_the_cache() -> None:
 
 
 def test_two_engines_side_by_side_share_nothing() -> None:
-    """Interleaved step by step, and two engines of one model."""
+    """Two engines of one model, and a third one, run in turns, step by step."""
     texts = {"a": prompt(2, 6), "b": prompt(2, 6, seed=1), "c": prompt(3, 4, seed=2)}
     engines = {"a": fused("gpt2"), "b": labkit.init_inference(vanilla("gpt2")), "c": fused("llama")}
-    want = {key: greedy(vanilla("llama" if key == "c" else "gpt2"), texts[key], 10) for key in texts}
+    expected = {key: greedy(vanilla("llama" if key == "c" else "gpt2"), texts[key], 10) for key in texts}
     caches: dict[str, KVCache | None] = dict.fromkeys(texts)
     new = dict(texts)
     for _ in range(10):
@@ -256,14 +257,14 @@ def test_two_engines_side_by_side_share_nothing() -> None:
             out = engine(new[key], past_key_values=caches[key])
             caches[key], new[key] = out.past_key_values, out.logits[:, -1:].argmax(-1)
             texts[key] = torch.cat((texts[key], new[key]), dim=1)
-    assert all(torch.equal(texts[key], want[key]) for key in texts)
+    assert all(torch.equal(texts[key], expected[key]) for key in texts)
 
 
 def test_destroying_one_engine_leaves_the_other() -> None:
     model, ids = small_model("gpt2"), prompt(1, 5)
-    one, other = labkit.init_inference(model), labkit.init_inference(model)
-    want = greedy(other, ids, 5)
-    one.destroy()
-    assert torch.equal(greedy(other, ids, 5), want)
+    destroyed, remaining = labkit.init_inference(model), labkit.init_inference(model)
+    expected = greedy(remaining, ids, 5)
+    destroyed.destroy()
+    assert torch.equal(greedy(remaining, ids, 5), expected)
     with pytest.raises(RuntimeError, match="this engine was destroyed; call init_inference again"):
-        greedy(one, ids, 5)
+        greedy(destroyed, ids, 5)

@@ -1,7 +1,7 @@
-"""Sequences that leave a cache on a GPU, and caches whose sequences are divided anew there, go on as if they had been
+"""Sequences leave a cache on a GPU, or caches there regroup their sequences; each one continues as if it had been
 alone.
 
-In Triton's interpreter; on a GPU with the graphs that were recorded before.
+Runs in Triton's interpreter, or on a GPU with the graphs that were captured before.
 """
 
 from functools import cache
@@ -22,16 +22,16 @@ from labkit.engine.memory.regroup import drop_rows, regroup_rows, rows_left
 from labkit.engine.memory.regroup_slots import gather_rows
 from labkit.engine.memory.slots import SlotPool
 
-NAMES = ("gpt2", "bloom", "llama", "mistral")  # learned positions, ALiBi, rotary ones, windows
+NAMES = ("gpt2", "bloom", "llama", "mistral")  # learned positions, ALiBi, rotary embeddings, windows
 ROWS, LONG, STEPS = 5, 6, 2
 IDS = prompt(ROWS, LONG)
 MASK = torch.ones_like(IDS)
-MASK[1, :3], MASK[2, 4], MASK[4, :5] = 0, 0, 0  # padding, a hole, and almost nothing
+MASK[1, :3], MASK[2, 4], MASK[4, :5] = 0, 0, 0  # padding, a hole, and a single visible token
 EVERYWHERE = [
     pytest.param("interpreted", marks=INTERPRETED),
     pytest.param("gpu", marks=ON_GPU),
 ]
-everywhere = pytest.mark.parametrize("where", EVERYWHERE)
+everywhere = pytest.mark.parametrize("device", EVERYWHERE)
 
 
 @cache
@@ -46,7 +46,7 @@ def pool_of(model: FusedCausalLM) -> SlotPool:
 
 
 def begun(model: FusedCausalLM, rows: list[int], capacity: int = 16) -> tuple[KVCache, Tensor]:
-    """The cache of some texts and the tokens that follow."""
+    """Cache of some texts, and their next tokens."""
     cache = model.new_cache(capacity)
     return cache, result(model, IDS[rows], cache, attention_mask=MASK[rows], greedy=True)
 
@@ -57,7 +57,7 @@ def continued(model: FusedCausalLM, cache: KVCache, tokens: Tensor, steps: int =
 
 @cache
 def alone(name: str) -> Tensor:
-    """What one batch of all texts gives."""
+    """Tokens of one batch of all texts."""
     model = model_of(name)
     return continued(model, *begun(model, list(range(ROWS))))
 
@@ -65,16 +65,16 @@ def alone(name: str) -> Tensor:
 @pytest.mark.parametrize("ended", swept({"0": [0], "12": [1, 2], "0134": [0, 1, 3, 4]}, []))
 @pytest.mark.parametrize("name", swept(NAMES, ["bloom"]))
 @everywhere
-def test_the_sequences_that_stay_go_on_in_their_slots(where: str, name: str, ended: list[int]) -> None:
-    """Behind the prompt, and behind a step that others have taken with them; nothing is recorded anew."""
-    model, left = model_of(name), rows_left(ROWS, ended)
+def test_the_sequences_that_stay_go_on_in_their_slots(device: str, name: str, ended: list[int]) -> None:
+    """After the prompt, and after a step with all sequences; nothing is captured again."""
+    model, remaining = model_of(name), rows_left(ROWS, ended)
     for steps in (0, 1):
         cache, tokens = begun(model, list(range(ROWS)))
-        before = continued(model, cache, tokens, steps)
+        texts = continued(model, cache, tokens, steps)
         slots, recorded = cache.slots, len(cache.slots.recordings)
         drop_rows(cache, ended)
-        after = continued(model, cache, before[left, -1:], STEPS - steps)
-        assert torch.equal(torch.cat((before[left, :-1], after), dim=1), alone(name)[left])
+        following = continued(model, cache, texts[remaining, -1:], STEPS - steps)
+        assert torch.equal(torch.cat((texts[remaining, :-1], following), dim=1), alone(name)[remaining])
         assert cache.slots is slots
         assert len(slots.recordings) == (recorded or 1)
 
@@ -84,8 +84,8 @@ def test_the_sequences_that_stay_go_on_in_their_slots(where: str, name: str, end
 @pytest.mark.parametrize("cuts", swept({"15": (0, 1, 5), "235": (0, 2, 3, 5)}, ["235"]))
 @pytest.mark.parametrize("name", swept(NAMES, ["bloom"]))
 @everywhere
-def test_caches_that_become_one_go_on_together(where: str, name: str, cuts: tuple[int, ...], step: bool) -> None:
-    """With padding in all, in some, and in none; of unequal room. What they leave is kept for its graphs alone."""
+def test_caches_that_become_one_go_on_together(device: str, name: str, cuts: tuple[int, ...], step: bool) -> None:
+    """With padding in all, in some, and in none, and with unequal room. Freed slots are kept only for their graphs."""
     model = model_of(name)
     parts = [begun(model, list(range(*ends)), 16 + 150 * number) for number, ends in enumerate(pairwise(cuts))]
     caches = [cache for cache, _ in parts]
@@ -95,69 +95,71 @@ def test_caches_that_become_one_go_on_together(where: str, name: str, cuts: tupl
     assert not any(cache.batch_size for cache in caches[1:])
     assert all((slots in pool_of(model).free) == bool(slots.recordings) for slots in lent)
     assert caches[0].slots not in lent
-    found = continued(model, caches[0], texts[:, -1:], STEPS - step)
-    assert torch.equal(torch.cat((texts[:, :-1], found), dim=1), alone(name))
+    following = continued(model, caches[0], texts[:, -1:], STEPS - step)
+    assert torch.equal(torch.cat((texts[:, :-1], following), dim=1), alone(name))
 
 
 @pytest.mark.parametrize("sizes", swept({"023": (0, 2, 3), "221": (2, 2, 1), "500": (5, 0, 0)}, []))
 @pytest.mark.parametrize("name", swept(NAMES, ["bloom"]))
 @everywhere
-def test_sequences_that_are_divided_anew_go_on(where: str, name: str, sizes: tuple[int, ...]) -> None:
-    """There and back, with a step between, and with a cache that holds nothing at first."""
+def test_sequences_that_are_divided_anew_go_on(device: str, name: str, sizes: tuple[int, ...]) -> None:
+    """Regrouped and back, with a step in between, and with a cache that is empty at first."""
     model = model_of(name)
-    (first, these), (last, those) = begun(model, [0, 1, 2]), begun(model, [3, 4])
-    caches, texts = [first, model.new_cache(), last], torch.cat((these, those))
+    (first, first_tokens), (last, last_tokens) = begun(model, [0, 1, 2]), begun(model, [3, 4])
+    caches, texts = [first, model.new_cache(), last], torch.cat((first_tokens, last_tokens))
     regroup_rows([first, last], caches, sizes)
     for back in (False, True):
         if back:
             regroup_rows([cache for cache in caches if cache.batch_size], caches, (3, 0, 2))
-        held = [cache for cache in caches if cache.batch_size]
-        parts = texts[:, -1:].split([cache.batch_size for cache in held])
-        found = torch.cat([continued(model, *each, 1) for each in zip(held, parts, strict=True)])
-        texts = torch.cat((texts[:, :-1], found), dim=1)
+        filled = [cache for cache in caches if cache.batch_size]
+        parts = texts[:, -1:].split([cache.batch_size for cache in filled])
+        following = torch.cat([continued(model, *part, 1) for part in zip(filled, parts, strict=True)])
+        texts = torch.cat((texts[:, :-1], following), dim=1)
     assert torch.equal(texts, alone(name))
     assert [cache.batch_size for cache in caches] == [3, 0, 2]
 
 
 @sweep
 @everywhere
-def test_a_cache_whose_sequences_have_all_ended_takes_others(where: str) -> None:
+def test_a_cache_whose_sequences_have_all_ended_takes_others(device: str) -> None:
     model = model_of("gpt2")
-    (first, _), (last, those) = begun(model, [0, 1, 2]), begun(model, [3, 4])
+    (first, _), (last, last_tokens) = begun(model, [0, 1, 2]), begun(model, [3, 4])
     drop_rows(first, [0, 1, 2])
     assert first.batch_size == 0
     regroup_rows([last], [first, last], [1, 1])
-    found = torch.cat((continued(model, first, those[:1]), continued(model, last, those[1:])))
-    assert torch.equal(found, alone("gpt2")[3:])
+    texts = torch.cat((continued(model, first, last_tokens[:1]), continued(model, last, last_tokens[1:])))
+    assert torch.equal(texts, alone("gpt2")[3:])
 
 
 @sweep
 @everywhere
-def test_a_cache_can_go_on_with_some_sequences_of_others(where: str) -> None:
+def test_a_cache_can_go_on_with_some_sequences_of_others(device: str) -> None:
     model = model_of("bloom")
-    (one, these), (other, those) = begun(model, [0, 1, 2]), begun(model, [3, 4])
+    (first, first_tokens), (last, last_tokens) = begun(model, [0, 1, 2]), begun(model, [3, 4])
     new = model.new_cache()
-    gather_rows([(new, [(other, 1), (one, 2), (one, 0)])])
-    assert torch.equal(continued(model, new, torch.cat((those[1:], these[[2, 0]]))), alone("bloom")[[4, 2, 0]])
-    assert torch.equal(continued(model, one, these), alone("bloom")[:3])
+    gather_rows([(new, [(last, 1), (first, 2), (first, 0)])])
+    assert torch.equal(
+        continued(model, new, torch.cat((last_tokens[1:], first_tokens[[2, 0]]))), alone("bloom")[[4, 2, 0]]
+    )
+    assert torch.equal(continued(model, first, first_tokens), alone("bloom")[:3])
 
 
 @sweep
 @everywhere
-def test_int8_keys_and_values_move_with_their_scales(where: str) -> None:
+def test_int8_keys_and_values_move_with_their_scales(device: str) -> None:
     model = model_of("llama", kv_dtype=torch.int8)
-    wanted = continued(model, *begun(model, list(range(ROWS))))
+    expected = continued(model, *begun(model, list(range(ROWS))))
     parts = [begun(model, rows) for rows in ([0, 1], [2, 3, 4])]
     caches = [cache for cache, _ in parts]
     regroup_rows(caches, caches, [ROWS, 0])
     drop_rows(parts[0][0], [1])
     tokens = torch.cat([tokens for _, tokens in parts])
-    left = rows_left(ROWS, [1])
-    assert torch.equal(continued(model, parts[0][0], tokens[left]), wanted[left])
+    remaining = rows_left(ROWS, [1])
+    assert torch.equal(continued(model, parts[0][0], tokens[remaining]), expected[remaining])
 
 
 @everywhere
-def test_slots_that_cannot_be_filled_go_back(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_cannot_be_filled_go_back(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("gpt2")
     caches = [begun(model, rows)[0] for rows in ([0, 1], [2, 3])]
     lent, free = [cache.slots for cache in caches], len(pool_of(model).free)

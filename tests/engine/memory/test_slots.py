@@ -1,4 +1,4 @@
-"""The memory of caches on a GPU: lent to one after the other, and never to two at once."""
+"""Memory of caches on a GPU: caches borrow it one after the other, never two at once."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +16,12 @@ from labkit.engine.memory import slots as slots_module
 from labkit.engine.memory.kv_cache import BLOCK, KVCache
 from labkit.engine.memory.slots import BUCKETS, Slots, bucket
 
-SAME = 1e-4  # of the range of the logits, against transformers
+SAME = 1e-4  # of the range of the logits, compared with transformers
 pytestmark = INTERPRETED
 
 
 def engine_of(name: str, impl: str = "triton") -> FusedCausalLM:
-    """A model of one layer, with a pool of its own."""
+    """Model of one layer with a pool of its own."""
     return labkit.init_inference(shallow(name, 1), impl=impl).module
 
 
@@ -32,7 +32,7 @@ def free(model: FusedCausalLM) -> list[Slots]:
 
 
 def full(name: str, text: Tensor) -> Tensor:
-    """Logits of the last token, by a single forward pass."""
+    """Logits of the last token from a single forward pass."""
     with torch.no_grad():
         return shallow(name, 1)(text).logits[:, -1:]
 
@@ -53,20 +53,20 @@ def test_two_caches_at_once_do_not_disturb_each_other() -> None:
     texts = [prompt(1, 5), prompt(1, 5, seed=1)]
     caches = [started(model, text) for text in texts]
     assert caches[0].slots is not caches[1].slots
-    for at in range(2):
+    for step_index in range(2):
         for row, cache in enumerate(caches):
-            step = steps[row, at, None, None]
+            step = steps[row, step_index, None, None]
             texts[row] = torch.cat((texts[row], step), dim=1)
             assert error(result(model, step, cache, follows=True), full("gpt2", texts[row])) <= SAME
 
 
 def test_what_a_cache_leaves_is_lent_again_with_what_was_recorded_on_it() -> None:
     model = engine_of("gpt2")
-    want = greedy(shallow("gpt2", 1), prompt(1, 4), 2)
-    assert torch.equal(greedy(model, prompt(1, 4), 2), want)
+    expected = greedy(shallow("gpt2", 1), prompt(1, 4), 2)
+    assert torch.equal(greedy(model, prompt(1, 4), 2), expected)
     (slots,) = free(model)
     (recording,) = slots.recordings.values()
-    assert torch.equal(greedy(model, prompt(1, 4), 2), want)
+    assert torch.equal(greedy(model, prompt(1, 4), 2), expected)
     assert free(model) == [slots]
     assert list(slots.recordings.values()) == [recording]
 
@@ -94,60 +94,60 @@ def test_a_slightly_longer_text_finds_memory_again() -> None:
 
 @sweep
 def test_holes_in_one_cache_after_another_are_one_recording() -> None:
-    """A recording, and the graph on a GPU, reads the mask where it is."""
+    """A recording, or the graph on a GPU, reads the mask at the same address."""
     model = engine_of("bloom")
     for hole in (1, 2):
         ids, mask = prompt(3, 4), torch.ones(3, 4, dtype=torch.int64)
         mask[0, hole] = mask[1, 0] = 0
-        got = greedy(model, ids, 3, attention_mask=mask)
-        assert torch.equal(got, greedy(shallow("bloom", 1), ids, 3, attention_mask=mask))
+        actual = greedy(model, ids, 3, attention_mask=mask)
+        assert torch.equal(actual, greedy(shallow("bloom", 1), ids, 3, attention_mask=mask))
     (slots,) = free(model)
     assert len(slots.recordings) == 1
 
 
 @sweep
 def test_a_cache_grows_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its slots are others then, more of them, in several shares."""
+    """It gets other slots, more of them, in several shares."""
     monkeypatch.setattr(slots_module, "BLOCK", 1)
     model, text, steps = engine_of("llama"), prompt(1, 4), prompt(1, 2, seed=1)
     cache = started(model, text, 4)
-    before = cache.capacity
-    for at in range(2):
-        text = torch.cat((text, steps[:, at, None]), dim=1)
-        assert error(result(model, steps[:, at, None], cache, follows=True), full("llama", text)) <= SAME
-    assert (before, cache.capacity) == (4, 4 + BLOCK)
+    first_capacity = cache.capacity
+    for index in range(2):
+        text = torch.cat((text, steps[:, index, None]), dim=1)
+        assert error(result(model, steps[:, index, None], cache, follows=True), full("llama", text)) <= SAME
+    assert (first_capacity, cache.capacity) == (4, 4 + BLOCK)
     assert len(free(model)) == 1
 
 
 @sweep
 def test_a_copied_cache_goes_on_alone() -> None:
-    """As transformers shows it for prompts with the same beginning."""
+    """transformers uses such copies for prompts with the same beginning."""
     for model in (engine_of("gpt2", "cpp"), engine_of("gpt2")):
         text, steps = prompt(1, 4), prompt(2, 1, seed=1)
         cache = started(model, text)
-        other = copy.deepcopy(cache)
-        for each, step in ((cache, steps[:1]), (other, steps[1:])):
-            got = result(model, step, each, follows=True)
-            assert error(got, full("gpt2", torch.cat((text, step), dim=1))) <= SAME
+        twin = copy.deepcopy(cache)
+        for kv, step in ((cache, steps[:1]), (twin, steps[1:])):
+            actual = result(model, step, kv, follows=True)
+            assert error(actual, full("gpt2", torch.cat((text, step), dim=1))) <= SAME
 
 
 @sweep
 def test_a_cropped_cache_goes_on_from_there() -> None:
-    """Also where another prompt has filled it up again to where it was."""
+    """Even if another prompt has filled it up to its old length."""
     model, text, step = engine_of("gpt2"), prompt(1, 6), prompt(1, 1, seed=1)
     cache = started(model, text)
-    for keep, more in ((5, 0), (3, 0), (2, 2)):
+    for keep, added in ((5, 0), (3, 0), (2, 2)):
         cache.crop(keep)
-        whole = torch.cat((text[:, :keep], prompt(1, more, seed=2)), dim=1)
-        if more:
+        whole = torch.cat((text[:, :keep], prompt(1, added, seed=2)), dim=1)
+        if added:
             result(model, whole[:, keep:], cache, keep=1)
-        got = result(model, step, cache, follows=True)
-        assert error(got, full("gpt2", torch.cat((whole, step), dim=1))) <= SAME
+        actual = result(model, step, cache, follows=True)
+        assert error(actual, full("gpt2", torch.cat((whole, step), dim=1))) <= SAME
 
 
 @sweep
 def test_sequences_that_nobody_asked_for_stay_within_the_tables() -> None:
-    """Three sequences leave a fourth, where another text stood before, at far positions."""
+    """Three sequences leave a fourth row free, where another text was before, at far positions."""
     model = engine_of("gpt2")
     far = torch.arange(185, 191)[None]
     result(model, prompt(4, 6), model.new_cache(8), position_ids=far)
@@ -160,19 +160,21 @@ def test_sequences_that_nobody_asked_for_stay_within_the_tables() -> None:
 
 @sweep
 def test_memory_made_in_inference_mode_can_be_written_outside() -> None:
-    model, want = engine_of("gpt2"), greedy(shallow("gpt2", 1), prompt(1, 3), 2)
+    model, expected = engine_of("gpt2"), greedy(shallow("gpt2", 1), prompt(1, 3), 2)
     with torch.inference_mode():
-        assert torch.equal(greedy(model, prompt(1, 3), 2), want)
-    assert torch.equal(greedy(model, prompt(1, 3), 2), want)
+        assert torch.equal(greedy(model, prompt(1, 3), 2), expected)
+    assert torch.equal(greedy(model, prompt(1, 3), 2), expected)
 
 
 @sweep
 def test_callers_in_several_threads_may_share_an_engine() -> None:
     model, texts = engine_of("gpt2"), [prompt(1, 4, seed) for seed in range(3)]
-    want = [greedy(shallow("gpt2", 1), text, 2) for text in texts]
+    expected = [greedy(shallow("gpt2", 1), text, 2) for text in texts]
     with ThreadPoolExecutor(len(texts)) as threads:
-        got = list(threads.map(lambda text: greedy(model, text, 2), texts))
-    assert all(torch.equal(mine, alone) for mine, alone in zip(got, want, strict=True))
+        texts_of_threads = list(threads.map(lambda text: greedy(model, text, 2), texts))
+    assert all(
+        torch.equal(actual, expected_text) for actual, expected_text in zip(texts_of_threads, expected, strict=True)
+    )
 
 
 def test_a_cache_on_the_cpu_borrows_nothing() -> None:

@@ -1,4 +1,4 @@
-"""ZeRO-Inference's options are taken with DeepSpeed's names, and what they ask for is done or named."""
+"""The options of ZeRO-Inference work with DeepSpeed's names; options without a meaning in labkit are named."""
 
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,25 @@ from labkit.engine.options import read_options
 NVME = {"device": "nvme", "nvme_path": "/scratch"}
 
 
-def asked(zero: dict[str, Any], aio: dict[str, Any] | None = None) -> Any:
+def offload_of(zero: dict[str, Any], aio: dict[str, Any] | None = None) -> Any:
     return read_options({"zero_optimization": zero} | ({} if aio is None else {"aio": aio}), {}).offload
 
 
 def test_a_disk_is_named_by_its_path_and_buffers_are_slots() -> None:
-    found = asked({"stage": 3, "offload_param": NVME | {"buffer_count": 5}})
-    assert (found.device, found.path, found.slots, found.resident_gb) == ("disk", "/scratch", 5, None)
-    assert asked({"stage": 3, "offload_param": {"device": "cpu"}}).device == "cpu"
+    offload = offload_of({"stage": 3, "offload_param": NVME | {"buffer_count": 5}})
+    assert (offload.device, offload.path, offload.slots, offload.resident_gb) == ("disk", "/scratch", 5, None)
+    assert offload_of({"stage": 3, "offload_param": {"device": "cpu"}}).device == "cpu"
 
 
 @pytest.mark.parametrize(
     "zero", [{}, {"stage": 0}, {"stage": 2}, {"stage": 3}, {"stage": 3, "offload_param": {"device": "none"}}], ids=str
 )
 def test_without_an_offloaded_device_nothing_is_offloaded(zero: dict[str, Any]) -> None:
-    assert asked(zero) is None
+    assert offload_of(zero) is None
 
 
 def test_what_has_no_meaning_here_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The options of DeepSpeed's example of ZeRO-Inference."""
+    """Uses the options of DeepSpeed's example of ZeRO-Inference."""
     zero = {
         "stage": 3,
         "stage3_prefetch_bucket_size": 10**8,
@@ -38,7 +38,7 @@ def test_what_has_no_meaning_here_is_named_once(caplog: pytest.LogCaptureFixture
         "stage3_max_live_parameters": 10**9,
         "offload_param": NVME | {"pin_memory": True, "buffer_count": 6, "buffer_size": 10**9, "max_in_cpu": 0},
     }
-    asked(zero, {"block_size": 1 << 20, "queue_depth": 32, "thread_count": 1, "single_submit": False})
+    offload_of(zero, {"block_size": 1 << 20, "queue_depth": 32, "thread_count": 1, "single_submit": False})
     (record,) = caplog.records
     for name in (
         "zero_optimization.stage3_max_live_parameters",
@@ -54,7 +54,7 @@ def test_what_has_no_meaning_here_is_named_once(caplog: pytest.LogCaptureFixture
     ):
         assert name in record.message
     caplog.clear()
-    asked({"stage": 3, "offload_param": NVME})
+    offload_of({"stage": 3, "offload_param": NVME})
     assert not caplog.records
 
 

@@ -1,4 +1,4 @@
-"""The memory that an engine takes is counted before it is loaded, and what is counted is no less than what it takes."""
+"""The memory of an engine is estimated before loading, and the estimate is never below the real use."""
 
 from ctypes import byref
 from typing import Any
@@ -18,22 +18,20 @@ from labkit.weights.quantise import Quantization
 NONE = Quantization()
 
 
-def footprint(name: str, dtype: torch.dtype = torch.float32, **more: Any) -> Footprint:
-    return Footprint.of(shard(model_config_of(vanilla(name).config)), dtype, NONE, **more)
+def footprint(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> Footprint:
+    return Footprint.of(shard(model_config_of(vanilla(name).config)), dtype, NONE, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FEW)
 def test_the_workspace_is_no_larger_than_it_was_counted(name: str, dtype: torch.dtype) -> None:
     engine = labkit.init_inference(vanilla(name), dtype=dtype)
-    found = footprint(name, dtype)
+    estimate = footprint(name, dtype)
     for rows, all_rows in ((1, 1), (7, 7), (CHUNK_ROWS, 3 * CHUNK_ROWS)):
-        taken = build.load(engine.weights.weight_type).labkit_workspace_bytes(
-            byref(engine.weights.c), all_rows, rows, 2
-        )
-        counted = rows * found.row + all_rows * found.kept_row
-        assert taken <= counted + OTHERS
-        assert taken <= counted * 1.2 + 4096
+        used = build.load(engine.weights.weight_type).labkit_workspace_bytes(byref(engine.weights.c), all_rows, rows, 2)
+        estimated = rows * estimate.row + all_rows * estimate.kept_row
+        assert used <= estimated + OTHERS
+        assert used <= estimated * 1.2 + 4096
 
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8])
@@ -49,12 +47,14 @@ def test_the_cache_is_counted_to_the_byte(name: str, kv_dtype: torch.dtype | Non
 
 
 def test_what_is_left_for_weights_and_the_largest_batch_agree() -> None:
-    """The largest batch leaves room for the slots, and one more does not."""
-    found = footprint("llama")
-    memory = found.outside + 2 * found.layer + OTHERS + 30_000_000
-    most = found.most_sequences(memory, 10, 50, slots=2)
-    assert most > 1
-    assert found.outside + 2 * found.layer <= found.for_weights(memory, most, 10, 50, slots=2) < memory
-    with pytest.raises(ValueError, match=rf"for batch {most + 1} of 50 tokens; the least that works with 2 slots is"):
-        found.for_weights(memory, most + 1, 10, 50, slots=2)
-    assert found.most_sequences(OTHERS, 10, 50, slots=2) == 0
+    """The largest batch leaves room for the slots, and one sequence more does not."""
+    estimate = footprint("llama")
+    memory = estimate.outside + 2 * estimate.layer + OTHERS + 30_000_000
+    largest = estimate.most_sequences(memory, 10, 50, slots=2)
+    assert largest > 1
+    assert estimate.outside + 2 * estimate.layer <= estimate.for_weights(memory, largest, 10, 50, slots=2) < memory
+    with pytest.raises(
+        ValueError, match=rf"for batch {largest + 1} of 50 tokens; the least that works with 2 slots is"
+    ):
+        estimate.for_weights(memory, largest + 1, 10, 50, slots=2)
+    assert estimate.most_sequences(OTHERS, 10, 50, slots=2) == 0

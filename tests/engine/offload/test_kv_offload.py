@@ -1,4 +1,4 @@
-"""Engines whose keys and values lie in a file give the same results as those that hold them in memory."""
+"""Engines with an offloaded KV cache on the disk give the results of engines with a resident cache."""
 
 import copy
 import gc
@@ -36,22 +36,22 @@ TYPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def poisoned_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody has put into a slot is NaN."""
-    reserved = slot_stream.reserved
-    monkeypatch.setattr(slot_stream, "reserved", lambda size: reserved(size).fill_(0xFF))
+    """Fills slots with NaN until data is put into them."""
+    reserve = slot_stream.reserved
+    monkeypatch.setattr(slot_stream, "reserved", lambda size: reserve(size).fill_(0xFF))
 
 
 @few_models
 @pytest.mark.usefixtures("poisoned", "poisoned_slots")
 def test_tokens_equal_those_of_the_resident_engine(name: str, tmp_path: Path) -> None:
-    """For every row of the policies in float32: padded prompts, then token by token through two slots."""
+    """For every policy row in float32: padded prompts, then token by token through two slots."""
     ids, mask = prompt(3, 11), torch.ones(3, 11, dtype=torch.long)
     mask[0, :4] = 0
     engine = kv_on_disk(vanilla(name), tmp_path)
-    want = greedy(fused(name), ids, 9, attention_mask=mask)
-    found = greedy(engine, ids, 9, attention_mask=mask, return_dict_in_generate=True)
-    assert torch.equal(found.sequences, want)
-    stream = kv_stream_of(found.past_key_values)
+    expected = greedy(fused(name), ids, 9, attention_mask=mask)
+    output = greedy(engine, ids, 9, attention_mask=mask, return_dict_in_generate=True)
+    assert torch.equal(output.sequences, expected)
+    stream = kv_stream_of(output.past_key_values)
     stream.flush()
     assert stream.blocks_written == 9 * engine.model_config.num_layers
 
@@ -62,43 +62,43 @@ def test_logits_are_those_of_the_resident_engine_in_every_type(
     options: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     engines = kv_on_disk(vanilla(name), tmp_path, 3, **options), labkit.init_inference(vanilla(name), **options)
-    found = []
+    logits = []
     with torch.inference_mode():
         for engine in engines:
             first = engine(prompt(2, 20))
-            found.append(engine(prompt(2, 1, seed=1), past_key_values=first.past_key_values).logits)
-    assert torch.equal(*found)
+            logits.append(engine(prompt(2, 1, seed=1), past_key_values=first.past_key_values).logits)
+    assert torch.equal(*logits)
 
 
 def test_weights_and_cache_may_both_be_on_the_disk(tmp_path: Path) -> None:
-    """Each passes through slots of its own, and its waits are a stage of their own."""
+    """Both have slots of their own, and the waits for each are a stage of their own."""
     engine = streamed("llama", tmp_path, kv_offload={"path": tmp_path, "slots": 2}, kv_dtype=torch.int8)
     resident = labkit.init_inference(vanilla("llama"), kv_dtype=torch.int8)
-    found = greedy(engine, prompt(2, 7), 6, return_dict_in_generate=True)
-    assert torch.equal(found.sequences, greedy(resident, prompt(2, 7), 6))
+    output = greedy(engine, prompt(2, 7), 6, return_dict_in_generate=True)
+    assert torch.equal(output.sequences, greedy(resident, prompt(2, 7), 6))
     assert stream_of(engine).stream.blocks_read >= 6 * LAYERS
-    assert kv_stream_of(found.past_key_values).blocks_read >= 6 * LAYERS
-    stages = [each.stage for each in engine.stage_times() if each.phase == Phase.DECODE and each.layer == 1]
+    assert kv_stream_of(output.past_key_values).blocks_read >= 6 * LAYERS
+    stages = [entry.stage for entry in engine.stage_times() if entry.phase == Phase.DECODE and entry.layer == 1]
     assert stages[:3] == [Stage.FETCH, Stage.FETCH_KV, Stage.QKV]
     with engine.module.runner.stage_by_stage():
-        assert torch.equal(greedy(engine, prompt(2, 7), 6), found.sequences)
+        assert torch.equal(greedy(engine, prompt(2, 7), 6), output.sequences)
 
 
 def test_a_long_prompt_is_written_once(tmp_path: Path) -> None:
-    """2,000 tokens go through a layer in chunks before the next layer has its turn; nothing of them is read."""
+    """2,000 tokens pass a layer in chunks before the next layer starts; none of them is read back."""
     model = small_model("llama", max_position_embeddings=2048)
     ids = prompt(1, 2000)
     assert ids.shape[1] > 3 * CHUNK_ROWS
     engine, resident = kv_on_disk(model, tmp_path), labkit.init_inference(model)
     with torch.inference_mode():
-        found, want = (each(ids, logits_to_keep=3) for each in (engine, resident))
-        stream = kv_stream_of(found.past_key_values)
-        assert torch.equal(found.logits, want.logits)
+        output, expected = (side(ids, logits_to_keep=3) for side in (engine, resident))
+        stream = kv_stream_of(output.past_key_values)
+        assert torch.equal(output.logits, expected.logits)
         stream.flush()
         assert stream.blocks_written == LAYERS
-        one = engine(ids[:, :1], past_key_values=found.past_key_values)
-        other = resident(ids[:, :1], past_key_values=want.past_key_values)
-    assert torch.equal(one.logits, other.logits)
+        next_output = engine(ids[:, :1], past_key_values=output.past_key_values)
+        next_expected = resident(ids[:, :1], past_key_values=expected.past_key_values)
+    assert torch.equal(next_output.logits, next_expected.logits)
 
 
 def test_the_whole_of_generate_runs_on_it(tmp_path: Path) -> None:
@@ -107,21 +107,21 @@ def test_the_whole_of_generate_runs_on_it(tmp_path: Path) -> None:
     ids, mask = prompt(2, 9), torch.ones(2, 9, dtype=torch.long)
     mask[1, :3] = 0
     for options in ({"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"repetition_penalty": 1.3}):
-        found, want = (greedy(each, ids, 6, attention_mask=mask, **options) for each in (engine, resident))
-        assert torch.equal(found, want)
-    found, want = (greedy(each, ids[:1], 12, prompt_lookup_num_tokens=3) for each in (engine, resident))
-    assert torch.equal(found, want)
+        actual, expected = (greedy(side, ids, 6, attention_mask=mask, **options) for side in (engine, resident))
+        assert torch.equal(actual, expected)
+    actual, expected = (greedy(side, ids[:1], 12, prompt_lookup_num_tokens=3) for side in (engine, resident))
+    assert torch.equal(actual, expected)
     sampled = []
-    for each in (engine, resident):
+    for side in (engine, resident):
         torch.manual_seed(3)
-        sampled.append(each.generate(ids, do_sample=True, top_k=20, max_new_tokens=6, pad_token_id=0))
+        sampled.append(side.generate(ids, do_sample=True, top_k=20, max_new_tokens=6, pad_token_id=0))
     assert torch.equal(*sampled)
     with torch.inference_mode():
         first = engine(ids[:, :5], use_cache=True)
-        seen = engine(ids[:, 5:], past_key_values=first.past_key_values, output_hidden_states=True)
+        continued = engine(ids[:, 5:], past_key_values=first.past_key_values, output_hidden_states=True)
         whole = resident(ids, output_hidden_states=True)
-    assert error(seen.logits[:, -1], whole.logits[:, -1]) <= 1e-5
-    assert len(seen.hidden_states) == len(whole.hidden_states)
+    assert error(continued.logits[:, -1], whole.logits[:, -1]) <= 1e-5
+    assert len(continued.hidden_states) == len(whole.hidden_states)
 
 
 CHANGES: dict[str, Callable[[KVCache], object]] = {
@@ -138,13 +138,13 @@ CHANGES: dict[str, Callable[[KVCache], object]] = {
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["float32", "int8"])
 def test_a_changed_cache_goes_on_as_one_in_memory(kv_dtype: torch.dtype | None, tmp_path: Path) -> None:
-    """Cropped, reordered, selected, repeated, grown; a copy of it, and that which was copied, too."""
+    """Cropped, reordered, selected, repeated or grown. The original of a changed copy works too."""
     model = vanilla("llama")
     engines = kv_on_disk(model, tmp_path, kv_dtype=kv_dtype), labkit.init_inference(model, kv_dtype=kv_dtype)
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
     firsts = [engine(prompt(2, 8), attention_mask=mask).past_key_values for engine in engines]
 
-    def gone_on(change: Callable[[KVCache], object]) -> list[Tensor]:
+    def logits_after(change: Callable[[KVCache], object]) -> list[Tensor]:
         logits = []
         for engine, first in zip(engines, firsts, strict=True):
             cache = copy.deepcopy(first)
@@ -155,9 +155,9 @@ def test_a_changed_cache_goes_on_as_one_in_memory(kv_dtype: torch.dtype | None, 
         return logits
 
     for name, change in CHANGES.items():
-        one, two, *want = gone_on(change)
-        assert torch.equal(one, want[0]), name
-        assert torch.equal(two, want[1]), name
+        first_logits, second_logits, *expected = logits_after(change)
+        assert torch.equal(first_logits, expected[0]), name
+        assert torch.equal(second_logits, expected[1]), name
     assert [first.length for first in firsts] == [8, 8]
 
 
@@ -166,12 +166,12 @@ def test_caches_of_transformers_are_gone_on_with_and_filled(tmp_path: Path) -> N
     cache = DynamicCache()
     with torch.no_grad():
         vanilla("gpt2")(ids[:, :5], past_key_values=cache)
-    found = engine(ids[:, 5:], past_key_values=cache).logits
-    assert error(found, fused("gpt2")(ids).logits[:, 5:]) <= 1e-5
+    logits = engine(ids[:, 5:], past_key_values=cache).logits
+    assert error(logits, fused("gpt2")(ids).logits[:, 5:]) <= 1e-5
     assert cache.get_seq_length() == 8
     with torch.no_grad():
-        after = vanilla("gpt2")(ids[:, :1], past_key_values=cache).logits
-    assert error(after, fused("gpt2")(torch.cat((ids, ids[:, :1]), dim=1)).logits[:, -1:]) <= 1e-5
+        vanilla_logits = vanilla("gpt2")(ids[:, :1], past_key_values=cache).logits
+    assert error(vanilla_logits, fused("gpt2")(torch.cat((ids, ids[:, :1]), dim=1)).logits[:, -1:]) <= 1e-5
 
 
 def test_a_cache_in_memory_is_another_engine_s(tmp_path: Path) -> None:
@@ -183,37 +183,37 @@ def test_a_cache_in_memory_is_another_engine_s(tmp_path: Path) -> None:
 
 
 def test_several_caches_live_at_a_time(tmp_path: Path) -> None:
-    """Texts in turns, each in its own file; then several threads on one engine."""
+    """Texts in turns, each with a file of its own; then several threads on one engine."""
     engine = kv_on_disk(vanilla("gptj"), tmp_path)
     texts = [prompt(1, 6, seed) for seed in range(4)]
-    want = [greedy(fused("gptj"), text, 8) for text in texts]
+    expected = [greedy(fused("gptj"), text, 8) for text in texts]
     caches: list[KVCache | None] = [None] * 4
-    new, found = list(texts), list(texts)
+    new, generated = list(texts), list(texts)
     for _ in range(8):
-        for at, cache in enumerate(caches):
-            out = engine(new[at], past_key_values=cache)
-            caches[at], new[at] = out.past_key_values, out.logits[:, -1:].argmax(-1)
-            found[at] = torch.cat((found[at], new[at]), dim=1)
-    assert all(map(torch.equal, found, want))
+        for index, cache in enumerate(caches):
+            out = engine(new[index], past_key_values=cache)
+            caches[index], new[index] = out.past_key_values, out.logits[:, -1:].argmax(-1)
+            generated[index] = torch.cat((generated[index], new[index]), dim=1)
+    assert all(map(torch.equal, generated, expected))
 
     def work(number: int) -> None:
         torch.set_num_threads(1)
-        found[number] = greedy(engine, texts[number], 8)
+        generated[number] = greedy(engine, texts[number], 8)
 
-    found = [torch.zeros(1)] * 4
+    generated = [torch.zeros(1)] * 4
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(map(torch.equal, found, want))
+    assert all(map(torch.equal, generated, expected))
 
 
 def test_a_cache_ends_with_its_threads_and_its_file(tmp_path: Path) -> None:
-    """The file has no name, so that a process that is killed leaves nothing behind."""
+    """The file has no name, so a killed process leaves nothing behind."""
     engine = kv_on_disk(vanilla("gpt2"), tmp_path)
-    gc.collect()  # what errors of other tests still hold ends now, and not while its threads are counted
-    counts = [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")]
+    gc.collect()  # frees what errors of other tests keep alive, before threads are counted
+    counts = [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
     cache = engine(prompt(1, 5)).past_key_values
     assert len(os.listdir("/proc/self/task")) == counts[0] + 2
     assert not list(tmp_path.iterdir())
@@ -223,14 +223,14 @@ def test_a_cache_ends_with_its_threads_and_its_file(tmp_path: Path) -> None:
     engine(prompt(1, 1), past_key_values=cache)
     assert len(os.listdir("/proc/self/task")) == counts[0] + 2
     del cache
-    assert [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")] == counts
+    assert [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")] == counts
 
 
 def test_waits_are_stages_and_spans(tmp_path: Path) -> None:
-    """Reads, waits, layers and writes are on one clock; a new file takes up the spans of the one before."""
+    """Reads, waits, layers and writes are on one clock; a new file continues the spans of the previous one."""
     engine = kv_on_disk(vanilla("gpt2"), tmp_path)
     cache = greedy(engine, prompt(1, 4), 5, return_dict_in_generate=True).past_key_values
-    stages = {(each.phase, each.stage) for each in engine.stage_times()}
+    stages = {(entry.phase, entry.stage) for entry in engine.stage_times()}
     assert {(Phase.PREFILL, Stage.FETCH_KV), (Phase.DECODE, Stage.FETCH_KV)} <= stages
     assert Stage.FETCH not in {stage for _, stage in stages}
     cache.reorder_cache(torch.tensor([0]))
@@ -240,21 +240,21 @@ def test_waits_are_stages_and_spans(tmp_path: Path) -> None:
     assert counts == [5 * LAYERS] * 3
     assert sum(span.kind == "read" for span in spans) >= 5 * LAYERS
     computed = [span for span in spans if span.kind == "compute"]
-    assert all(one.end_ns <= next.begin_ns for one, next in pairwise(computed))
+    assert all(before.end_ns <= after.begin_ns for before, after in pairwise(computed))
     assert not cache.heads.take_spans()
 
 
 def test_a_profiler_sees_the_waits(tmp_path: Path) -> None:
     engine = kv_on_disk(vanilla("gpt2"), tmp_path)
-    found: list[Tensor] = []
-    names = profiled(lambda: found.append(greedy(engine, prompt(1, 4), 3)))
-    assert torch.equal(found[0], greedy(fused("gpt2"), prompt(1, 4), 3))
+    texts: list[Tensor] = []
+    names = profiled(lambda: texts.append(greedy(engine, prompt(1, 4), 3)))
+    assert torch.equal(texts[0], greedy(fused("gpt2"), prompt(1, 4), 3))
     fetched = [parsed.layer for name in names if (parsed := parse(name)) and parsed.stage == Stage.FETCH_KV]
     assert fetched == [*range(LAYERS)] * 3
 
 
 def test_memory_for_the_cache_is_that_of_the_slots(tmp_path: Path) -> None:
-    """Of nine layers two are in memory; a text goes on, and its cache grows, as if all were."""
+    """Two of nine layers are in memory. The text and its growing cache continue as if all layers were."""
     model = small_model("gpt2", n_layer=9, n_positions=512)
     engine = kv_on_disk(model, tmp_path)
     cache = greedy(engine, prompt(2, 300), 20, return_dict_in_generate=True).past_key_values

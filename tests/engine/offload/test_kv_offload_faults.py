@@ -1,4 +1,4 @@
-"""What can go wrong with keys and values on a disk is said by name, and costs no token that was there before."""
+"""Faults of an offloaded KV cache on the disk are named, and lose no earlier token."""
 
 import copy
 import errno
@@ -21,42 +21,42 @@ from labkit.engine.offload import cache_folder
 from labkit.kernels.cache_stream import file as cache_file
 
 
-def go_on(engine: Any, cache: KVCache, tokens: Tensor) -> Tensor:
+def logits_of(engine: Any, cache: KVCache, tokens: Tensor) -> Tensor:
     logits: Tensor = engine(tokens, past_key_values=cache).logits
     return logits
 
 
 def failing(code: int) -> Callable[..., Any]:
-    def fails(*given: Any) -> None:
+    def fails(*arguments: Any) -> None:
         raise OSError(code, os.strerror(code))
 
     return fails
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["one-call", "staged"])
-@pytest.mark.parametrize(("can", "said"), [(WRITE, "read"), (READ, "written")], ids=["reads", "writes"])
-def test_a_disk_that_fails_is_named_and_no_token_is_lost(can: int, said: str, staged: bool, tmp_path: Path) -> None:
-    """The cache is as it was before the step that failed. Once the disk is whole, the text goes on as in memory.
+@pytest.mark.parametrize(("can", "verb"), [(WRITE, "read"), (READ, "written")], ids=["reads", "writes"])
+def test_a_disk_that_fails_is_named_and_no_token_is_lost(can: int, verb: str, staged: bool, tmp_path: Path) -> None:
+    """The failed step leaves the cache unchanged. After the disk is repaired, the text continues as in memory.
 
-    What could not be written stays in its slot meanwhile, and a change of the cache waits for it, too.
+    Data that could not be written stays in its slot, and a change of the cache waits for the write, too.
     """
     engine, resident = kv_on_disk(vanilla("llama"), tmp_path), fused("llama")
-    mine, theirs = (each(prompt(2, 9)).past_key_values for each in (engine, resident))
-    words = rf"keys and values of layer \d, which .* {tmp_path}, can't be {said} at byte \d+: Bad file .* \(EBADF\)"
+    disk_cache, memory_cache = (side(prompt(2, 9)).past_key_values for side in (engine, resident))
+    words = rf"keys and values of layer \d, which .* {tmp_path}, can't be {verb} at byte \d+: Bad file .* \(EBADF\)"
     for size in (1, 2, 5):
         step = prompt(2, size, seed=size)
         with able_only_to(can, tmp_path):
             for _ in range(2):
                 runs = engine.module.runner.stage_by_stage() if staged else nullcontext()
                 with runs, pytest.raises(RuntimeError, match=words):
-                    go_on(engine, mine, step)
-                assert mine.length == theirs.length
+                    logits_of(engine, disk_cache, step)
+                assert disk_cache.length == memory_cache.length
             with pytest.raises(RuntimeError, match="Bad file descriptor"):
-                mine.reorder_cache(torch.tensor([1, 0]))
-        twin = copy.deepcopy(mine)
-        want = go_on(resident, theirs, step)
-        assert torch.equal(go_on(engine, mine, step), want)
-        assert torch.equal(go_on(engine, twin, step), want)
+                disk_cache.reorder_cache(torch.tensor([1, 0]))
+        twin = copy.deepcopy(disk_cache)
+        expected = logits_of(resident, memory_cache, step)
+        assert torch.equal(logits_of(engine, disk_cache, step), expected)
+        assert torch.equal(logits_of(engine, twin, step), expected)
 
 
 def test_a_file_that_is_cut_short_is_named_and_the_engine_goes_on_with_others(tmp_path: Path) -> None:
@@ -66,49 +66,49 @@ def test_a_file_that_is_cut_short_is_named_and_the_engine_goes_on_with_others(tm
     descriptor = os.open(f"/proc/self/fd/{descriptors(tmp_path)[0]}", os.O_RDWR)
     os.ftruncate(descriptor, 0)
     with pytest.raises(RuntimeError, match=r"keys and values of layer \d, .*, are missing from byte \d+ on: .* anew"):
-        go_on(engine, cache, prompt(1, 1))
+        logits_of(engine, cache, prompt(1, 1))
     os.close(descriptor)
     assert torch.equal(greedy(engine, prompt(1, 5), 4), greedy(fused("gpt2"), prompt(1, 5), 4))
 
 
-@pytest.mark.parametrize("full", ["seen", "met"])
+@pytest.mark.parametrize("detected", ["seen", "met"])
 def test_too_little_room_is_said_before_anything_is_computed(
-    full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    detected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a new cache, and for one that grows, which goes on once there is room."""
+    """For a new cache, and for a growing one, which works again once there is room."""
     engine, resident = kv_on_disk(vanilla("llama"), tmp_path), fused("llama")
-    mine, theirs = (each(prompt(1, 9)).past_key_values for each in (engine, resident))
-    step = prompt(1, mine.capacity - 8, seed=1)
-    if full == "seen":
+    disk_cache, memory_cache = (side(prompt(1, 9)).past_key_values for side in (engine, resident))
+    step = prompt(1, disk_cache.capacity - 8, seed=1)
+    if detected == "seen":
         usage = cache_file.shutil._ntuple_diskusage(10, 10, 0)  # type: ignore[attr-defined]
         monkeypatch.setattr(cache_file.shutil, "disk_usage", lambda path: usage)
     else:
         monkeypatch.setattr(cache_file.os, "posix_fallocate", failing(errno.ENOSPC))
     words = rf"kv_offload: {tmp_path} has .* GB free, and keys and values of 1 x \d+ tokens take .* \(No sp"
-    for cache in (None, mine):
+    for cache in (None, disk_cache):
         with pytest.raises(ValueError, match=words):
             engine(step, past_key_values=cache)
     monkeypatch.undo()
-    assert mine.length == 9
-    assert torch.equal(go_on(engine, mine, step), go_on(resident, theirs, step))
+    assert disk_cache.length == 9
+    assert torch.equal(logits_of(engine, disk_cache, step), logits_of(resident, memory_cache, step))
 
 
 def test_a_cache_whose_copy_fails_half_way_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, resident = kv_on_disk(vanilla("llama"), tmp_path), fused("llama")
-    mine, theirs = (each(prompt(2, 9)).past_key_values for each in (engine, resident))
-    write, left = os.pwritev, [2]
+    disk_cache, memory_cache = (side(prompt(2, 9)).past_key_values for side in (engine, resident))
+    write, remaining = os.pwritev, [2]
 
-    def breaking(*given: Any) -> int:
-        left[0] -= 1
-        if left[0] < 0:
+    def write_or_fail(*arguments: Any) -> int:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return write(*given)
+        return write(*arguments)
 
-    monkeypatch.setattr(cache_file.os, "pwritev", breaking)
+    monkeypatch.setattr(cache_file.os, "pwritev", write_or_fail)
     with pytest.raises(RuntimeError, match=rf"layer 2 can't be copied in {tmp_path}: Input/output error; see whether"):
-        mine.batch_select_indices(torch.tensor([1]))
+        disk_cache.batch_select_indices(torch.tensor([1]))
     monkeypatch.undo()
-    assert torch.equal(go_on(engine, mine, prompt(2, 1)), go_on(resident, theirs, prompt(2, 1)))
+    assert torch.equal(logits_of(engine, disk_cache, prompt(2, 1)), logits_of(resident, memory_cache, prompt(2, 1)))
 
 
 def test_a_file_system_that_refuses_direct_access_is_used_through_its_cache(
@@ -117,15 +117,17 @@ def test_a_file_system_that_refuses_direct_access_is_used_through_its_cache(
     engine = kv_on_disk(vanilla("gpt2"), tmp_path)
     for refused in (False, True):
         if refused:
-            monkeypatch.setattr(cache_file.fcntl, "fcntl", lambda file, what, *flags: _without_direct(what, flags))
-        cache = greedy(engine, prompt(2, 5), 6, return_dict_in_generate=True)
-        assert kv_stream_of(cache.past_key_values).direct != refused
-        cache.past_key_values.reorder_cache(torch.tensor([0, 1]))
-        assert torch.equal(cache.sequences, greedy(fused("gpt2"), prompt(2, 5), 6))
+            monkeypatch.setattr(
+                cache_file.fcntl, "fcntl", lambda file, command, *flags: _without_direct(command, flags)
+            )
+        output = greedy(engine, prompt(2, 5), 6, return_dict_in_generate=True)
+        assert kv_stream_of(output.past_key_values).direct != refused
+        output.past_key_values.reorder_cache(torch.tensor([0, 1]))
+        assert torch.equal(output.sequences, greedy(fused("gpt2"), prompt(2, 5), 6))
 
 
-def _without_direct(what: int, flags: tuple[int, ...]) -> int:
-    if what == fcntl.F_SETFL:
+def _without_direct(command: int, flags: tuple[int, ...]) -> int:
+    if command == fcntl.F_SETFL:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     return os.O_RDWR
 
@@ -149,11 +151,11 @@ def test_wrong_options_are_refused(kv_offload: dict[str, Any], words: str) -> No
 
 
 def test_what_has_no_cache_of_its_own_here_is_refused(tmp_path: Path) -> None:
-    where = {"path": tmp_path}
+    kv_offload = {"path": tmp_path}
     with pytest.raises(ValueError, match=r"kv_offload needs the C\+\+ or Triton kernels, got impl='reference'; leave"):
-        labkit.init_inference(vanilla("gpt2"), kv_offload=where, impl="reference")
+        labkit.init_inference(vanilla("gpt2"), kv_offload=kv_offload, impl="reference")
     with pytest.raises(ValueError, match="kv_offload needs kernels, and there are none for GPT2LMHeadModel; leave"):
-        labkit.init_inference(vanilla("gpt2"), kv_offload=where, injection_policy={"GPT2Block": ("attn.c_proj",)})
+        labkit.init_inference(vanilla("gpt2"), kv_offload=kv_offload, injection_policy={"GPT2Block": ("attn.c_proj",)})
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_memory_is_never_taken_for_a_disk_silently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A folder that somebody names is used, and said to be memory; by default it is none."""
+    """A folder that the user names is used, with a warning that it is memory; the default folder is refused."""
     monkeypatch.setattr(cache_folder, "cache_root", lambda: tmp_path)
     labkit.init_inference(vanilla("gpt2"), kv_offload={})
     assert (tmp_path / "kv").is_dir()

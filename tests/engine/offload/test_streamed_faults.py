@@ -1,4 +1,4 @@
-"""What can go wrong with a model that is streamed is said by name, and never becomes garbage."""
+"""Faults of streamed weights are named, and never lead to wrong tokens."""
 
 import errno
 import fcntl
@@ -29,31 +29,31 @@ from labkit.weights.checkpoint.manifest import MANIFEST
 
 
 def packed(folder: Path) -> Path:
-    """The only file of weights there."""
-    (found,) = folder.glob("*/*.safetensors")
-    return found
+    """The only file of weights in a folder."""
+    (file,) = folder.glob("*/*.safetensors")
+    return file
 
 
-def change(file: Path, at: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        byte = opened.read(1)
-        opened.seek(at)
-        opened.write(bytes([byte[0] ^ 0xFF]))
+def change(file: Path, offset: int) -> None:
+    with file.open("r+b") as handle:
+        handle.seek(offset)
+        byte = handle.read(1)
+        handle.seek(offset)
+        handle.write(bytes([byte[0] ^ 0xFF]))
 
 
 def test_a_file_that_is_altered_under_a_running_engine_is_noticed(tmp_path: Path) -> None:
-    """Its digest says so: the step gives an error and no tokens. Once the file is whole again, the engine goes on."""
+    """The digest detects it: the step fails and gives no tokens. Once the file is repaired, the step works."""
     engine = streamed("gpt2", tmp_path)
-    ids, want = prompt(1, 5), greedy(fused("gpt2"), prompt(1, 5), 8)
-    assert torch.equal(greedy(engine, ids, 8), want)
+    ids, expected = prompt(1, 5), greedy(fused("gpt2"), prompt(1, 5), 8)
+    assert torch.equal(greedy(engine, ids, 8), expected)
     stream, file = stream_of(engine).stream, packed(tmp_path)
     block = stream.blocks[1]
     change(file, block.offset + 100)
     with pytest.raises(RuntimeError, match=rf"layer 1 of .*{file.name} was altered: its digest is not the one"):
         greedy(engine, ids, 8)
     change(file, block.offset + 100)
-    assert torch.equal(greedy(engine, ids, 8), want)
+    assert torch.equal(greedy(engine, ids, 8), expected)
 
 
 def test_a_file_that_is_cut_short_under_a_running_engine_is_noticed(tmp_path: Path) -> None:
@@ -67,50 +67,50 @@ def test_a_file_that_is_cut_short_under_a_running_engine_is_noticed(tmp_path: Pa
 
 def test_a_cache_is_as_it_was_before_a_step_that_failed(tmp_path: Path) -> None:
     engine = streamed("llama", tmp_path)
-    ids, file, at = prompt(1, 9), packed(tmp_path), stream_of(engine).stream.blocks[0].offset
+    ids, file, offset = prompt(1, 9), packed(tmp_path), stream_of(engine).stream.blocks[0].offset
     with torch.inference_mode():
         cache = engine(ids[:, :5], use_cache=True).past_key_values
         stream = stream_of(engine).stream
         assert isinstance(stream, LayerStream)
         stream.rest()
-        change(file, at)
-        engine(ids)  # what was read ahead before the change is used up
+        change(file, offset)
+        engine(ids)  # uses up the layers that were prefetched before the change
         with pytest.raises(RuntimeError, match="altered"):
             engine(ids[:, 5:], past_key_values=cache)
         assert cache.length == 5
-        change(file, at)
-        found, want = engine(ids[:, 5:], past_key_values=cache), fused("llama")(ids)
-    assert float((found.logits[:, -1] - want.logits[:, -1]).abs().max()) <= 1e-4
+        change(file, offset)
+        output, expected = engine(ids[:, 5:], past_key_values=cache), fused("llama")(ids)
+    assert float((output.logits[:, -1] - expected.logits[:, -1]).abs().max()) <= 1e-4
 
 
 def test_an_error_of_the_disk_is_named_and_the_process_lives(tmp_path: Path) -> None:
-    """The descriptor that is read from becomes one that can't be read: every read fails as a broken disk's does."""
+    """Replaces the descriptor by one that cannot be read: every read fails, as on a broken disk."""
     engine = streamed("gpt2", tmp_path)
-    ids, want = prompt(1, 5), greedy(fused("gpt2"), prompt(1, 5), 6)
+    ids, expected = prompt(1, 5), greedy(fused("gpt2"), prompt(1, 5), 6)
     descriptor = next(
-        int(each)
-        for each in os.listdir("/proc/self/fd")
-        if os.path.realpath(f"/proc/self/fd/{each}") == str(packed(tmp_path).resolve())
-        and fcntl.fcntl(int(each), fcntl.F_GETFL) & os.O_DIRECT
+        int(number)
+        for number in os.listdir("/proc/self/fd")
+        if os.path.realpath(f"/proc/self/fd/{number}") == str(packed(tmp_path).resolve())
+        and fcntl.fcntl(int(number), fcntl.F_GETFL) & os.O_DIRECT
     )
-    kept, folder = os.dup(descriptor), os.open(tmp_path, os.O_RDONLY)
+    original, folder = os.dup(descriptor), os.open(tmp_path, os.O_RDONLY)
     os.dup2(folder, descriptor)
     with pytest.raises(RuntimeError, match=r"layer \d of .* can't be read at byte \d+: Is a directory \(EISDIR\)"):
         greedy(engine, ids, 6)
-    os.dup2(kept, descriptor)
-    assert torch.equal(greedy(engine, ids, 6), want)
-    for each in (kept, folder):
-        os.close(each)
+    os.dup2(original, descriptor)
+    assert torch.equal(greedy(engine, ids, 6), expected)
+    for file in (original, folder):
+        os.close(file)
 
 
 def test_without_direct_reads_nothing_stays_in_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that refuses O_DIRECT is read through the page cache, which is emptied behind every read."""
-    opened = os.open
+    """A file system without O_DIRECT is read through the page cache, which is emptied after every read."""
+    original_open = os.open
 
-    def refusing(path: Any, flags: int, *mode: Any, **more: Any) -> int:
+    def refusing(path: Any, flags: int, *mode: Any, **options: Any) -> int:
         if flags & os.O_DIRECT:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
-        return opened(path, flags, *mode, **more)
+        return original_open(path, flags, *mode, **options)
 
     monkeypatch.setattr(layer_stream.os, "open", refusing)
     engine = streamed("gpt2", tmp_path)
@@ -121,7 +121,7 @@ def test_without_direct_reads_nothing_stays_in_the_page_cache(tmp_path: Path, mo
 
 
 def test_too_little_memory_names_the_least_that_works(tmp_path: Path) -> None:
-    """With the least it runs, in more slots the least is more, and a byte less is refused."""
+    """With the least memory it runs; more slots need more; one percent less is refused."""
     least = {slots: least_gb(vanilla("gpt2"), tmp_path, slots) for slots in (2, 3)}
     assert least[3] > least[2]
     assert torch.equal(greedy(streamed("gpt2", tmp_path), prompt(1, 5), 3), greedy(fused("gpt2"), prompt(1, 5), 3))
@@ -163,16 +163,16 @@ def test_too_little_room_on_the_disk_is_said_before_anything_is_written(
 
 
 def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message has the reason, no file its final name, and the next engine makes the weights anew."""
-    write, left = tensor_writer.TensorWriter._write, [10]
+    """The message has the reason, no file has its final name, and the next engine packs the weights again."""
+    write, remaining = tensor_writer.TensorWriter._write, [10]
 
-    def full(self: tensor_writer.TensorWriter, *args: Any) -> None:
-        left[0] -= 1
-        if left[0] < 0:
+    def write_or_fail(self: tensor_writer.TensorWriter, *args: Any) -> None:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, *args)
 
-    monkeypatch.setattr(tensor_writer.TensorWriter, "_write", full)
+    monkeypatch.setattr(tensor_writer.TensorWriter, "_write", write_or_fail)
     with pytest.raises(RuntimeError, match=r"not saved: .*No space left on device"):
         labkit.init_inference(vanilla("gpt2"), offload={"path": tmp_path})
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".safetensors"]
@@ -206,7 +206,7 @@ CONVERT = """
 
 
 def converting(folder: Path) -> "subprocess.Popen[str]":
-    """A process that packs the weights, and waits half-way for a line."""
+    """Process that packs the weights, and waits for a line half-way."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", textwrap.dedent(CONVERT), str(folder)],
         stdin=subprocess.PIPE,
@@ -216,19 +216,19 @@ def converting(folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-def said(process: "subprocess.Popen[str]") -> str:
+def line_of(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 @sweep
 def test_a_process_that_is_killed_while_it_converts_leaves_no_file_under_its_final_name(tmp_path: Path) -> None:
-    """What it leaves is removed by the next, which makes the weights anew."""
+    """The next engine removes the unfinished file and packs the weights again."""
     with converting(tmp_path) as process:
-        assert said(process) == "half-way"
+        assert line_of(process) == "half-way"
         process.send_signal(signal.SIGKILL)
-    (left,) = tmp_path.rglob("*.safetensors")
-    assert left.name.startswith(".")
+    (unfinished,) = tmp_path.rglob("*.safetensors")
+    assert unfinished.name.startswith(".")
     streamed("gpt2", tmp_path)
     assert [path.name for path in tmp_path.rglob("*.safetensors")] == ["rank-00-of-01.safetensors"]
 
@@ -238,11 +238,11 @@ def test_of_two_processes_that_convert_a_model_one_waits_for_the_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with converting(tmp_path) as process:
-        assert said(process) == "half-way"
+        assert line_of(process) == "half-way"
         assert process.stdin is not None
         waited, lock, requests = [], fcntl.flock, process.stdin
 
-        def seen(descriptor: Any, operation: int) -> None:
+        def lock_and_record(descriptor: Any, operation: int) -> None:
             if operation == fcntl.LOCK_EX:  # this process would wait now
                 waited.append(True)
                 requests.write("\n")
@@ -250,9 +250,9 @@ def test_of_two_processes_that_convert_a_model_one_waits_for_the_other(
             lock(descriptor, operation)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prepared.fcntl, "flock", seen)
+            patch.setattr(prepared.fcntl, "flock", lock_and_record)
             engine = labkit.init_inference(vanilla("gpt2"), offload={"path": tmp_path})
-        assert said(process) == "done"
+        assert line_of(process) == "done"
     assert waited
     assert "another process packs these weights" in caplog.text
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
@@ -280,12 +280,16 @@ def damaged_length(file: Path, manifest: Path) -> None:
 
 
 def other_offsets(file: Path, manifest: Path) -> None:
-    """Two tensors of one size change places."""
+    """Swaps two tensors of the same size."""
     data = file.read_bytes()
     first, second = (re.escape(f'"layers.{layer}.qkv.weight"'.encode()) for layer in (0, 1))
-    places = [re.search(name + rb'.*?"data_offsets": (\[[^]]*\])', data) for name in (first, second)]
-    one, two = (found[1] for found in places if found is not None)
-    file.write_bytes(data.replace(one, b"<first>").replace(two, one).replace(b"<first>", two))
+    matches = [re.search(name + rb'.*?"data_offsets": (\[[^]]*\])', data) for name in (first, second)]
+    first_offsets, second_offsets = (match[1] for match in matches if match is not None)
+    file.write_bytes(
+        data.replace(first_offsets, b"<first>")
+        .replace(second_offsets, first_offsets)
+        .replace(b"<first>", second_offsets)
+    )
 
 
 def other_type(file: Path, manifest: Path) -> None:
@@ -314,10 +318,10 @@ def test_a_damaged_header_or_extent_is_made_anew(
     damage: Callable[[Path, Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     offload = {"path": tmp_path}
-    want = labkit.init_inference(vanilla("gpt2"), offload=offload)(prompt(1, 5)).logits
+    expected = labkit.init_inference(vanilla("gpt2"), offload=offload)(prompt(1, 5)).logits
     file = packed(tmp_path)
     damage(file, file.with_name(MANIFEST))
-    assert torch.equal(labkit.init_inference(vanilla("gpt2"), offload=offload)(prompt(1, 5)).logits, want)
+    assert torch.equal(labkit.init_inference(vanilla("gpt2"), offload=offload)(prompt(1, 5)).logits, expected)
     assert "the streamed weights are made anew" in caplog.text
     caplog.clear()
     labkit.init_inference(vanilla("gpt2"), offload=offload)

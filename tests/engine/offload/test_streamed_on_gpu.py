@@ -1,5 +1,7 @@
-"""Engines with Triton kernels whose layers come from the host's memory, or from a file through it, give the tokens of
-those that hold them. In Triton's interpreter, where a copy is done when it is handed on; the last tests need a GPU.
+"""Engines with Triton kernels that stream their layers, from host memory or through it from a file, give the tokens of
+engines with resident layers.
+
+Runs in Triton's interpreter, where a copy is done at once; the last tests need a GPU.
 """
 
 from pathlib import Path
@@ -27,34 +29,34 @@ from labkit.stages import Stage, parse
 from labkit.system.errors import UserError
 
 LAYERS = 3  # one more than there are slots
-TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32
+TOLERANCE = 1e-4  # of the range of the logits, compared with transformers in float32
 MODELS = ("llama", "gptj", "gpt2", "opt-post-norm", "bloom-normed-residual", "qwen3", "gpt-neo")
 WHERE = ("cpu", "disk")
-CASES = {f"{where}-{name}": (where, name) for where in WHERE for name in MODELS}
+CASES = {f"{store}-{name}": (store, name) for store in WHERE for name in MODELS}
 INT8: dict[str, Any] = {"quant": {"weight": {"q_groups": 4}, "lm_head": True}}
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": torch.float16},
     "int8": INT8,
     "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 2, "q_type": "asymmetric"}}},
 }
-STORED = {f"{name}-{where}": (how, where) for name, how in PRECISIONS.items() for where in WHERE}
+STORED = {f"{name}-{store}": (options, store) for name, options in PRECISIONS.items() for store in WHERE}
 
 
-def offload_to(where: str, folder: Path) -> dict[str, Any]:
-    return {"device": where, "slots": 2} | ({"path": folder} if where == "disk" else {})
+def offload_to(store: str, folder: Path) -> dict[str, Any]:
+    return {"device": store, "slots": 2} | ({"path": folder} if store == "disk" else {})
 
 
 def least_gb(model: Any, offload: dict[str, Any], **options: Any) -> float:
     with pytest.raises(ValueError, match=LEAST) as refused:
         labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": 0}, **options)
-    found = LEAST.search(str(refused.value))
-    assert found is not None
-    return float(found[1])
+    match = LEAST.search(str(refused.value))
+    assert match is not None
+    return float(match[1])
 
 
-def streamed(model: Any, where: str, folder: Path, more_layers: int = 0, **options: Any) -> FusedEngine:
-    """With as few layers on the device as possible, or `more_layers`."""
-    offload = offload_to(where, folder)
+def streamed(model: Any, store: str, folder: Path, more_layers: int = 0, **options: Any) -> FusedEngine:
+    """Engine with as few layers on the device as possible, plus `more_layers`."""
+    offload = offload_to(store, folder)
     resident_gb = least_gb(model, offload, **options)
     if more_layers:
         probe = labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": resident_gb}, **options)
@@ -65,7 +67,7 @@ def streamed(model: Any, where: str, folder: Path, more_layers: int = 0, **optio
 
 
 def logits(engine: Any) -> Tensor:
-    """Of a prompt that is long enough for torch's products, which are faster than kernels in the interpreter."""
+    """Logits of a prompt long enough for torch's products, which the interpreter runs faster than the kernels."""
     with torch.inference_mode():
         return engine(prompt(1, 17)).logits
 
@@ -75,31 +77,31 @@ def layers_of(engine: Any) -> StreamedLayers:
     return engine.streamed
 
 
-def change(file: Path, at: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        byte = opened.read(1)
-        opened.seek(at)
-        opened.write(bytes([byte[0] ^ 0xFF]))
+def change(file: Path, offset: int) -> None:
+    with file.open("r+b") as handle:
+        handle.seek(offset)
+        byte = handle.read(1)
+        handle.seek(offset)
+        handle.write(bytes([byte[0] ^ 0xFF]))
 
 
 @interpreted
 @pytest.mark.parametrize("case", swept(CASES, []))
 def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
-    """A padded prompt op by op, then steps of five kernels in a layer or three; each layer is fetched once for each."""
-    (where, name), ids, mask = case, prompt(2, 10), torch.ones(2, 10, dtype=torch.long)
+    """A padded prompt op by op, then steps with five kernels per layer or three; each step fetches a layer once."""
+    (store, name), ids, mask = case, prompt(2, 10), torch.ones(2, 10, dtype=torch.long)
     mask[0, :2] = 0
     ids[0, :2] = 0
     model = shallow(name, 4 if name == "gpt-neo" else LAYERS)
-    engine = streamed(model, where, tmp_path)
+    engine = streamed(model, store, tmp_path)
     assert torch.equal(greedy(engine, ids, 3, attention_mask=mask), greedy(model, ids, 3, attention_mask=mask))
     layers = layers_of(engine)
     assert isinstance(layers.stream, DeviceStream)
-    assert isinstance(layers.stream.host, HeldBlocks if where == "cpu" else LayerStream)
+    assert isinstance(layers.stream.host, HeldBlocks if store == "cpu" else LayerStream)
     count = model.config.num_hidden_layers
     assert layers.layers == tuple(range(count))
     assert 3 * count <= layers.stream.blocks_read <= 3 * count + layers.stream.slots
-    assert where == "disk" or not any(tmp_path.iterdir())
+    assert store == "disk" or not any(tmp_path.iterdir())
 
 
 @interpreted
@@ -107,40 +109,40 @@ def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
 def test_logits_are_those_of_the_resident_engine_in_every_precision(
     case: tuple[dict[str, Any], str], tmp_path: Path
 ) -> None:
-    (options, where), model = case, shallow("llama", LAYERS)
+    (options, store), model = case, shallow("llama", LAYERS)
     resident = labkit.init_inference(model, impl="triton", **options)
-    assert torch.equal(logits(streamed(model, where, tmp_path, **options)), logits(resident))
+    assert torch.equal(logits(streamed(model, store, tmp_path, **options)), logits(resident))
 
 
 @interpreted
-@pytest.mark.parametrize("where", swept(WHERE, []))
-def test_with_more_memory_more_layers_stay(where: str, tmp_path: Path) -> None:
-    """And where all of them do, nothing is streamed."""
+@pytest.mark.parametrize("store", swept(WHERE, []))
+def test_with_more_memory_more_layers_stay(store: str, tmp_path: Path) -> None:
+    """If all layers fit, nothing is streamed."""
     model = shallow("gpt2", LAYERS + 1)
-    some = streamed(model, where, tmp_path, more_layers=1)
-    assert len(layers_of(some).layers) == LAYERS
-    offload = offload_to(where, tmp_path) | {"resident_gb": 1}
+    partly = streamed(model, store, tmp_path, more_layers=1)
+    assert len(layers_of(partly).layers) == LAYERS
+    offload = offload_to(store, tmp_path) | {"resident_gb": 1}
     whole = labkit.init_inference(model, impl="triton", offload=offload)
     assert isinstance(whole, FusedEngine)
     assert whole.streamed is None
-    want = logits(labkit.init_inference(model, impl="triton"))
-    assert torch.equal(logits(some), want)
-    assert torch.equal(logits(whole), want)
+    expected = logits(labkit.init_inference(model, impl="triton"))
+    assert torch.equal(logits(partly), expected)
+    assert torch.equal(logits(whole), expected)
 
 
 @sweep
 @interpreted
 def test_a_long_prompt_fetches_each_layer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks that go through a layer one after the other, each behind the tokens of those before it in the cache."""
+    """Chunks pass a layer one after the other; each attends to the tokens of earlier chunks in the cache."""
     model = shallow("llama", LAYERS)
     ids, mask = prompt(2, 30), torch.ones(2, 30, dtype=torch.long)
     mask[0, :4] = 0
     with torch.no_grad():
-        want = model(ids, attention_mask=mask).logits
+        expected = model(ids, attention_mask=mask).logits
     engine = streamed(model, "cpu", tmp_path)
     monkeypatch.setattr(step, "CHUNK_ROWS", 20)
-    found = engine(ids, attention_mask=mask).logits
-    assert float((found - want)[mask.bool()].abs().max() / want.std()) <= 1e-4
+    actual = engine(ids, attention_mask=mask).logits
+    assert float((actual - expected)[mask.bool()].abs().max() / expected.std()) <= 1e-4
     stream = layers_of(engine).stream
     assert LAYERS <= stream.blocks_read <= LAYERS + stream.slots
 
@@ -160,45 +162,45 @@ def test_a_model_that_is_consumed_is_empty_afterwards(tmp_path: Path) -> None:
 @interpreted
 @pytest.mark.parametrize("options", swept({"float32": {}, "int8": INT8}, []))
 def test_a_checkpoint_of_a_triton_engine_is_streamed_as_it_is(options: dict[str, Any], tmp_path: Path) -> None:
-    """Nothing is written beside it; one for the C++ kernels has another layout and is packed anew."""
+    """Nothing is written; a checkpoint for the C++ kernels has another layout and is packed again."""
     model = shallow("gpt2", LAYERS)
     for impl in ("triton", "cpp"):
         labkit.init_inference(model, impl=impl, save_mp_checkpoint_path=tmp_path / impl, **options)
-    want = logits(labkit.init_inference(model, impl="triton", **options))
-    for impl, written in (("triton", 0), ("cpp", 1)):
+    expected = logits(labkit.init_inference(model, impl="triton", **options))
+    for impl, files in (("triton", 0), ("cpp", 1)):
         engine = streamed(labkit.resolve(str(tmp_path / impl)), "disk", tmp_path / f"of {impl}")
-        assert torch.equal(logits(engine), want)
-        assert len(list((tmp_path / f"of {impl}").rglob("*.safetensors"))) == written
+        assert torch.equal(logits(engine), expected)
+        assert len(list((tmp_path / f"of {impl}").rglob("*.safetensors"))) == files
 
 
 @sweep
 @interpreted
 def test_a_file_that_is_altered_is_noticed_and_the_engine_goes_on_when_it_is_whole(tmp_path: Path) -> None:
-    """In a step that follows others, which leaves the cache as it was."""
+    """The step fails after earlier steps, and leaves the cache unchanged."""
     model, ids = shallow("gptj", LAYERS), prompt(1, 24)
     engine = streamed(model, "disk", tmp_path)
     (file,) = tmp_path.rglob("*.safetensors")
-    at = layers_of(engine).stream.blocks[1].offset + 8
+    offset = layers_of(engine).stream.blocks[1].offset + 8
     cache = engine.module.new_cache()
     with torch.no_grad():
-        want = model(ids).logits
+        expected = model(ids).logits
 
-    def stepped() -> Tensor:
-        """The next token, behind those that the cache holds."""
+    def next_logits() -> Tensor:
+        """Logits of the token that follows the cache."""
         length = cache.length
         return result(engine.module, ids[:, length : length + 1], cache, follows=True)
 
     def three_steps() -> None:
         for _ in range(3):
-            stepped()
+            next_logits()
 
     result(engine.module, ids[:, :20], cache)
-    assert error(stepped(), want[:, 20:21]) <= TOLERANCE
-    change(file, at)
+    assert error(next_logits(), expected[:, 20:21]) <= TOLERANCE
+    change(file, offset)
     with pytest.raises(RuntimeError, match=r"layer 1 of .* was altered"):
-        three_steps()  # what was read ahead before the change is good
-    change(file, at)
-    assert error(stepped(), want[:, cache.length - 1 : cache.length]) <= TOLERANCE
+        three_steps()  # layers that were prefetched before the change are intact
+    change(file, offset)
+    assert error(next_logits(), expected[:, cache.length - 1 : cache.length]) <= TOLERANCE
 
 
 @sweep
@@ -226,11 +228,11 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 
 @marked(INTERPRETED)
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("store", WHERE)
 def test_the_memory_that_layers_are_copied_from_is_pinned(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All layers of the host's memory, or the slots that a file is read into; where that is refused, it is said."""
+    """All layers in host memory, or the slots of a file; if pinning is refused, the error says so."""
     pinned: list[tuple[int, int]] = []
 
     def pin(queues: CpuQueues, memory: Tensor) -> None:
@@ -238,20 +240,20 @@ def test_the_memory_that_layers_are_copied_from_is_pinned(
 
     monkeypatch.setattr(CpuQueues, "pin", pin)
     model = shallow("gpt2", LAYERS)
-    stream = layers_of(streamed(model, where, tmp_path)).stream
+    stream = layers_of(streamed(model, store, tmp_path)).stream
     assert isinstance(stream, DeviceStream)
-    wanted = [stream.host.memory(turn) for turn in range(stream.host.slots)]
-    for each in wanted:
-        begin, end = each.data_ptr(), each.data_ptr() + each.nbytes
-        assert any(at <= begin and end <= at + size for at, size in pinned)
-    assert sum(size for _, size in pinned) == sum(each.nbytes for each in wanted)
+    slots = [stream.host.memory(turn) for turn in range(stream.host.slots)]
+    for slot in slots:
+        begin, end = slot.data_ptr(), slot.data_ptr() + slot.nbytes
+        assert any(start <= begin and end <= start + size for start, size in pinned)
+    assert sum(size for _, size in pinned) == sum(slot.nbytes for slot in slots)
 
     def refuse(queues: CpuQueues, memory: Tensor) -> None:
         raise UserError(f"{memory.nbytes} bytes can't be pinned")
 
     monkeypatch.setattr(CpuQueues, "pin", refuse)
     with pytest.raises(ValueError, match=r"\d+ bytes can't be pinned"):
-        streamed(model, where, tmp_path)
+        streamed(model, store, tmp_path)
 
 
 @marked(INTERPRETED)
@@ -274,46 +276,46 @@ def test_more_memory_than_a_gpu_has_free_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def large(name: str) -> Any:
-    """With layers of some MB, so that copies and kernels take long enough to meet."""
+    """Model with layers of some MB, so that copies and kernels are long enough to overlap."""
     sizes: dict[str, Any] = {"hidden_size": 1152, "num_attention_heads": 6, "max_position_embeddings": 1024}
     sizes |= {"llama": {"intermediate_size": 4096}, "gptj": {"n_inner": 4096}}[name]
     return small_model(name, num_hidden_layers=8, **sizes)
 
 
 @on_gpu
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("store", WHERE)
 @pytest.mark.parametrize("name", ["llama", "gptj"])
 @pytest.mark.parametrize("options", [{}, INT8], ids=["float32", "int8"])
 def test_tokens_of_a_gpu_equal_those_of_the_resident_engine(
-    options: dict[str, Any], name: str, where: str, tmp_path: Path
+    options: dict[str, Any], name: str, store: str, tmp_path: Path
 ) -> None:
-    """Again and again, of a prompt in several chunks and the steps behind it."""
+    """Repeatedly, for a prompt in several chunks and the steps after it."""
     model, ids = large(name), prompt(3, 700).cuda()
     resident = labkit.init_inference(model, impl="triton", enable_cuda_graph=False, **options)
-    engine, want = streamed(model, where, tmp_path, **options), greedy(resident, ids, 20)
+    engine, expected = streamed(model, store, tmp_path, **options), greedy(resident, ids, 20)
     for _ in range(5):
-        assert torch.equal(greedy(engine, ids, 20), want)
+        assert torch.equal(greedy(engine, ids, 20), expected)
 
 
 @on_gpu
-@pytest.mark.parametrize("where", WHERE)
-def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(where: str, tmp_path: Path) -> None:
-    model, before = large("llama"), torch.cuda.memory_allocated()
-    engine = streamed(model, where, tmp_path, more_layers=2)
-    vectors = 8 * 64 * 1024  # of the streamed layers
-    assert torch.cuda.memory_allocated() - before <= layers_of(engine).resident_bytes + vectors
+@pytest.mark.parametrize("store", WHERE)
+def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(store: str, tmp_path: Path) -> None:
+    model, allocated = large("llama"), torch.cuda.memory_allocated()
+    engine = streamed(model, store, tmp_path, more_layers=2)
+    vectors = 8 * 64 * 1024  # bytes for the vectors of the streamed layers
+    assert torch.cuda.memory_allocated() - allocated <= layers_of(engine).resident_bytes + vectors
 
 
 @on_gpu
 def test_a_slot_is_filled_behind_its_use_and_used_when_it_is_filled(tmp_path: Path) -> None:
-    """As the GPU's own clock has it, to a microsecond."""
+    """By the GPU's own clock, to a microsecond."""
     engine = streamed(large("llama"), "cpu", tmp_path)
     greedy(engine, prompt(1, 5), 4)
     stream = layers_of(engine).stream
     spans = stream.take_spans()
     copies, computed = ([span for span in spans if span.kind == kind] for kind in ("copy", "compute"))
-    for turn, used in enumerate(computed):
-        assert copies[turn].layer == used.layer
-        assert copies[turn].end_ns <= used.begin_ns + 1000
+    for turn, layer_span in enumerate(computed):
+        assert copies[turn].layer == layer_span.layer
+        assert copies[turn].end_ns <= layer_span.begin_ns + 1000
         if turn + stream.slots < len(copies):
-            assert copies[turn + stream.slots].begin_ns >= used.end_ns - 1000
+            assert copies[turn + stream.slots].begin_ns >= layer_span.end_ns - 1000

@@ -1,5 +1,5 @@
-"""Worlds of several ranks, each launched once and asked all that is asked of as many ranks: to start one takes longer
-than all that it computes.
+"""Runs of several ranks, each launched once for all tests of its size, because starting takes longer than all the
+computations.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ TIMEOUT_S = 240
 
 @dataclass(frozen=True)
 class World:
-    """What each rank answered, and the folder that they were given."""
+    """The answers of all ranks, and the folder that they worked in."""
 
     answers: list[dict[str, Any]]
     folder: Path

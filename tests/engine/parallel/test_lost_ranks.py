@@ -1,4 +1,4 @@
-"""A rank that fails or dies in a step whose full logits are wanted: the others say so, and none of them crashes."""
+"""If a rank fails or dies in a step that computes full logits, the other ranks report it and none crashes."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from lost_ranks import BEFORE, MEETINGS, REASON
 from sweeps import sweep
 
 pytestmark = pytest.mark.timeout(300)
-STEPS = 2  # of a generation, at whose meetings a rank is killed
+STEPS = 2  # of a generation; a rank is killed at each of their meetings
 TOGETHER = "all ranks of a model make the same calls, or none goes on"
 
 
@@ -21,17 +21,17 @@ def test_a_rank_that_fails_at_any_meeting_or_step_gives_its_reason_to_the_others
     survivor, failed = (rank["lost"] for rank in of_two.answers)
     assert set(survivor) == set(failed)
     assert len(failed) == sum(MEETINGS.values()) + 12
-    assert all(REASON in answer for answer in failed.values())
-    for point, answer in survivor.items():
-        assert answer.startswith("RankFailedError: rank 1: RuntimeError: "), point
-        assert REASON in answer, point
+    assert all(REASON in message for message in failed.values())
+    for point, message in survivor.items():
+        assert message.startswith("RankFailedError: rank 1: RuntimeError: "), point
+        assert REASON in message, point
 
 
 @sweep
 @pytest.mark.parametrize("way", lost_ranks.WAYS)
 @pytest.mark.parametrize("model", MEETINGS)
 def test_the_survivor_of_a_kill_at_any_meeting_names_the_lost_rank(model: str, way: str) -> None:
-    """Each rank is killed in turn. A step of gptj has an odd number of meetings, one of gpt2 an even number."""
+    """Each rank is killed in turn. A step has an odd number of meetings with gptj, and an even one with gpt2."""
     meetings = BEFORE + MEETINGS[model] * (1 if way == "forward" else STEPS)
     script = Path(lost_ranks.__file__)
     lines = subprocess.run(

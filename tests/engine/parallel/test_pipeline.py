@@ -1,4 +1,4 @@
-"""A model whose layers are on several ranks gives the tokens of one process, whatever the schedule and the call."""
+"""A model whose layers are divided among ranks gives the tokens of one process, with every schedule and call."""
 
 import re
 import signal
@@ -25,33 +25,35 @@ def stages(of_two: Any) -> Answers:
 ALIKE = ("rows", "schedules", "ways", "by_row", "other calls", "low precision", "checkpoints", "reference")
 
 
-@pytest.mark.parametrize("what", ALIKE)
-def test_stages_give_every_rank_what_one_process_gives(stages: Answers, what: str) -> None:
+@pytest.mark.parametrize("kind", ALIKE)
+def test_stages_give_every_rank_what_one_process_gives(stages: Answers, kind: str) -> None:
     for rank in stages:
-        assert [name for name, equal in rank[what].items() if not equal] == []
+        assert [name for name, equal in rank[kind].items() if not equal] == []
 
 
 def test_rows_that_end_make_room_on_every_stage(stages: Answers) -> None:
-    """Eight rows go in threes and twos through the prompt, as six and two from then on, and become fewer."""
+    """The prompt has micro-batches of three and two rows, the decode steps six and two rows, then fewer."""
     for equal, rows in (rank["leaving"] for rank in stages):
         assert equal
         assert {1, 2, 3, 6} <= rows
 
 
 def test_micro_batches_are_tried_and_divided_anew_on_the_way(stages: Answers) -> None:
-    """Eight rows are tried in three pairs of laps at most; later calls know. Rows that end make fewer micro-batches."""
-    for found in (rank["divided_anew"] for rank in stages):
-        assert all(each[0] for name, each in found.items() if not name.endswith("decided"))
-        assert found["one is faster, to the end"][1:] == (2, 1, 3)
-        assert found["one is faster, rows end"][1:] == (2, 1, 1)
-        assert found["several are faster, to the end"][1:] == (2, 2, 2)
-        assert found["four, to the end"][1:] == (4, 4, 0)
-        assert found["hybrid, to the end"][1:] == (5, 3, 2)
-        assert found["four, rows end"][3] > 0
-        assert found["hybrid, rows end"][3] > 2
-        assert found["one is faster, decided"] == [(8, 1)]
-        assert found["several are faster, decided"][0] == (8, 2)
-        assert found["four, decided"] == found["hybrid, decided"] == []
+    """Trials of eight rows take at most three pairs of laps, and later calls reuse the choice. As rows end, there are
+    fewer micro-batches.
+    """
+    for results in (rank["divided_anew"] for rank in stages):
+        assert all(result[0] for name, result in results.items() if not name.endswith("decided"))
+        assert results["one is faster, to the end"][1:] == (2, 1, 3)
+        assert results["one is faster, rows end"][1:] == (2, 1, 1)
+        assert results["several are faster, to the end"][1:] == (2, 2, 2)
+        assert results["four, to the end"][1:] == (4, 4, 0)
+        assert results["hybrid, to the end"][1:] == (5, 3, 2)
+        assert results["four, rows end"][3] > 0
+        assert results["hybrid, rows end"][3] > 2
+        assert results["one is faster, decided"] == [(8, 1)]
+        assert results["several are faster, decided"][0] == (8, 2)
+        assert results["four, decided"] == results["hybrid, decided"] == []
 
 
 @pytest.mark.sweep
@@ -75,12 +77,12 @@ def test_stages_that_share_no_memory_send_by_gloo(stages: Answers) -> None:
 
 
 def test_a_stage_holds_its_layers_alone(stages: Answers) -> None:
-    for held, all_of_them in (rank["memory"] for rank in stages):
-        assert held <= 1.15 * all_of_them / 2
+    for stage_bytes, model_bytes in (rank["memory"] for rank in stages):
+        assert stage_bytes <= 1.15 * model_bytes / 2
 
 
 def test_what_goes_wrong_on_one_rank_all_are_told_and_can_go_on(stages: Answers) -> None:
-    wanted = {
+    expected = {
         "prompt": ["RanksDifferError: the tokens of rank 1 differ from those of rank 0"] * 2,
         "arguments": ["RanksDifferError: the arguments of rank 1 differ from those of rank 0"] * 2,
         "beams": ["RunError: a rank sent another message while all ranks were to gather"] * 2,
@@ -110,26 +112,26 @@ def test_what_goes_wrong_on_one_rank_all_are_told_and_can_go_on(stages: Answers)
         ],
         "equal": ["True"] * 2,
     }
-    for what, messages in wanted.items():
+    for mistake, messages in expected.items():
         for rank, message in zip(stages, messages, strict=True):
-            assert re.match(message, rank["mistakes"][what]), f"{what}: {rank['mistakes'][what]}"
+            assert re.match(message, rank["mistakes"][mistake]), f"{mistake}: {rank['mistakes'][mistake]}"
 
 
 def test_each_stage_notes_what_it_did_with_which_micro_batch(stages: Answers) -> None:
-    (first, in_order), (last, also) = (rank["spans"] for rank in stages)
+    (first, in_order), (last, last_in_order) = (rank["spans"] for rank in stages)
     assert in_order
-    assert also
+    assert last_in_order
     steps = [(batch, step) for step in range(3) for batch in range(2)]
-    assert [what[1:] for what in first if what[0] == "compute"] == steps
-    assert [what[1:] for what in last if what[0] == "compute"] == steps
-    assert [what[1:] for what in last if what[0] == "sample"] == steps
-    assert [what for what in first if what[0] != "compute"][:3] == [("send", 0, 0), ("send", 1, 0), ("wait", 0, 1)]
-    assert [what for what in last[:3] if what[0] == "wait"] == [("wait", 0, 0)]
+    assert [span[1:] for span in first if span[0] == "compute"] == steps
+    assert [span[1:] for span in last if span[0] == "compute"] == steps
+    assert [span[1:] for span in last if span[0] == "sample"] == steps
+    assert [span for span in first if span[0] != "compute"][:3] == [("send", 0, 0), ("send", 1, 0), ("wait", 0, 1)]
+    assert [span for span in last[:3] if span[0] == "wait"] == [("wait", 0, 0)]
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("how", "which", "reason"),
+    ("signal_number", "lost_rank", "reason"),
     [
         (signal.SIGSTOP, 0, r"rank 0: its process, \d+, is stopped, and the other ranks wait for it"),
         (signal.SIGSTOP, 1, r"rank 1: its process, \d+, is stopped, and the other ranks wait for it"),
@@ -138,9 +140,11 @@ def test_each_stage_notes_what_it_did_with_which_micro_batch(stages: Answers) ->
     ],
     ids=["first stopped", "last stopped", "first killed", "last killed"],
 )
-def test_a_rank_that_is_lost_ends_the_run(tmp_path: Path, how: int, which: int, reason: str) -> None:
+def test_a_rank_that_is_lost_ends_the_run(tmp_path: Path, signal_number: int, lost_rank: int, reason: str) -> None:
     with pytest.raises(labkit.RankError, match=reason):
-        labkit.launch(lost, str(tmp_path), int(how), which, pp_size=2, timeout_s=TIMEOUT_S, echo=lambda line: None)
+        labkit.launch(
+            lost, str(tmp_path), int(signal_number), lost_rank, pp_size=2, timeout_s=TIMEOUT_S, echo=lambda line: None
+        )
     assert time.time() - (tmp_path / "lost").stat().st_mtime < 10
 
 

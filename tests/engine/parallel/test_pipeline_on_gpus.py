@@ -1,6 +1,6 @@
-"""Stages on GPUs give the tokens of one process.
+"""Pipeline stages on GPUs give the tokens of one process.
 
-Without GPUs the kernels are interpreted, and gloo stands for NCCL. With two or more they are real.
+Without GPUs the kernels are interpreted, and gloo replaces NCCL. With two or more GPUs both are real.
 """
 
 import time
@@ -19,7 +19,7 @@ import labkit
 TIMEOUT_S = 240
 ON_TWO = [*ON_GPU, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")]
 somewhere = pytest.mark.parametrize(
-    "where", [pytest.param("interpreted", marks=INTERPRETED), pytest.param("gpus", marks=ON_TWO)]
+    "device", [pytest.param("interpreted", marks=INTERPRETED), pytest.param("gpus", marks=ON_TWO)]
 )
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,68 +30,68 @@ def launched(function: Any, *arguments: Any, **sizes: int) -> list[Any]:
 
 @sweep
 @somewhere
-def test_stages_give_every_rank_the_tokens_of_one_process(where: str) -> None:
-    """Of texts of unequal lengths that end at different steps, in micro-batches that become fewer."""
+def test_stages_give_every_rank_the_tokens_of_one_process(device: str) -> None:
+    """Texts of unequal lengths end at different steps, and micro-batches become fewer."""
     assert launched(on_gpus.stages, "bloom") == [{"regrouped": True}] * 2
 
 
 @pytest.mark.sweep
 @somewhere
-def test_every_schedule_and_every_other_call_gives_what_one_process_gives(where: str) -> None:
+def test_every_schedule_and_every_other_call_gives_what_one_process_gives(device: str) -> None:
     for rank in launched(on_gpus.every_way):
-        for what, found in rank.items():
-            assert [name for name, equal in found.items() if not equal] == [], what
+        for kind, results in rank.items():
+            assert [name for name, equal in results.items() if not equal] == [], kind
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("sizes", [{"pp_size": 3}, {"pp_size": 2, "tp_size": 2}], ids=["three", "two by two"])
-@pytest.mark.parametrize("where", [pytest.param("interpreted", marks=INTERPRETED)])
-def test_more_ranks_give_the_tokens_of_one_process(where: str, sizes: dict[str, int]) -> None:
-    found = launched(on_gpus.stages, "gpt2", sizes.get("tp_size", 1), **sizes)
-    assert found == [{"regrouped": True}] * len(found)
+@pytest.mark.parametrize("device", [pytest.param("interpreted", marks=INTERPRETED)])
+def test_more_ranks_give_the_tokens_of_one_process(device: str, sizes: dict[str, int]) -> None:
+    results = launched(on_gpus.stages, "gpt2", sizes.get("tp_size", 1), **sizes)
+    assert results == [{"regrouped": True}] * len(results)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("where", [pytest.param("interpreted", marks=INTERPRETED)])
-def test_rows_go_from_device_to_device_and_mistakes_to_all_ranks(where: str) -> None:
-    """A step's rows go on once, and none is left under way; what goes wrong on one rank the other is told."""
+@pytest.mark.parametrize("device", [pytest.param("interpreted", marks=INTERPRETED)])
+def test_rows_go_from_device_to_device_and_mistakes_to_all_ranks(device: str) -> None:
+    """The rows of a step are sent once and all arrive; a failure on one rank is reported on the other."""
     first, last = launched(on_gpus.played)
     rows, prompt = 3, 9
     assert first["rows"] == (rows * (prompt + on_gpus.NEW - 1), 0)
     assert last["rows"] == (0, 0)
-    for rank, found in enumerate((first, last)):
-        for (which, step), said in found["mistakes"].items():
-            why = f"ValueError: step {step} is too much"
-            assert said == (why if rank == which else f"RankFailedError: rank {which}: {why}")
+    for rank, results in enumerate((first, last)):
+        for (failing, step), message in results["mistakes"].items():
+            reason = f"ValueError: step {step} is too much"
+            assert message == (reason if rank == failing else f"RankFailedError: rank {failing}: {reason}")
     assert first["equal"]
     assert last["equal"]
 
 
 @pytest.mark.sweep
 @somewhere
-def test_keys_and_values_in_the_host_s_memory_give_the_tokens_of_one_process(where: str) -> None:
-    """Of rows that leave a micro-batch as they end, and of a prompt in no more micro-batches than what follows."""
+def test_keys_and_values_in_the_host_s_memory_give_the_tokens_of_one_process(device: str) -> None:
+    """Rows leave a micro-batch as they end; a prompt has no more micro-batches than the steps after it."""
     for rank in launched(on_gpus.caches_on_host):
         assert rank == {"tokens": dict.fromkeys(("two", "fewer", "naive", "leaving"), True), "rows": [2, 1]}
 
 
 @pytest.mark.sweep
 @somewhere
-def test_micro_batches_are_chosen_by_their_times(where: str) -> None:
-    """Rows go to one micro-batch and back in the trial, and tokens are those of one process whatever is chosen."""
+def test_micro_batches_are_chosen_by_their_times(device: str) -> None:
+    """The trial moves rows to one micro-batch and back, and the tokens match one process with every choice."""
     for rank in launched(on_gpus.choosing):
         assert rank == {"one is faster": (True, 1), "several are faster": (True, 2), "rows end": (True, None)}
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("where", [pytest.param("interpreted", marks=INTERPRETED)])
-def test_what_fails_on_one_stage_fails_on_all_and_they_go_on(where: str) -> None:
+@pytest.mark.parametrize("device", [pytest.param("interpreted", marks=INTERPRETED)])
+def test_what_fails_on_one_stage_fails_on_all_and_they_go_on(device: str) -> None:
     check_told(launched(told, 2, 1, tuple(ON_GPUS)))
 
 
 @pytest.mark.sweep
 @somewhere
-def test_a_rank_that_is_killed_while_rows_are_under_way_ends_the_run(where: str, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_while_rows_are_under_way_ends_the_run(device: str, tmp_path: Path) -> None:
     with pytest.raises(labkit.RankError, match=r"rank 1: its process ended.* killed by SIGKILL"):
         launched(on_gpus.lost, str(tmp_path))
     assert time.time() - (tmp_path / "lost").stat().st_mtime < 10

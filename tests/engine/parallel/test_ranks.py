@@ -1,4 +1,4 @@
-"""What a rank does by itself: the GPU that it takes, and the random numbers that it draws."""
+"""What a rank does by itself: it chooses its GPU and draws random numbers."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ GPUS = [torch.device("cuda", index) for index in range(2)]
 
 
 def test_the_weights_of_a_rank_go_to_the_gpu_that_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that `labkit launch` has started takes its GPU when it joins the others, and not before."""
+    """A script started by `labkit launch` takes its GPU when it joins the other ranks, not earlier."""
     model = small_model("gpt2")
     current = [GPUS[0]]
 
@@ -28,11 +28,11 @@ def test_the_weights_of_a_rank_go_to_the_gpu_that_it_has_taken(monkeypatch: pyte
             shard=shard(model_config_of(model.config), 2, 1),
             begin_call=lambda: None,
             fail_call=lambda reason: None,
-            gather=lambda own: torch.stack([own, own]),
+            gather=lambda value: torch.stack([value, value]),
         )
 
     monkeypatch.setattr(plan.gpu, "default_device", lambda: current[0])
-    monkeypatch.setattr(plan, "chosen_impl", lambda wanted: "triton")
+    monkeypatch.setattr(plan, "chosen_impl", lambda requested: "triton")
     monkeypatch.setattr(plan, "join_ranks", join)
     options = read_options(None, {"tensor_parallel": {"tp_size": 2}})
     assert plan.make_plan(plan.resolve(model, options, model.config)).device == GPUS[1]
@@ -40,17 +40,17 @@ def test_the_weights_of_a_rank_go_to_the_gpu_that_it_has_taken(monkeypatch: pyte
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_generator_of_the_device_is_shared_too(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_rank_0 = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
-    here: list[Tensor] = []
+    states = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
+    device_states: list[Tensor] = []
     monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", here.append)
-    before, given = torch.get_rng_state(), iter(of_rank_0)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", device_states.append)
+    previous, received = torch.get_rng_state(), iter(states)
     try:
-        draw_alike(torch.device(device), lambda state: next(given))
-        assert torch.equal(torch.get_rng_state(), of_rank_0[0])
+        draw_alike(torch.device(device), lambda state: next(received))
+        assert torch.equal(torch.get_rng_state(), states[0])
     finally:
-        torch.set_rng_state(before)
-    assert [torch.equal(state, of_rank_0[1]) for state in here] == [True] * (device == "cuda")
+        torch.set_rng_state(previous)
+    assert [torch.equal(state, states[1]) for state in device_states] == [True] * (device == "cuda")
 
 
 @pytest.mark.parametrize("consume", [False, True], ids=["", "consume"])

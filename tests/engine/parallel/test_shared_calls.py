@@ -1,4 +1,4 @@
-"""What fails on one rank fails on all, with its reason, and the next call begins anew."""
+"""A failure on one rank fails on all ranks with its reason, and the next call works."""
 
 import pytest
 from failing_ranks import KINDS, check_told, told

@@ -1,4 +1,4 @@
-"""A rank's copy of a model: what it holds, and what is left of the model."""
+"""A rank's copy of a model: what it contains, and what remains of the model."""
 
 import pytest
 import torch
@@ -48,11 +48,11 @@ def test_what_is_not_cut_shares_the_memory_of_the_model() -> None:
 
 def test_the_model_stays_usable() -> None:
     model = seeded("gpt2")
-    before = logits("gpt2", model)
+    expected = logits("gpt2", model)
     sliced = slice_model(model, plan_slicing(model, 3), 2)
     sliced.to(torch.float64)
     assert model.dtype == torch.float32
-    assert torch.equal(logits("gpt2", model), before)
+    assert torch.equal(logits("gpt2", model), expected)
     assert isinstance(sliced.transformer.h[0].attn.c_attn, ColumnParallelLinear)
     assert isinstance(sliced.transformer.h[0].attn.c_proj, RowParallelLinear)
 
@@ -62,8 +62,8 @@ def test_a_consumed_model_gives_the_same_share_and_keeps_no_cut_weight(name: str
     model = seeded(name)
     plan = plan_slicing(model, 2)
     expected = slice_model(model, plan, 1).state_dict()
-    found = slice_model(model, plan, 1, consume=True).state_dict()
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    actual = slice_model(model, plan, 1, consume=True).state_dict()
+    assert all(torch.equal(actual[key], value) for key, value in expected.items())
     assert elements(model, cut_weights(plan)) == 0
 
 

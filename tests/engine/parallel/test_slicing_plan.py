@@ -1,4 +1,4 @@
-"""What a plan says, and what is refused while it is made."""
+"""Contents of a slicing plan, and models that are refused during planning."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ T5_ROWS = ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")
 
 
 class MixedHeads(nn.Module):
-    """LLaMA's attention with an output that every head has a say in: talking heads."""
+    """LLaMA's attention with talking heads: every head influences every output."""
 
     def __init__(self, attention: Any, heads: int) -> None:
         super().__init__()
@@ -32,15 +32,15 @@ class MixedHeads(nn.Module):
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         q, k, v = (
-            each(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in (self.q_proj, self.k_proj, self.v_proj)
+            proj(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         weights = torch.einsum("bhqk,hg->bgqk", (q @ k.transpose(-1, -2)).softmax(-1), self.talk)
         return self.o_proj((weights @ v).transpose(1, 2).flatten(2)), None
 
 
 class NormalisedMLP(nn.Module):
-    """An MLP whose features see each other in a norm between the matrices."""
+    """An MLP with a norm between its matrices, which mixes the features."""
 
     def __init__(self, mlp: Any) -> None:
         super().__init__()
@@ -102,16 +102,16 @@ def test_tables_per_head_are_cut_wherever_they_come_from() -> None:
 def test_experts_are_cut_where_that_is_proved_and_whole_otherwise() -> None:
     mixtral = plan_slicing(seeded("mixtral"), 2).blocks[0]
     assert [cut.name for cut in mixtral.units[1].tensors] == ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    gpt_oss = plan_slicing(seeded("gpt-oss"), 2).blocks[0]  # its experts' output biases would be added twice
+    gpt_oss = plan_slicing(seeded("gpt-oss"), 2).blocks[0]  # the output biases of its experts would be added twice
     assert gpt_oss.replicated == ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def test_a_policy_gives_what_is_found_without_one() -> None:
     model = seeded("t5")
-    found, given = plan_slicing(model, 3), plan_slicing(model, 3, {T5Block: T5_ROWS})
-    assert given.blocks == found.blocks
-    assert given.chosen_by == "injection_policy"
-    assert plan_slicing(model, 3, {"T5Block": list(T5_ROWS)}) == given
+    automatic, by_policy = plan_slicing(model, 3), plan_slicing(model, 3, {T5Block: T5_ROWS})
+    assert by_policy.blocks == automatic.blocks
+    assert by_policy.chosen_by == "injection_policy"
+    assert plan_slicing(model, 3, {"T5Block": list(T5_ROWS)}) == by_policy
 
 
 def test_the_precision_of_the_weights_does_not_change_the_plan() -> None:
@@ -122,13 +122,13 @@ def test_the_precision_of_the_weights_does_not_change_the_plan() -> None:
 @pytest.mark.parametrize("name", ["t5", "bert"])
 def test_planning_leaves_the_model_as_it_was(name: str) -> None:
     model = seeded(name).train()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    random = torch.get_rng_state()
+    original = {key: value.clone() for key, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
     plan_slicing(model, 2)
     assert model.training
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(torch.get_rng_state(), random_state)
     assert not [module for module in model.modules() if module._forward_pre_hooks or module._forward_hooks]
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(torch.equal(value, original[key]) for key, value in model.state_dict().items())
     assert torch.isfinite(logits(name, model)).all()
 
 
@@ -173,7 +173,7 @@ def test_an_mlp_that_mixes_features_is_refused_by_name() -> None:
 
 
 def test_what_is_refused_can_be_left_whole() -> None:
-    model = Olmo2ForCausalLM(Olmo2Config(**WIDE, num_key_value_heads=3))  # a norm over all heads of q, and of k
+    model = Olmo2ForCausalLM(Olmo2Config(**WIDE, num_key_value_heads=3))  # it normalises over all heads of q, and of k
     with pytest.raises(ValueError, match=r"keep_whole=\('self_attn',\)"):
         plan_slicing(model, 2)
     plan = plan_slicing(model, 2, keep_whole=("self_attn",))

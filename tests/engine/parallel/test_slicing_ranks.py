@@ -1,4 +1,4 @@
-"""Sliced models on 3 processes, and on 2, against the whole one: logits, greedy tokens, searches, refusals."""
+"""Sliced models on 2 and 3 processes, compared with the whole model: logits, greedy tokens, searches, refusals."""
 
 import pytest
 from sliced_models import MODELS
@@ -10,9 +10,9 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(params=swept(["sliced_on_three", "sliced_on_two"], []))
 def outcomes(request: pytest.FixtureRequest) -> list[Outcomes]:
-    """Of each rank."""
-    found: list[Outcomes] = request.getfixturevalue(request.param)
-    return found
+    """Outcomes by rank."""
+    by_rank: list[Outcomes] = request.getfixturevalue(request.param)
+    return by_rank
 
 
 def problems(outcomes: list[Outcomes], check: str) -> list[str]:

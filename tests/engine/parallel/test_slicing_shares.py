@@ -1,4 +1,4 @@
-"""How heads and features are shared by ranks."""
+"""Shares of heads and features by rank."""
 
 import itertools
 
@@ -14,7 +14,7 @@ SIZE = 3
 
 
 def rows(parts: list[tuple[str, int]]) -> torch.Tensor:
-    """A label for each row of a fused matrix: kind, head and place in the head, as one number."""
+    """Label for each row of a fused matrix: kind, head and place in the head as one number."""
     labels = [1000 * "qkv".index(kind) + 10 * head + place for kind, head in parts for place in range(SIZE)]
     return torch.tensor(labels)
 
@@ -40,8 +40,8 @@ def test_each_query_head_is_kept_once_and_meets_its_own_kv_head(heads: int, kv: 
 
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
 def test_kv_heads_are_held_once_where_there_are_enough(heads: int, kv: int, ranks: int) -> None:
-    held = list(itertools.chain(*(share.kv for share in HeadGroups(heads, kv, SIZE, ranks).shares)))
-    assert held == list(range(kv)) if kv >= ranks else set(held) == set(range(kv))
+    kept = list(itertools.chain(*(share.kv for share in HeadGroups(heads, kv, SIZE, ranks).shares)))
+    assert kept == list(range(kv)) if kv >= ranks else set(kept) == set(range(kv))
 
 
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
@@ -61,12 +61,16 @@ def test_a_share_of_grouped_rows_is_the_groups_of_its_heads(heads: int, kv: int,
     shared = HeadGroups(heads, kv, SIZE, ranks)
 
     def groups(queries: list[int], keys: list[int]) -> torch.Tensor:
-        each = len(queries) // len(keys)
+        queries_per_key = len(queries) // len(keys)
         return rows(
             [
                 part
                 for place, key in enumerate(keys)
-                for part in [*(("q", q) for q in queries[place * each : (place + 1) * each]), ("k", key), ("v", key)]
+                for part in [
+                    *(("q", q) for q in queries[place * queries_per_key : (place + 1) * queries_per_key]),
+                    ("k", key),
+                    ("v", key),
+                ]
             ]
         )
 

@@ -1,4 +1,4 @@
-"""A model cut over several ranks computes what one process computes, whatever its heads and however it is asked."""
+"""A model cut over several ranks computes the same as one process, for every number of heads and every call."""
 
 import re
 from typing import Any
@@ -17,50 +17,50 @@ from labkit.weights.resolve import resolve
 pytestmark = pytest.mark.timeout(300)
 
 
-def check(found: list[dict[str, Found]], tolerance: float) -> None:
-    assert all(rank == found[0] for rank in found)
-    for name, each in found[0].items():
-        assert each.transport == "shared memory", name
-        assert each.logits <= tolerance, name
-        assert each.by_stages <= tolerance, name
+def check(comparisons: list[dict[str, Found]], tolerance: float) -> None:
+    assert all(rank == comparisons[0] for rank in comparisons)
+    for name, comparison in comparisons[0].items():
+        assert comparison.transport == "shared memory", name
+        assert comparison.logits <= tolerance, name
+        assert comparison.by_stages <= tolerance, name
 
 
 @pytest.mark.parametrize("ranks", swept(["of_two", "every_model_of_two", "of_three", "of_four"], ["of_two"]))
 def test_ranks_give_the_tokens_of_one_process(ranks: str, request: pytest.FixtureRequest) -> None:
-    found = [rank["float32"] for rank in request.getfixturevalue(ranks).answers]
-    check(found, 5e-5)
-    assert [name for name, each in found[0].items() if not each.tokens_equal] == []
+    comparisons = [rank["float32"] for rank in request.getfixturevalue(ranks).answers]
+    check(comparisons, 5e-5)
+    assert [name for name, comparison in comparisons[0].items() if not comparison.tokens_equal] == []
 
 
 @pytest.mark.parametrize("ranks", swept(["of_two", "every_model_of_two", "of_three"], ["of_two"]))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
 def test_ranks_agree_with_one_process_in_low_precision(ranks: str, dtype: str, request: pytest.FixtureRequest) -> None:
-    """Rows are rounded at the same places, but after sums of another order: now and then to a neighbour."""
+    """Rows are rounded at the same places, but sums have another order, so some values round to a neighbour."""
     check([rank[dtype] for rank in request.getfixturevalue(ranks).answers], 0.25)
 
 
 def test_ranks_keep_their_heads_in_int8_as_one_process_does(of_two: Any) -> None:
-    """A number that lies between two is now and then rounded to the other one."""
+    """A value half-way between two codes is sometimes rounded to the other one."""
     check([rank["int8 cache"] for rank in of_two.answers], 2e-2)
 
 
 def test_ranks_take_the_codes_of_a_file_as_one_process_does(of_two: Any) -> None:
-    """Both round the rows of a prompt to bfloat16, here and there to a neighbour."""
+    """Both round the rows of a prompt to bfloat16, sometimes to a neighbour."""
     check([rank["codes"] for rank in of_two.answers], 5e-2)
 
 
 @pytest.mark.parametrize("ranks", swept(["of_two", "every_model_of_two"], ["of_two"]))
 def test_the_reference_is_cut_as_the_kernels_are(ranks: str, request: pytest.FixtureRequest) -> None:
-    found = [rank["reference"] for rank in request.getfixturevalue(ranks).answers]
-    check(found, 5e-5)
-    assert all(each.tokens_equal for each in found[0].values())
+    comparisons = [rank["reference"] for rank in request.getfixturevalue(ranks).answers]
+    check(comparisons, 5e-5)
+    assert all(comparison.tokens_equal for comparison in comparisons[0].values())
 
 
 def test_every_way_to_generate_gives_all_ranks_the_tokens_of_one_process(of_two: Any) -> None:
-    """The seed of the first rank counts, whatever the others were seeded with."""
+    """Only the seed of the first rank counts."""
     for rank in of_two.answers:
-        for way, (wanted, got) in zip(WAYS, rank["ways"], strict=True):
-            assert torch.equal(wanted, got), way
+        for way, (expected, actual) in zip(WAYS, rank["ways"], strict=True):
+            assert torch.equal(expected, actual), way
 
 
 def test_ranks_that_share_no_memory_exchange_by_gloo(of_two: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_layer_has_two_sums_and_one_with_a_parallel_residual(of_two: Any) -> N
 
 
 def test_ranks_that_are_not_of_one_mind_are_told_so_and_can_go_on(of_two: Any) -> None:
-    wanted = {
+    expected = {
         "dtype": r"do not agree.*dtype is \"torch.float32\" on rank 0 and \"torch.bfloat16\" on rank 1",
         "weights": "do not agree.*weights",
         "impl": "do not agree.*impl",
@@ -93,15 +93,15 @@ def test_ranks_that_are_not_of_one_mind_are_told_so_and_can_go_on(of_two: Any) -
         "equal": "nothing",
     }
     for rank in of_two.answers:
-        for what, message in wanted.items():
-            said = rank["mistakes"][what]
-            assert re.search(message, said), f"{what}: {said}"
+        for mistake, pattern in expected.items():
+            message = rank["mistakes"][mistake]
+            assert re.search(pattern, message), f"{mistake}: {message}"
 
 
 def test_ranks_save_and_load_and_one_process_continues_with_the_same_tokens(of_two: Any) -> None:
-    wanted = of_two.answers[0]["saved"]["tokens"]
+    expected = of_two.answers[0]["saved"]["tokens"]
     for rank in of_two.answers:
-        assert torch.equal(rank["saved"]["tokens"], wanted)
+        assert torch.equal(rank["saved"]["tokens"], expected)
         assert rank["saved"]["logits equal"]
         assert rank["saved"]["tokens equal"]
         assert "holds a checkpoint already" in rank["saved"]["saved twice"]
@@ -112,12 +112,12 @@ def test_ranks_save_and_load_and_one_process_continues_with_the_same_tokens(of_t
         "rank-00-of-02.safetensors",
         "rank-01-of-02.safetensors",
     ]
-    for one in (
+    for loaded in (
         labkit.init_inference(resolve(folder)),
         labkit.init_inference(resolve("tiny-llama"), checkpoint=str(folder)),
         labkit.init_inference(resolve("tiny-llama"), dtype=torch.float32),
     ):
-        assert torch.equal(one.generate(torch.tensor(SAVED_PROMPT), max_new_tokens=12, do_sample=False), wanted)
+        assert torch.equal(loaded.generate(torch.tensor(SAVED_PROMPT), max_new_tokens=12, do_sample=False), expected)
 
 
 def test_without_other_processes_tensor_parallelism_says_how_to_start_them() -> None:
@@ -139,21 +139,21 @@ def test_what_needs_kernels_is_refused_by_a_model_without_them() -> None:
 
 def test_ranks_stream_their_own_layers(of_two: Any) -> None:
     check([rank["streamed"]["found"] for rank in of_two.answers], 5e-5)
-    assert all(each.tokens_equal for each in of_two.answers[0]["streamed"]["found"].values())
+    assert all(comparison.tokens_equal for comparison in of_two.answers[0]["streamed"]["found"].values())
     assert len(list((of_two.folder / "streamed").glob("*/rank-*-of-02.safetensors"))) == 4
 
 
 @sweep
 @pytest.mark.skipif(not gpu.interpreted(), reason="runs in Triton's interpreter; set TRITON_INTERPRET=1")
 def test_ranks_with_triton_kernels_copy_their_own_layers(fetching: Any) -> None:
-    """From the host's memory, and from a file of each, beside keys and values of their own heads from the host's
-    memory; where one of them lacks memory all are told.
+    """From host memory, and from a file per rank, with the KV cache of the rank's heads in host memory, too. If one
+    rank lacks memory, all ranks report it.
     """
     for rank in fetching.answers:
-        for where in ("cpu", "disk"):
-            difference, copied = rank[where]
+        for store in ("cpu", "disk"):
+            difference, copied = rank[store]
             assert difference <= 5e-5
-            assert 2 * 3 <= copied <= 2 * 3 + 2  # two layers are copied ahead for the next step
+            assert 2 * 3 <= copied <= 2 * 3 + 2  # two layers are prefetched for the next step
         assert "the 3 layers that don't stay on the GPU take" in rank["short"]
     whole, short = (rank["no room for a cache"] for rank in fetching.answers)
     assert "another rank has no room for its keys and values" in whole
@@ -163,22 +163,22 @@ def test_ranks_with_triton_kernels_copy_their_own_layers(fetching: Any) -> None:
 
 def test_a_rank_that_cannot_read_its_layers_ends_the_step_of_all(of_two: Any) -> None:
     whole, damaged = (rank["streamed"]["damaged"] for rank in of_two.answers)
-    assert all("another rank could not read its layers" in said for said in whole)
-    assert all("was altered: its digest is not the digest of the save" in said for said in damaged)
+    assert all("another rank could not read its layers" in message for message in whole)
+    assert all("was altered: its digest is not the digest of the save" in message for message in damaged)
 
 
 def test_ranks_keep_the_cache_of_their_heads_on_the_disk(of_two: Any) -> None:
     check([rank["cache on disk"]["found"] for rank in of_two.answers], 5e-5)
-    assert all(each.tokens_equal for each in of_two.answers[0]["cache on disk"]["found"].values())
+    assert all(comparison.tokens_equal for comparison in of_two.answers[0]["cache on disk"]["found"].values())
 
 
 def test_a_rank_whose_disk_breaks_ends_the_step_of_all_and_they_go_on(of_two: Any) -> None:
-    (whole, length), (broken, other) = (rank["cache on disk"]["broken"] for rank in of_two.answers)
+    (whole, length), (broken, broken_length) = (rank["cache on disk"]["broken"] for rank in of_two.answers)
     assert "another rank could not read its layers" in whole
     assert re.search(r"keys and values of layer \d, .* can't be read at byte", broken)
-    assert length == other == 9
-    (whole, length), (full, other) = (rank["cache on disk"]["no room"] for rank in of_two.answers)
+    assert length == broken_length == 9
+    (whole, length), (full, broken_length) = (rank["cache on disk"]["no room"] for rank in of_two.answers)
     assert "another rank has no room for its keys and values" in whole
     assert re.search(r"kv_offload: .* \(No space left on device\)", full)
-    assert length == other == 9
+    assert length == broken_length == 9
     assert all(rank["cache on disk"]["after"] == "nothing" for rank in of_two.answers)

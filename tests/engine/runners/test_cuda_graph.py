@@ -1,6 +1,6 @@
-"""Recording a step and playing it, with a stand-in for CUDA's graphs; test_gpu.py has the real ones.
+"""Capturing and replaying a step, with a fake of CUDA's graphs; test_gpu.py uses the real ones.
 
-The stand-in keeps what a capture keeps to: nothing runs while it records, and a replay does what was launched then.
+The fake obeys the rules of a capture: nothing runs while it records, and a replay does what was launched during it.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Stream:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The graphs that were recorded, each with the number of its replays."""
+    """Captured graphs, each with the number of its replays."""
     graphs: list[Any] = []
 
     class Graph:
@@ -47,20 +47,20 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         assert recording is not None
         state = recording.state
         reads = (state.tokens, state.positions, state.past, recording.buffers.given)
-        before = [(tensor, tensor.clone()) for tensor in reads]
+        saved = [(tensor, tensor.clone()) for tensor in reads]
         graphs.append(graph)
         yield
-        for tensor, value in before:
+        for tensor, value in saved:
             tensor.copy_(value)
 
     decoders: list[GpuDecoder] = []
     record = GpuDecoder._record
 
-    def noted(self: GpuDecoder, *arguments: Any) -> None:
+    def record_and_note(self: GpuDecoder, *arguments: Any) -> None:
         decoders.append(self)
         record(self, *arguments)
 
-    monkeypatch.setattr(GpuDecoder, "_record", noted)
+    monkeypatch.setattr(GpuDecoder, "_record", record_and_note)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", recording)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
@@ -75,19 +75,19 @@ def test_a_step_is_recorded_once_and_played_for_every_token(name: str, recorded:
     engine.module.runner.decoder.graphs = True
     for ids in (prompt(1, 5), prompt(3, 4), prompt(1, 7)):
         assert torch.equal(greedy(engine, ids, 4), greedy(shallow(name, 1), ids, 4))
-    assert [graph.replays for graph in recorded] == [6, 3]  # of one sequence, played by two calls, and of four
+    assert [graph.replays for graph in recorded] == [6, 3]  # for one sequence in two calls, and for four sequences
 
 
 @sweep
 def test_rows_that_a_range_begins_with_are_there_when_its_graph_is_played(recorded: list[Any]) -> None:
-    """A step writes over them, also the one that is run before it is recorded."""
+    """A step overwrites these rows, even in the run before the capture."""
     model, steps = shallow("gpt2", 2), prompt(1, 3)
-    found = []
+    logits = []
     for graphs in (False, True):
         cut = CutModel(model, (0, 1, 2), "triton", graphs=graphs)
         caches = cut.new_caches(9)
         cut.step(StepInput(prompt(1, 4), caches[0]), caches)
-        for at in range(3):
-            found.append(cut.step(StepInput(steps[:, at, None], caches[0], follows=True), caches).result)
-    assert all(torch.equal(*both) for both in zip(found[:3], found[3:], strict=True))  # type: ignore[arg-type]
+        for index in range(3):
+            logits.append(cut.step(StepInput(steps[:, index, None], caches[0], follows=True), caches).result)
+    assert all(torch.equal(*pair) for pair in zip(logits[:3], logits[3:], strict=True))  # type: ignore[arg-type]
     assert [graph.replays for graph in recorded] == [3, 3]

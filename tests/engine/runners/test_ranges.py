@@ -1,4 +1,4 @@
-"""A range of a model's layers: rows in and rows out where it has no embedding, no head; layers that share memory."""
+"""A range of layers takes and returns rows if it has no embedding or no head; layers can share memory."""
 
 from dataclasses import replace
 
@@ -39,31 +39,31 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("poisoned")
 def test_ranges_of_layers_one_after_the_other_are_the_model(name: str, impl: str) -> None:
-    """Each with the keys and values of its own layers; prompt with padding, then token by token."""
+    """Each range has the cache of its own layers; a prompt with padding, then token by token."""
     ids = prompt(2, 9)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
     places = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         positions = {} if name == "bloom" else {"position_ids": places}
-        want = vanilla(name)(ids, attention_mask=mask, **positions).logits
+        expected = vanilla(name)(ids, attention_mask=mask, **positions).logits
     model = CutModel(vanilla(name), CUTS, impl)
-    caches, found = model.new_caches(), []
+    caches, logits = model.new_caches(), []
     for begin, end in ((0, 6), (6, 7), (7, 9)):
         step = StepInput(ids[:, begin:end], caches[0], mask[:, :end], places[:, begin:end], keep=end - begin)
         result = model.step(step, caches).result
         assert result is not None
-        found.append(result)
-    assert error(torch.cat(found, dim=1)[mask.bool()], want[mask.bool()]) <= SAME
-    assert [isinstance(each.heads, StoredHeads) and len(each.heads.keys) for each in caches] == [1, 1, 1]
+        logits.append(result)
+    assert error(torch.cat(logits, dim=1)[mask.bool()], expected[mask.bool()]) <= SAME
+    assert [isinstance(kv.heads, StoredHeads) and len(kv.heads.keys) for kv in caches] == [1, 1, 1]
     assert all(cache.length == 9 for cache in caches)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("name", ["gpt2-untied", "bloom", "llama-biased"])
 def test_layers_can_pass_through_one_piece_of_memory(name: str, dtype: torch.dtype) -> None:
-    """Layers of one shape lie in a slot alike: a layer that is filled into it takes the place of the one before, and
-    computes what it does in memory of its own.
+    """Layers of one shape have the same layout in a slot. A layer that replaces another one in the slot computes the
+    same as in memory of its own.
     """
     model, quant = vanilla(name), Quantization()
     policy = policy_for(model.config)
@@ -72,30 +72,30 @@ def test_layers_can_pass_through_one_piece_of_memory(name: str, dtype: torch.dty
     part = replace(part, sums_whole=dtype == torch.int8)
     canonical = Unsaved(policy, ModelTensors(model), part, dtype)
     slot = torch.empty(layer_bytes(part, dtype, quant), dtype=torch.uint8)
-    rows_NH, places = torch.randn(5, config.hidden_size), set()
+    rows_NH, addresses = torch.randn(5, config.hidden_size), set()
     for index in part.layers:
         outputs = []
-        for place in (Arena(slot), Arena.reserved(len(slot))):
-            builder = Builder(part, dtype, "cpp", quant, place)
+        for arena in (Arena(slot), Arena.reserved(len(slot))):
+            builder = Builder(part, dtype, "cpp", quant, arena)
             layer = builder.layer(index, canonical.layer(index, Heap(CPU).empty), Norm())
-            alone = replace(part, layers=range(index, index + 1))
-            outputs.append(through(builder, alone, layer, rows_NH))
+            single_layer = replace(part, layers=range(index, index + 1))
+            outputs.append(through(builder, single_layer, layer, rows_NH))
             if not outputs[1:]:
-                places.add((layer.qkv.proj.weight.data_ptr(), layer.mlp_out.weight.data_ptr()))
+                addresses.add((layer.qkv.proj.weight.data_ptr(), layer.mlp_out.weight.data_ptr()))
                 assert slot.data_ptr() <= layer.mlp_out.weight.data_ptr() < slot.data_ptr() + len(slot)
         assert torch.equal(*outputs)
         rows_NH = outputs[0]
-    assert len(places) == 1
+    assert len(addresses) == 1
 
 
 def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Tensor:
-    """Rows of one sequence through one layer."""
+    """Output rows of one layer for the rows of one sequence."""
     weights = replace(builder, part=part).model([layer], builder.outside({}), Norm())  # type: ignore[list-item]
     weights = replace(weights, final_norm=Norm())
-    held = LayerRange(weights, part, "cpp", CPU)
-    cache, out = held.new_cache(), torch.empty_like(rows_NH)
+    layer_range = LayerRange(weights, part, "cpp", CPU)
+    cache, out = layer_range.new_cache(), torch.empty_like(rows_NH)
     rows = cache.place(1, len(rows_NH))
-    tables = held.rotary.reaching(len(rows_NH))
+    tables = layer_range.rotary.reaching(len(rows_NH))
     DecodeStep(weights)([ChunkArgs(rows, 0, inputs=rows_NH, outputs=out)], tables, cache.c, threads=1)
     return out
 

@@ -1,4 +1,4 @@
-"""The choice among ways to read weights, on simulated machines; and that no way changes a result."""
+"""The choice among ways to read weights, on simulated machines; and no way changes a result."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from labkit.kernels.reading import READINGS, USUAL
 
 WAYS = range(5)
 STEP_NS = 10e6
-Machine = Callable[[int, float], float]  # the way, seconds since the start -> the step's time over the fastest way's
+Machine = Callable[[int, float], float]  # (way, seconds since the start) -> time of a step, relative to the fastest way
 
 
 def one_fast(fast: int, slower: float, way: int, _: float) -> float:
@@ -23,28 +23,30 @@ def one_fast(fast: int, slower: float, way: int, _: float) -> float:
 
 
 def steps(choice: ReadingChoice, machine: Machine, seconds: float, seed: int, noise: float = 0.05) -> tuple[float, int]:
-    """Runs steps for so long. Returns the share of the time that the fastest way would have saved, and their number."""
-    random, taken, best, count = np.random.default_rng(seed), 0.0, 0.0, 0
-    while taken < seconds * 1e9:
+    """Runs steps for `seconds`. Returns the share of the time that the fastest way would have saved, and the number of
+    steps.
+    """
+    random, elapsed_ns, best_ns, count = np.random.default_rng(seed), 0.0, 0.0, 0
+    while elapsed_ns < seconds * 1e9:
         way, mood = choice.next, STEP_NS * (1 + noise * random.exponential())
-        cost = machine(way, taken / 1e9)
+        cost = machine(way, elapsed_ns / 1e9)
         choice.took(int(mood * cost))
-        taken, best, count = taken + mood * cost, best + mood, count + 1
-    return (taken - best) / taken, count
+        elapsed_ns, best_ns, count = elapsed_ns + mood * cost, best_ns + mood, count + 1
+    return (elapsed_ns - best_ns) / elapsed_ns, count
 
 
 @pytest.mark.parametrize("fastest", WAYS)
 def test_the_fastest_way_serves_after_a_few_rounds(fastest: int) -> None:
-    found = []
+    chosen = []
     for seed in range(40):
         choice = ReadingChoice(WAYS)
         steps(choice, partial(one_fast, fastest, 1.15), ROUNDS * len(WAYS) * 0.0125, seed)
-        found.append(choice.chosen)
-    assert found.count(fastest) >= 38
+        chosen.append(choice.chosen)
+    assert chosen.count(fastest) >= 38
 
 
 def test_ways_that_are_equally_fast_rarely_take_turns() -> None:
-    """Less than twice a minute: it would cost nothing, but a record that counts changes should tell of the machine."""
+    """Less than twice a minute. Changes would cost nothing, but a count of changes should describe the machine."""
     choices = [ReadingChoice(WAYS) for _ in range(20)]
     for seed, choice in enumerate(choices):
         steps(choice, lambda way, _: 1.0, 60, seed)
@@ -52,24 +54,24 @@ def test_ways_that_are_equally_fast_rarely_take_turns() -> None:
 
 
 def test_looking_costs_less_than_half_a_percent() -> None:
-    """Also where the other ways take three times as long; the first choice, a second's work, is not counted."""
+    """Even if the other ways take three times as long. The first choice, which takes a second, is not counted."""
     for slower in (1.15, 1.5, 3.0):
         choice = ReadingChoice(WAYS)
         steps(choice, partial(one_fast, 2, slower), 1.5, seed=0)
         assert choice.chosen == 2
-        lost, _ = steps(choice, partial(one_fast, 2, slower), 600, seed=1)
-        assert lost < 0.005
+        lost_share, _ = steps(choice, partial(one_fast, 2, slower), 600, seed=1)
+        assert lost_share < 0.005
 
 
 def test_another_way_takes_over_soon_after_the_machine_changes() -> None:
-    """Of memory that goes from its fast to its slow mode and back."""
+    """The memory alternates between its fast and its slow mode."""
     choice = ReadingChoice(WAYS)
 
-    def machine(way: int, at: float) -> float:
-        return 1.0 if way == (1 if at % 40 < 20 else 0) else 1.2
+    def machine(way: int, second: float) -> float:
+        return 1.0 if way == (1 if second % 40 < 20 else 0) else 1.2
 
-    lost, _ = steps(choice, machine, 200, seed=0)
-    assert lost < 0.05
+    lost_share, _ = steps(choice, machine, 200, seed=0)
+    assert lost_share < 0.05
     assert 8 <= choice.changes <= 12
 
 
@@ -96,19 +98,19 @@ def test_every_number_of_rows_has_its_own_choice_and_prompts_have_none(monkeypat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
 def test_no_way_to_read_changes_a_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of prompts and of decode steps, with one register tile of rows and with several."""
-    held = fused("llama", dtype=dtype).fused.runner.fast.held  # type: ignore[union-attr]
+    """For prompts and decode steps, with one register tile of rows and with several."""
+    layer_range = fused("llama", dtype=dtype).fused.runner.fast.held  # type: ignore[union-attr]
     for batch in (1, 14):
-        found = []
+        runs = []
         for name in READINGS:
             monkeypatch.setenv("LABKIT_READ", name)
-            runner = OneCallRunner(held)
+            runner = OneCallRunner(layer_range)
             cache = runner.new_cache()
             steps = [StepInput(ids, cache, keep=1) for ids in prompt(batch, 6).split((5, 1), 1)]
-            found.append([runner.begin(step).collect().result for step in steps])
+            runs.append([runner.begin(step).collect().result for step in steps])
             assert runner.reading == name
-        for other in found[1:]:
-            for one, two in zip(found[0], other, strict=True):
-                assert one is not None
-                assert two is not None
-                assert torch.equal(one, two)
+        for results in runs[1:]:
+            for first, second in zip(runs[0], results, strict=True):
+                assert first is not None
+                assert second is not None
+                assert torch.equal(first, second)

@@ -1,4 +1,4 @@
-"""When each schedule begins the steps of its micro-batches, told by a runner that only takes notes."""
+"""When each schedule begins the steps of its micro-batches, recorded by a fake runner."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ class Noted:
 
 
 def notes_of(schedule: str) -> list[str]:
-    """b0: a step of micro-batch 0 is begun; c0: it is collected."""
+    """Events: b0 means that a step of micro-batch 0 begins, c0 that it is collected."""
     notes: list[str] = []
 
     def loop(batch: int) -> Loop:
@@ -34,20 +34,20 @@ def notes_of(schedule: str) -> list[str]:
     caches = [object() for _ in LENGTHS]
 
     def begin(step: StepInput) -> Noted:
-        return Noted(notes, next(at for at, cache in enumerate(caches) if cache is step.cache))
+        return Noted(notes, next(index for index, cache in enumerate(caches) if cache is step.cache))
 
-    found = SCHEDULES[schedule](begin, [loop(batch) for batch in range(3)])
-    assert [int(each) for each in found if isinstance(each, torch.Tensor)] == [0, 1, 2]
+    results = SCHEDULES[schedule](begin, [loop(batch) for batch in range(3)])
+    assert [int(result) for result in results if isinstance(result, torch.Tensor)] == [0, 1, 2]
     return notes
 
 
 @pytest.mark.parametrize(
-    ("schedule", "wanted"),
+    ("schedule", "expected"),
     [
         ("queue", "b0 b1 b2 c0 b0 c1 c2 b2 c0 b0 c2 c0"),
         ("barrier", "b0 b1 b2 c0 c1 c2 b0 b2 c0 c2 b0 c0"),
         ("rounds", "b0 b1 b2 c0 b0 c1 b1 c2 b2 c0 b0 c1 b1 c2 b2 c0"),
     ],
 )
-def test_a_step_is_begun_when_its_schedule_says(schedule: str, wanted: str) -> None:
-    assert " ".join(notes_of(schedule)) == wanted
+def test_a_step_is_begun_when_its_schedule_says(schedule: str, expected: str) -> None:
+    assert " ".join(notes_of(schedule)) == expected

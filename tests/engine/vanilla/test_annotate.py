@@ -1,4 +1,4 @@
-"""Stage annotations of vanilla models cover every policy row, lose no time, and change nothing."""
+"""Stage annotations of vanilla models cover every policy row, cover all the time, and change no result."""
 
 from collections import Counter
 from time import perf_counter
@@ -23,39 +23,39 @@ def test_every_layer_has_every_stage_once_per_forward(name: str) -> None:
         model.generate(PROMPT, **ARGS)
     times = clock.stage_times()
     for phase, forwards in ((Phase.PREFILL, 1), (Phase.DECODE, 3)):
-        found = [time for time in times if time.phase == phase]
-        layers = {time.layer for time in found} - {None}
+        phase_times = [entry for entry in times if entry.phase == phase]
+        layers = {entry.layer for entry in phase_times} - {None}
         assert layers == set(range(model.config.num_hidden_layers))
         for layer in layers:
-            calls = {time.stage: time.calls for time in found if time.layer == layer}
+            calls = {entry.stage: entry.calls for entry in phase_times if entry.layer == layer}
             assert calls == dict.fromkeys(LAYER_STAGES, forwards)
-        outside = Counter({time.stage: time.calls for time in found if time.layer is None})
+        outside = Counter({entry.stage: entry.calls for entry in phase_times if entry.layer is None})
         assert outside == {Stage.EMBED: forwards, Stage.LM_HEAD: forwards, Stage.SAMPLE: forwards}
 
 
 def test_the_stages_add_up_to_the_call() -> None:
-    """Never to more than the call, and to most of it when no other program comes between two stages."""
+    """Never to more than the call, and to most of it if no other program runs between two stages."""
     model = small_model("gpt2")
     shares = []
     for _ in range(8):
         with annotate(model, policy_for(model.config)) as clock:
-            started = perf_counter()
+            start = perf_counter()
             model.generate(PROMPT, **ARGS)
-            elapsed_ms = (perf_counter() - started) * 1e3
-        shares.append(sum(time.total_ms for time in clock.stage_times()) / elapsed_ms)
+            elapsed_ms = (perf_counter() - start) * 1e3
+        shares.append(sum(entry.total_ms for entry in clock.stage_times()) / elapsed_ms)
     assert 0.5 < max(shares) <= 1.05
 
 
 def test_the_model_computes_what_it_did_and_keeps_no_hook() -> None:
     model = small_model("llama")
-    before = model.generate(PROMPT, **ARGS)
+    expected = model.generate(PROMPT, **ARGS)
     with annotate(model, policy_for(model.config)) as clock:
-        during = model.generate(PROMPT, **ARGS)
-    seen = len(clock.stage_times())
-    after = model.generate(PROMPT, **ARGS)
-    assert torch.equal(before, during)
-    assert torch.equal(before, after)
-    assert len(clock.stage_times()) == seen
+        annotated = model.generate(PROMPT, **ARGS)
+    entries = len(clock.stage_times())
+    afterwards = model.generate(PROMPT, **ARGS)
+    assert torch.equal(expected, annotated)
+    assert torch.equal(expected, afterwards)
+    assert len(clock.stage_times()) == entries
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 

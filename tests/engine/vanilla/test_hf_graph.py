@@ -1,4 +1,4 @@
-"""The step that is recorded for a GPU, run op by op here: its tokens are those of transformers' own `generate`."""
+"""The step that is captured on a GPU, run op by op: its tokens equal transformers' own `generate`."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -35,7 +35,7 @@ def test_tokens_are_those_of_generate(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_on_the_left_is_not_seen_and_does_not_stay(name: str) -> None:
-    """The second prompt leaves the cache its size and is shorter, so that it lies where the first one's padding was."""
+    """The second prompt is shorter, so it lies where the padding of the first one was in the cache."""
     model, input_ids = small_model(name), prompt(9)
     mask = torch.ones_like(input_ids)
     mask[1, :4] = 0
@@ -62,7 +62,7 @@ def test_a_step_is_kept_for_calls_of_its_size_and_made_anew_for_others() -> None
 
 
 class NothingFromTheHost(TorchFunctionMode):
-    """Refuses what a graph cannot record: a tensor made of the host's numbers, or one that lies there."""
+    """Refuses operations that a graph cannot capture: tensors made from numbers of the host, or stored on the host."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -75,10 +75,10 @@ class NothingFromTheHost(TorchFunctionMode):
 
 @pytest.mark.parametrize("name", [*MODELS, "llama-yarn", "mistral", "qwen3-biased"])
 def test_a_step_neither_reads_a_number_nor_brings_one(name: str) -> None:
-    """Tensors without memory have no number to read."""
+    """Tensors on the meta device have no numbers to read."""
     with torch.inference_mode():
         step = StaticStep(small_model(name).to("meta"), batch=2, slots=20)
-        step.launch()  # takes the cache's memory
+        step.launch()  # allocates the memory of the cache
         with NothingFromTheHost():
             step.launch()
 
@@ -94,7 +94,7 @@ def test_a_number_is_filled_in_where_it_is_wanted() -> None:
 
 
 class PlainStream:
-    """Stands for a GPU's stream, and its recording for a graph: both run at once what they are given."""
+    """Fake stream and fake graph, which run all work at once."""
 
     def wait_stream(self, stream: "PlainStream") -> None:
         return
@@ -137,7 +137,7 @@ def test_a_model_without_a_static_cache_is_refused() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", [*MODELS, "mistral", "gpt-neox-parallel", "qwen3"])
 def test_replays_give_the_tokens_of_launches(name: str) -> None:
-    """Twice, the second time with another prompt, as the first one's cache must not stay."""
+    """Twice with different prompts, because the cache of the first one must not remain."""
     model = small_model(name).cuda()
     recorded, launched = GraphedModel(model), GraphedModel(model, graph=False)
     for shift in (0, 1):

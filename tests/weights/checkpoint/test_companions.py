@@ -1,4 +1,4 @@
-"""What an engine saves beside its weights. What ranks save, load and continue is in tests/engine/parallel."""
+"""Files that an engine saves next to its weights. tests/engine/parallel tests what ranks save, load and continue."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint is said by name, and nothing in one is ever run."""
+"""Faults of a checkpoint are named, and nothing in a checkpoint is ever executed."""
 
 import errno
 import json
@@ -35,7 +35,7 @@ def described(values: Any, base_dir: Path | str = "") -> object:
 
 
 class Malicious:
-    """Whoever unpickles it writes a file."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -54,11 +54,11 @@ def test_a_malicious_pickle_is_refused_and_not_run(kind: str, zipped: bool, tmp_
         torch.save(content, path)
     else:
         path.write_bytes(pickle.dumps(content))
-    listed: dict[str, Any] = {"type": kind, "checkpoints": [path.name]}
+    description: dict[str, Any] = {"type": kind, "checkpoints": [path.name]}
     if kind == "tp":
-        listed = {"type": "ds_model", "checkpoints": {"tp": [path.name]}, "tp_size": 1}
+        description = {"type": "ds_model", "checkpoints": {"tp": [path.name]}, "tp_size": 1}
     with pytest.raises(ValueError, match=r"mp_rank_00.pt (holds more than tensors|cannot be read)"):
-        described(listed, tmp_path)
+        described(description, tmp_path)
     assert not target.exists()
 
 
@@ -88,17 +88,17 @@ def test_an_altered_tensor_is_named_whatever_part_of_it_is_read(
 ) -> None:
     whole = (folder / SECOND).read_bytes()
     stored = load(folder, CONFIG).file(1)._stream.tensors[key]
-    for at in (stored.offset, stored.offset + stored.nbytes - 1):
-        (folder / SECOND).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for position in (stored.offset, stored.offset + stored.nbytes - 1):
+        (folder / SECOND).write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         message = rf"{SECOND} was altered: the digest of {key} is \w+, expected \w+; copy it again"
         with pytest.raises(ValueError, match=message):
             built(load(folder, CONFIG), CONFIG, torch.float32, size, rank)
 
 
-@pytest.mark.parametrize("at", [0, 20, 60])
-def test_a_damaged_header_is_named(at: int, folder: Path) -> None:
+@pytest.mark.parametrize("position", [0, 20, 60])
+def test_a_damaged_header_is_named(position: int, folder: Path) -> None:
     data = bytearray((folder / SECOND).read_bytes())
-    data[at : at + 8] = b"\xff" * 8
+    data[position : position + 8] = b"\xff" * 8
     (folder / SECOND).write_bytes(data)
     with pytest.raises(ValueError, match=rf"{SECOND} (is damaged|is of save)"):
         load(folder, CONFIG).file(1)
@@ -114,11 +114,11 @@ def test_files_of_two_saves_are_told_apart(folder: Path, tmp_path: Path) -> None
 
 
 def test_the_manifest_of_another_model_is_refused(folder: Path) -> None:
-    other = small_model("gpt2", n_layer=2).config
+    other_config = small_model("gpt2", n_layer=2).config
     with pytest.raises(
         ValueError, match=r"is of another model than the config given with it: num_layers = 3, expected"
     ):
-        load(folder, other)
+        load(folder, other_config)
 
 
 @pytest.mark.parametrize("kind", ["Megatron", "tp"])
@@ -127,16 +127,16 @@ def test_shards_of_two_models_are_told_apart(kind: str, tmp_path: Path) -> None:
     tensors["transformer.final_layernorm.weight"] = torch.ones(60)
     if kind == "tp":
         tensors = {"transformer.h.0.mlp.c_fc.weight": torch.zeros(60, 120)}
-    listed: dict[str, Any] = {"type": "Megatron", "checkpoints": ["0.pt", "1.pt"]}
+    description: dict[str, Any] = {"type": "Megatron", "checkpoints": ["0.pt", "1.pt"]}
     if kind == "tp":
-        listed = {"type": "ds_model", "checkpoints": {"tp": ["0.pt", "1.pt"]}, "tp_size": 2}
+        description = {"type": "ds_model", "checkpoints": {"tp": ["0.pt", "1.pt"]}, "tp_size": 2}
     for name, changed in (("shape", torch.zeros(7, 9)), ("value", torch.zeros(60)), ("name", None)):
         torch.save(tensors, tmp_path / "0.pt")
         key = list(tensors)[0 if name == "shape" else -1]
-        other = tensors | {key: changed} if changed is not None else {"elsewhere.weight": torch.zeros(1)}
-        torch.save(other, tmp_path / "1.pt")
+        other_tensors = tensors | {key: changed} if changed is not None else {"elsewhere.weight": torch.zeros(1)}
+        torch.save(other_tensors, tmp_path / "1.pt")
         with pytest.raises(ValueError, match=r"0.pt.* (and|in) .*1.pt.*; all shards must come from one save"):
-            described(listed, tmp_path)
+            described(description, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_int8_is_not_turned_back_or_quantised_again(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_save_leaves_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of two ranks can't write: both say so, and what is there is no checkpoint until it is saved again."""
+    """One of two ranks fails to write: both report it, and the folder is no checkpoint until it is saved again."""
     replace = Path.replace
 
     def refused(path: Path, target: Path) -> Path:
@@ -224,10 +224,10 @@ def test_an_interrupted_save_leaves_no_manifest(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_that_holds_a_checkpoint_is_not_written_to(folder: Path, tmp_path: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     with pytest.raises(ValueError, match=r"holds a checkpoint already; remove it, or name another folder"):
         labkit.init_inference(MODEL, save_mp_checkpoint_path=str(folder))
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
     MODEL.save_pretrained(tmp_path / "vanilla")
     with pytest.raises(ValueError, match=r"holds a checkpoint already"):
         labkit.init_inference(resolve(tmp_path / "vanilla"), save_mp_checkpoint_path=str(tmp_path / "vanilla"))

@@ -1,4 +1,4 @@
-"""Checkpoints as DeepSpeed describes them are, for every rank, the model that they were made of."""
+"""Checkpoints described in the way of DeepSpeed give every rank the original model."""
 
 import argparse
 import json
@@ -70,26 +70,26 @@ def canonical(policy: Policy, part: Shard, source: Any) -> dict[str, Tensor]:
 def assert_is(
     model: PreTrainedModel, checkpoint: Any, base_dir: Path | str, sizes: tuple[int, ...] = (1, 2, 3)
 ) -> None:
-    """What each rank of each number of ranks gets from the checkpoint is its part of the model."""
+    """Fails unless each rank, for each number of ranks, gets its part of the model from the checkpoint."""
     source = described_source(checkpoint, model.config, str(base_dir))
     policy = policy_for(model.config)
     for size in sizes:
         for rank in range(size):
             part = shard(policy.model_config(model.config), size, rank)
-            got, want = canonical(policy, part, source), canonical(policy, part, ModelTensors(model))
-            assert got.keys() == want.keys()
-            assert not [name for name in got if not torch.equal(got[name], want[name])]
+            actual, expected = canonical(policy, part, source), canonical(policy, part, ModelTensors(model))
+            assert actual.keys() == expected.keys()
+            assert not [name for name in actual if not torch.equal(actual[name], expected[name])]
 
 
 def megatron_qkv(rows: Tensor, version: float) -> Tensor:
-    """[3, heads, D] rows as a version of Megatron has them."""
+    """[3, heads, D] rows in the order of a version of Megatron."""
     by_head = rows.unflatten(0, (3, -1, 10))
     order = {0.0: (0, 1, 2), 1.0: (1, 2, 0), 2.0: (1, 0, 2)}[version]
     return by_head.permute(*order, *range(3, by_head.ndim)).reshape(rows.shape)
 
 
-def write_megatron(folder: Path, files: int, version: float, **beside: Any) -> list[str]:
-    """The GPT-2 as Megatron saves it, in `files` files."""
+def write_megatron(folder: Path, files: int, version: float, **extra: Any) -> list[str]:
+    """Writes the GPT-2 in the format of Megatron, in `files` files."""
     tensors, names = state("gpt2"), []
     for rank in range(files):
         transformer: dict[str, Tensor] = {}
@@ -99,8 +99,8 @@ def write_megatron(folder: Path, files: int, version: float, **beside: Any) -> l
                 _, _, layer, module = key.rsplit(".", 1)[0].split(".", 3)
                 tensor = tensor.T if tensor.ndim == 2 else tensor
                 if module == "attn.c_attn":
-                    own = torch.cat([third.chunk(files)[rank] for third in tensor.chunk(3)])
-                    tensor = megatron_qkv(own, version)
+                    rank_rows = torch.cat([third.chunk(files)[rank] for third in tensor.chunk(3)])
+                    tensor = megatron_qkv(rank_rows, version)
                 elif module == "mlp.c_fc":
                     tensor = tensor.chunk(files)[rank]
                 elif tensor.ndim == 2:
@@ -118,7 +118,7 @@ def write_megatron(folder: Path, files: int, version: float, **beside: Any) -> l
             "args": argparse.Namespace(num_layers=2, params_dtype=torch.float16),
             "rng_state": [{"np_rng_state": np.random.get_state(), "torch": torch.get_rng_state()}],
             "iteration": 7,
-            **beside,
+            **extra,
         }
         names.append(f"mp_rank_{rank:02d}/model_optim_rng.pt")
         (folder / names[-1]).parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,9 @@ def write_megatron(folder: Path, files: int, version: float, **beside: Any) -> l
 
 
 def write_tp(folder: Path, name: str, size: int, *, parts: int = 2) -> dict[str, Any]:
-    """A checkpoint as DeepSpeed saves it for `size` ranks, in `parts` files each: its description."""
+    """Writes a checkpoint in the format of DeepSpeed for `size` ranks, with `parts` files each; returns its
+    description.
+    """
     policy = policy_for(model(name).config)
     shared: dict[str, Tensor] = {}
     tensors: list[dict[str, Tensor]] = [{} for _ in range(size)]
@@ -146,17 +148,17 @@ def write_tp(folder: Path, name: str, size: int, *, parts: int = 2) -> dict[str,
                 thirds = [third.chunk(size, dim)[rank] for third in tensor.chunk(3, dim)]
                 tensors[rank][key] = torch.cat(thirds, dim).contiguous()
         else:
-            for rank, own in enumerate(tensor.tensor_split(size, dim)):
-                tensors[rank][key] = own.clone()
+            for rank, share in enumerate(tensor.tensor_split(size, dim)):
+                tensors[rank][key] = share.clone()
     torch.save(shared, folder / "non-tp.pt")
-    listed = []
+    names = []
     for part in range(parts):
         for rank in range(size):
-            listed.append(f"tp_{rank:02d}_{part:02d}.pt")
-            torch.save(dict(list(tensors[rank].items())[part::parts]), folder / listed[-1])
+            names.append(f"tp_{rank:02d}_{part:02d}.pt")
+            torch.save(dict(list(tensors[rank].items())[part::parts]), folder / names[-1])
     return {
         "type": "ds_model",
-        "checkpoints": {"non_tp": ["non-tp.pt"], "tp": listed},
+        "checkpoints": {"non_tp": ["non-tp.pt"], "tp": names},
         "version": 1.0,
         "parallelization": "tp",
         "tp_size": size,
@@ -200,9 +202,9 @@ def test_a_folder_that_deepspeed_wrote_is_enough(tmp_path: Path) -> None:
 def test_a_list_of_files_is_one_model(kind: str, suffix: str, tmp_path: Path) -> None:
     tensors = list(state("bloom").items())
     for index in range(3):
-        own = dict(tensors[index::3])
+        share = dict(tensors[index::3])
         path = tmp_path / f"{index}.{suffix}"
-        save_file(own, path) if suffix == "safetensors" else torch.save(own, path)
+        save_file(share, path) if suffix == "safetensors" else torch.save(share, path)
     described = {"type": kind, "version": 1.0, "checkpoints": [f"{index}.{suffix}" for index in range(3)]}
     assert_is(model("bloom"), described, tmp_path)
     (tmp_path / "ds.json").write_text(json.dumps(described))
@@ -212,8 +214,8 @@ def test_a_list_of_files_is_one_model(kind: str, suffix: str, tmp_path: Path) ->
 
 def test_a_string_is_one_file_or_folder_or_index(tmp_path: Path) -> None:
     model("llama").save_pretrained(tmp_path, max_shard_size="50KB")
-    for listed in ("model.safetensors.index.json", "."):
-        assert_is(model("llama"), {"type": "ds_model", "checkpoints": listed}, tmp_path, (2,))
+    for name in ("model.safetensors.index.json", "."):
+        assert_is(model("llama"), {"type": "ds_model", "checkpoints": name}, tmp_path, (2,))
     assert_is(model("llama"), str(tmp_path), "", (2,))
     assert described_source(tmp_path, model("llama").config, "").origin == f"ds_model checkpoint in {tmp_path}"
     torch.save(model("llama").state_dict(), tmp_path / "all.pt")
@@ -221,15 +223,15 @@ def test_a_string_is_one_file_or_folder_or_index(tmp_path: Path) -> None:
 
 
 def test_an_engine_takes_its_weights_from_the_checkpoint(tmp_path: Path) -> None:
-    """The given model says only what it is: its own weights are others, or none."""
+    """The given model only describes the architecture: it has other weights, or none."""
     torch.save(state("gpt2"), tmp_path / "all.pt")
     described = {"type": "ds_model", "checkpoints": "all.pt"}
     ids = torch.arange(1, 9)[None]
-    want = labkit.init_inference(model("gpt2"), dtype=torch.float32)(ids).logits
+    expected = labkit.init_inference(model("gpt2"), dtype=torch.float32)(ids).logits
     config: PretrainedConfig = model("gpt2").config
-    for given in (small_model("gpt2", seed=6, **GPT2), model("gpt2").to("cpu").config, on_meta(config)):
-        engine = labkit.init_inference(given, dtype=torch.float32, checkpoint=described, base_dir=str(tmp_path))
-        assert torch.equal(engine(ids).logits, want)
+    for architecture in (small_model("gpt2", seed=6, **GPT2), model("gpt2").to("cpu").config, on_meta(config)):
+        engine = labkit.init_inference(architecture, dtype=torch.float32, checkpoint=described, base_dir=str(tmp_path))
+        assert torch.equal(engine(ids).logits, expected)
 
 
 def on_meta(config: PretrainedConfig) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""A checkpoint that is written tensor by tensor is the one that transformers reads."""
+"""transformers reads back a checkpoint that is written tensor by tensor."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.resolve import resolve
 from labkit.weights.source import RandomWeights, hf_shapes
 
-MOST = 60_000  # bytes of a file
+MOST = 60_000  # bytes in a file
 
 
 @pytest.mark.parametrize("name", swept(list(SMALL_CONFIGS), ["gpt2", "llama", "bloom", "opt-post-norm"]))
@@ -23,12 +23,12 @@ def test_transformers_finds_every_tensor_as_it_was(name: str, tmp_path: Path) ->
     model.save_pretrained(tmp_path / "given")
     source = resolve(tmp_path / "given")
     files = write_checkpoint(source, torch.bfloat16, tmp_path / "written", shard_bytes=MOST)
-    found, said = AutoModelForCausalLM.from_pretrained(tmp_path / "written", output_loading_info=True)
-    assert not any(said.values())
-    assert found.dtype == torch.bfloat16
-    assert type(found) is type(model)
+    loaded, problems = AutoModelForCausalLM.from_pretrained(tmp_path / "written", output_loading_info=True)
+    assert not any(problems.values())
+    assert loaded.dtype == torch.bfloat16
+    assert type(loaded) is type(model)
     for key, tensor in model.state_dict().items():
-        assert torch.equal(found.state_dict()[key], tensor.bfloat16()), key
+        assert torch.equal(loaded.state_dict()[key], tensor.bfloat16()), key
     assert len(files) > 1
 
 
@@ -36,13 +36,13 @@ def test_random_weights_are_those_that_the_seed_draws_and_files_are_as_large_as_
     source = resolve("tiny-llama", seed=3)
     assert isinstance(source.weights, RandomWeights)
     files = write_checkpoint(source, torch.float32, tmp_path, shard_bytes=MOST)
-    seen = set()
+    all_names = set()
     for file in files:
         with safe_open(file, "pt") as tensors:
             names = set(tensors.keys())
             assert all(torch.equal(tensors.get_tensor(name), source.get(name)) for name in names)
             sizes = [4 * math.prod(tensors.get_slice(name).get_shape()) for name in names]
         assert sum(sizes) <= MOST or len(sizes) == 1
-        seen |= names
-    assert seen == set(hf_shapes(source.hf_config))
-    assert resolve(tmp_path).names() == seen
+        all_names |= names
+    assert all_names == set(hf_shapes(source.hf_config))
+    assert resolve(tmp_path).names() == all_names

@@ -1,4 +1,4 @@
-"""Whatever is wanted of a whole, the pieces of those who hold it make it up."""
+"""Any requested part of a tensor can be assembled from the pieces of its holders."""
 
 import random
 from functools import partial
@@ -13,13 +13,13 @@ WHOLE = 40
 
 
 def partition(rng: random.Random, holders: int) -> list[tuple[Interval, ...]]:
-    """Every number of the whole at one holder or more, in ranges in any order."""
+    """Divides the whole into ranges in random order; each number has one holder or more."""
     bounds = sorted(rng.sample(range(1, WHOLE), 9))
     ranges = list(zip([0, *bounds], [*bounds, WHOLE], strict=True))
-    held: list[list[Interval]] = [[] for _ in range(holders)]
-    for one in rng.sample(ranges, len(ranges)) + rng.sample(ranges, 3):
-        held[rng.randrange(holders)].append(one)
-    return [tuple(ranges) for ranges in held]
+    holdings: list[list[Interval]] = [[] for _ in range(holders)]
+    for interval in rng.sample(ranges, len(ranges)) + rng.sample(ranges, 3):
+        holdings[rng.randrange(holders)].append(interval)
+    return [tuple(ranges) for ranges in holdings]
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -28,10 +28,10 @@ def test_any_cut_of_a_divided_tensor_is_the_same_cut_of_the_whole(seed: int, dim
     rng = random.Random(seed)
     whole = torch.arange(WHOLE * 7).view(WHOLE, 7)
     whole = whole if dim == 0 else whole.T
-    held = [ranges for ranges in partition(rng, 4) if ranges]
-    parts = [Cut(dim, ranges, WHOLE)(whole) for ranges in held]
-    made = (FilePart(partial(torch.clone, part), ranges) for part, ranges in zip(parts, held, strict=True))
-    tensor = Divided(tuple(whole.shape), dim, tuple(made))
+    holdings = [ranges for ranges in partition(rng, 4) if ranges]
+    parts = [Cut(dim, ranges, WHOLE)(whole) for ranges in holdings]
+    file_parts = (FilePart(partial(torch.clone, part), ranges) for part, ranges in zip(parts, holdings, strict=True))
+    tensor = Divided(tuple(whole.shape), dim, tuple(file_parts))
     bounds = sorted(rng.sample(range(WHOLE + 1), 4))
     along = Cut(dim, ((bounds[2], bounds[3]), (bounds[0], bounds[1])), WHOLE)
     across = Cut(1 - dim, ((2, 5),), 7)

@@ -1,4 +1,4 @@
-"""What is wrong with a folder of weights is said in one line that names the cause, and what can be read is read."""
+"""Faults of a folder of weights give one line that names the cause; readable folders are read."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def with_tensor(folder: Path, name: str, tensor: Tensor) -> Path:
 
 
 def pickled(folder: Path, content: Any) -> Path:
-    """A GPT-2 whose weights are this, in a file of PyTorch."""
+    """Writes a GPT-2 whose PyTorch file of weights has this content."""
     GPT2.config.save_pretrained(folder)
     torch.save(content, folder / "pytorch_model.bin")
     return folder
@@ -43,7 +43,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(
-    ("name", "shape", "says"),
+    ("name", "shape", "words"),
     [
         ("model.layers.0.self_attn.k_proj.weight", (60, 70), r"parts of qkv.weight, .*k_proj.* \[60, 70\].* be joined"),
         ("model.layers.0.self_attn.k_proj.weight", (), r"the parts of qkv.weight, .* cannot be joined"),
@@ -60,10 +60,10 @@ def edit(path: Path, **changes: Any) -> None:
     ],
 )
 def test_tensors_of_wrong_shapes_are_named(
-    name: str, shape: tuple[int, ...], says: str, dtype: str, tmp_path: Path
+    name: str, shape: tuple[int, ...], words: str, dtype: str, tmp_path: Path
 ) -> None:
     folder = with_tensor(tmp_path, name, torch.zeros(shape))
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=words):
         labkit.init_inference(folder, dtype=dtype)
 
 
@@ -99,7 +99,7 @@ def test_a_file_that_is_no_pickle_is_named(content: bytes, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "words"),
     [
         (
             Tensor.to_sparse,
@@ -112,12 +112,12 @@ def test_a_file_that_is_no_pickle_is_named(content: bytes, tmp_path: Path) -> No
     ids=["sparse", "meta", "fp8", "complex"],
 )
 def test_tensors_that_are_no_plain_floats_are_named(
-    change: Callable[[Tensor], Tensor], says: str, tmp_path: Path
+    change: Callable[[Tensor], Tensor], words: str, tmp_path: Path
 ) -> None:
     state = GPT2.state_dict()
     name = "transformer.h.1.mlp.c_fc.weight"
     folder = pickled(tmp_path, {**state, name: change(state[name])})
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=words):
         labkit.init_inference(folder)
 
 
@@ -128,7 +128,7 @@ def test_weights_of_a_compiled_or_distributed_model_are_the_models(prefix: str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "words"),
     [
         ("transformer.h.0.attn.c_attn.lora_A.default.weight", r"an adapter of peft is not merged"),
         ("transformer.h.0.attn.c_attn.weight_g", "a parametrization such as weight norm is not folded"),
@@ -136,8 +136,8 @@ def test_weights_of_a_compiled_or_distributed_model_are_the_models(prefix: str, 
         ("transformer.h.0.attn.c_attn.qweight", "these are quantised weights of another library"),
     ],
 )
-def test_names_that_libraries_add_say_what_to_do(name: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"1 extra: {name}\); {says}"):
+def test_names_that_libraries_add_say_what_to_do(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"1 extra: {name}\); {words}"):
         resolve(pickled(tmp_path, {**GPT2.state_dict(), name: torch.zeros(1)}))
 
 
@@ -148,13 +148,13 @@ def test_a_decoder_without_its_head_is_named(tmp_path: Path) -> None:
 
 
 def test_dicts_without_end_are_refused(tmp_path: Path) -> None:
-    """One holds itself; of the others each holds the next twice, so that names double with every level."""
-    itself: dict[str, Any] = {}
-    itself["a"] = itself
+    """One dict contains itself. The others contain the next dict twice, so the names double with every level."""
+    recursive: dict[str, Any] = {}
+    recursive["a"] = recursive
     doubled: dict[str, Any] = {}
     for _ in range(25):
         doubled = {"a": doubled, "b": doubled}
-    for number, content in enumerate((itself, doubled)):
+    for number, content in enumerate((recursive, doubled)):
         torch.save(content, tmp_path / f"{number}.bin")
         with pytest.raises(UserError, match=rf"{number}.bin has more than \d+ values or 32 levels of dicts"):
             TensorFile(tmp_path / f"{number}.bin")
@@ -171,8 +171,8 @@ def test_a_whole_file_comes_before_an_index_as_in_transformers(tmp_path: Path) -
 def test_parts_without_their_index_are_named(tmp_path: Path) -> None:
     GPT2.save_pretrained(tmp_path, max_shard_size="100KB")
     (tmp_path / "model.safetensors.index.json").unlink()
-    says = r"holds model-00001-of-00010.safetensors, .*, but no model.safetensors.index.json, which lists the files"
-    with pytest.raises(UserError, match=says):
+    words = r"holds model-00001-of-00010.safetensors, .*, but no model.safetensors.index.json, which lists the files"
+    with pytest.raises(UserError, match=words):
         resolve(tmp_path)
 
 
@@ -188,12 +188,12 @@ def test_of_many_missing_files_a_few_are_named(tmp_path: Path) -> None:
 def test_an_adapter_is_refused_and_its_base_named(tmp_path: Path) -> None:
     GPT2.save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/base"}))
-    says = r"adapter_config.json describes an adapter of someone/base, which is not applied .*merge_and_unload\(\)"
+    words = r"adapter_config.json describes an adapter of someone/base, which is not applied .*merge_and_unload\(\)"
     for load in (lambda: resolve(tmp_path), lambda: described_source(tmp_path, GPT2.config, "")):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=words):
             load()
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=words):
         resolve(tmp_path)
 
 
@@ -215,7 +215,7 @@ def test_a_head_of_its_own_in_files_of_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_of_the_home_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LABKIT_CACHE", str(cache_root()))  # whose kernels are compiled
+    monkeypatch.setenv("LABKIT_CACHE", str(cache_root()))  # keeps the compiled kernels
     monkeypatch.setenv("HOME", str(tmp_path))
     GPT2.save_pretrained(tmp_path / "mine")
     assert resolve("~/mine").names()

@@ -1,4 +1,4 @@
-"""A checkpoint saved by some ranks is, for any other number of them, what the original would have been, bit by bit."""
+"""A checkpoint saved by some ranks gives any other number of ranks the same bits as the original model."""
 
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "gpt-neox-parallel": {"num_attention_heads": 8, "hidden_size": 160, "intermediate_size": 192},
 }
 STORED = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
-IMPLS = [("cpp", "reference"), ("reference", "cpp"), ("reference", "reference")]  # that wrote and read
+IMPLS = [("cpp", "reference"), ("reference", "cpp"), ("reference", "reference")]  # (writer, reader)
 Trip = tuple[torch.dtype, tuple[int, ...], dict[str, Any]]
 TRIPS: list[Trip] = [(dtype, path, {}) for dtype in STORED for path in ((1, 2, 4, 1), (8, 2), (1, 3, 1))]
 TRIPS += [(torch.int8, path, {"q_groups": 4, "lm_head": True}) for path in ((1, 2, 4, 1), (8, 2))]
@@ -47,11 +47,11 @@ def small(name: str) -> PreTrainedModel:
 def test_every_architecture_is_what_the_original_would_have_been(
     name: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
-    model, (saved, wanted) = small(name), sizes
-    weights = save(tmp_path, model, model.config, size=saved)
-    for rank in range(wanted):
-        got = built(weights, model.config, torch.float32, wanted, rank)
-        assert_same(got, built(model, model.config, torch.float32, wanted, rank))
+    model, (saved_size, size) = small(name), sizes
+    weights = save(tmp_path, model, model.config, size=saved_size)
+    for rank in range(size):
+        actual = built(weights, model.config, torch.float32, size, rank)
+        assert_same(actual, built(model, model.config, torch.float32, size, rank))
 
 
 @pytest.mark.parametrize(("name", "trip"), crossed(WIDE.keys(), TRIPS))
@@ -63,9 +63,9 @@ def test_saving_again_and_again_for_other_ranks_loses_nothing(name: str, trip: T
     save(tmp_path / "at once", model, model.config, dtype, path[-1], quant=quantization(**quant))
     for rank in range(path[-1]):
         name = f"rank-{rank:02d}-of-{path[-1]:02d}.safetensors"
-        got, want = (load_file(tmp_path / folder / name) for folder in (str(len(path) - 1), "at once"))
-        assert got.keys() == want.keys()
-        assert not [key for key in got if not torch.equal(got[key], want[key])]
+        actual, expected = (load_file(tmp_path / folder / name) for folder in (str(len(path) - 1), "at once"))
+        assert actual.keys() == expected.keys()
+        assert not [key for key in actual if not torch.equal(actual[key], expected[key])]
 
 
 @pytest.mark.parametrize("impls", [("cpp", "cpp"), ("reference", "cpp")], ids="-to-".join)
@@ -73,7 +73,7 @@ def test_saving_again_and_again_for_other_ranks_loses_nothing(name: str, trip: T
 def test_nibbles_survive_every_cut_between_their_groups(
     group_size: int, impls: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Cut into ranks of 64 inputs, merged again and cut anew."""
+    """Cut into ranks of 64 inputs, merged again and cut once more."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
     sizes: dict[str, Any] = heads | {"hidden_size": 256, "intermediate_size": 256}
     model = small_model("llama", num_hidden_layers=1, **sizes)
@@ -115,10 +115,10 @@ def test_another_type_is_rounded_from_the_saved_one(name: str, tmp_path: Path) -
 def test_hugging_faces_tensors_come_back(name: str, tmp_path: Path) -> None:
     model = small(name)
     save(tmp_path, model, model.config, size=3)
-    again = resolve(tmp_path).hf_model(torch.float32)
+    loaded = resolve(tmp_path).hf_model(torch.float32)
     state = model.state_dict()
-    assert again.state_dict().keys() == state.keys()
-    assert not [key for key, tensor in again.state_dict().items() if not torch.equal(tensor, state[key])]
+    assert loaded.state_dict().keys() == state.keys()
+    assert not [key for key, tensor in loaded.state_dict().items() if not torch.equal(tensor, state[key])]
 
 
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
@@ -138,7 +138,7 @@ def test_stored_undoes_what_makes_weights_canonical(name: str) -> None:
 def test_a_rank_reads_each_tensor_of_its_own_file_once(
     tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second copy of an embedding that the head shares would double what a small model takes."""
+    """A second copy of an embedding shared with the head would double the memory of a small model."""
     model = small_model("llama", num_hidden_layers=2, tie_word_embeddings=tied)
     weights = save(tmp_path, model, model.config, torch.int8, quant=quantization(lm_head=True))
     read: list[str] = []

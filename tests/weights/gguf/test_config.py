@@ -1,4 +1,4 @@
-"""The model that the metadata of a GGUF file describes computes what transformers' model of the same config does."""
+"""The model described by the metadata of a GGUF file equals transformers' model with the same config."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def scaled(name: str, rope: dict[str, Any]) -> PreTrainedModel:
-    """The small model, with another rotation of the same weights."""
+    """The small model with the same weights and another rotary scaling."""
     plain = gguf_model(name)
     config = AutoConfig.for_model(**(plain.config.to_dict() | {"rope_parameters": rope}))
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -58,7 +58,7 @@ def test_the_rotation_is_scaled(name: str, rope: dict[str, Any], keys: dict[str,
 
 
 def factors(rope: dict[str, Any]) -> torch.Tensor:
-    """What llama.cpp's converter writes for Llama 3's scaling of heads of 16."""
+    """Factors that llama.cpp's converter writes for Llama 3's scaling of heads of 16."""
     config = PretrainedConfig(rope_parameters=rope, head_dim=16, max_position_embeddings=1 << 20)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     return THETA ** -(torch.arange(0, 16, 2) / 16) / frequencies
@@ -66,7 +66,7 @@ def factors(rope: dict[str, Any]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("original", "expected"), [(8192, "llama3"), (32, "longrope")])
 def test_factors_of_frequencies(original: int, expected: str, tmp_path: Path) -> None:
-    """Llama 3's parameters in published files are recognised. Any other factors are taken as they are."""
+    """Llama 3's parameters in published files are recognised. Any other factors are used unchanged."""
     rope = {"rope_type": "llama3", "rope_theta": THETA, "factor": 32.0, "original_max_position_embeddings": original}
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model, extra = scaled("llama", rope), {"rope_freqs.weight": factors(rope)}
@@ -115,7 +115,10 @@ def test_metadata_that_describes_no_model_is_said(metadata: dict[str, Any], mess
 
 
 def test_factors_that_are_no_frequencies_are_said(tmp_path: Path) -> None:
-    for bad, message in ((torch.ones(4), r"is F32 \[4\], expected F32 \[8\]"), (torch.zeros(8), "holds 0.0")):
-        file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), extra={"rope_freqs.weight": bad})
+    for factors_tensor, message in (
+        (torch.ones(4), r"is F32 \[4\], expected F32 \[8\]"),
+        (torch.zeros(8), "holds 0.0"),
+    ):
+        file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), extra={"rope_freqs.weight": factors_tensor})
         with pytest.raises(UserError, match=message):
             resolve(file)

@@ -1,4 +1,4 @@
-"""Which files are GGUF files, the parts of a divided one, and what a hostile header claims."""
+"""Recognition of GGUF files, files in several parts, and hostile headers."""
 
 import os
 import struct
@@ -23,8 +23,10 @@ def whole(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "whole" / "model.gguf", gguf_model("llama"))
 
 
-def same(one: ModelSource, other: ModelSource) -> bool:
-    return one.names() == other.names() and all(torch.equal(one.get(name), other.get(name)) for name in one.names())
+def same(first: ModelSource, second: ModelSource) -> bool:
+    return first.names() == second.names() and all(
+        torch.equal(first.get(name), second.get(name)) for name in first.names()
+    )
 
 
 @pytest.mark.parametrize("name", ["sha256-0a1b2c", "M.GGUF", "model.bin", "my.model", "gpt2"])
@@ -53,10 +55,10 @@ def test_all_parts_are_read_from_the_first(whole: Path, tmp_path: Path) -> None:
     source = resolve(first)
     assert same(source, resolve(whole))
     assert same(resolve(folder), source)
-    before = identity_of(source)
+    identity = identity_of(source)
     second = folder / "model-00002-of-00003.gguf"
     os.utime(second, ns=(1, 1))
-    assert identity_of(resolve(first)) != before
+    assert identity_of(resolve(first)) != identity
     with pytest.raises(UserError, match=r"is part 2 of 3; give the first, model-00001-of-00003\.gguf"):
         resolve(second)
     second.rename(folder / "model-00009-of-00003.gguf")
@@ -88,9 +90,9 @@ def test_a_type_without_floats_is_named(kind: str, whole: Path) -> None:
     data, name = bytearray(whole.read_bytes()), b"output_norm.weight"
     number, (block, size) = gguf.GGMLQuantizationType[kind], gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     assert block == 1
-    at = data.index(name) + len(name) + 4
-    data[at : at + 8] = struct.pack("<Q", 64 * 4 // size)  # as many bytes as before
-    data[at + 8 : at + 12] = struct.pack("<I", number)
+    position = data.index(name) + len(name) + 4
+    data[position : position + 8] = struct.pack("<Q", 64 * 4 // size)  # the same number of bytes
+    data[position + 8 : position + 12] = struct.pack("<I", number)
     whole.write_bytes(data)
     with pytest.raises(UserError, match=f"output_norm.weight is (stored as {kind}; expected F32|of shape)"):
         resolve(whole)
@@ -140,8 +142,8 @@ def test_what_a_header_claims_is_bounded(data: bytes, message: str, tmp_path: Pa
 
 
 def test_a_long_string_is_read_at_once(tmp_path: Path) -> None:
-    """One of 4 MB took 35 s."""
-    begun = time.perf_counter()
+    """Reading one of 4 MB took 35 s."""
+    start = time.perf_counter()
     file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), metadata={"general.description": "x" * (4 << 20)})
     assert resolve(file).tokenizer("Hi")["input_ids"]
-    assert time.perf_counter() - begun < 15
+    assert time.perf_counter() - start < 15

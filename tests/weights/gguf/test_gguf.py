@@ -1,4 +1,4 @@
-"""GGUF files: the same tensors as in the model that they were made of, codes as they are, and faults by name."""
+"""GGUF files have the tensors of their models, keep their codes unchanged, and have their faults named."""
 
 from pathlib import Path
 
@@ -30,9 +30,9 @@ def test_a_file_has_the_tensors_of_its_model(name: str, tmp_path: Path) -> None:
     source = resolve(write_gguf(tmp_path / "model.gguf", model))
     read = source.hf_model(torch.float32).state_dict()
     assert not [key for key, tensor in model.state_dict().items() if not torch.equal(tensor, read[key])]
-    ours = init_inference(source, replace_with_kernel_inject=True)
-    assert ours.dtype == torch.float32
-    assert torch.allclose(logits_of(ours, TOKENS), logits_of(model, TOKENS), atol=1e-4)
+    engine = init_inference(source, replace_with_kernel_inject=True)
+    assert engine.dtype == torch.float32
+    assert torch.allclose(logits_of(engine, TOKENS), logits_of(model, TOKENS), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", *BLOCKS])
@@ -56,47 +56,49 @@ def floats(matrix: Linear) -> torch.Tensor:
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("name", SIZES)
 def test_codes_stay_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
-    """Also behind a transposition and a new order of rows, and in the LM head."""
+    """Even after a transposition and a reordering of rows, and in the LM head."""
     source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model(name), kind))
     exact = init_inference(source, dtype=torch.float32, replace_with_kernel_inject=True).weights
     engine = init_inference(source, replace_with_kernel_inject=True)
     stored = stored_by(engine)
     assert isinstance(stored, StoredWeights)
     assert stored.name == stored.head == BLOCKS[kind]
-    for ours, theirs in zip(engine.weights.layers, exact.layers, strict=True):
-        for role, matrix in matrices_of(ours).items():
-            assert torch.equal(floats(matrix), floats(matrices_of(theirs)[role])), role
+    for layer, expected_layer in zip(engine.weights.layers, exact.layers, strict=True):
+        for role, matrix in matrices_of(layer).items():
+            assert torch.equal(floats(matrix), floats(matrices_of(expected_layer)[role])), role
     assert engine.weights.head is not None
     assert exact.head is not None
     assert torch.equal(floats(engine.weights.head.matrix), floats(exact.head.matrix))
-    logits, wanted = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
-    assert float((logits - wanted).norm() / wanted.norm()) < 0.05  # prompts are multiplied in bfloat16
+    logits, expected = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
+    assert float((logits - expected).norm() / expected.norm()) < 0.05  # prompts use bfloat16 products
 
 
 def test_types_may_differ_from_matrix_to_matrix(tmp_path: Path) -> None:
-    """Each of q, k and v has a type of its own, so that their matrix has none: it is quantised anew."""
+    """q, k and v have different types, so their joined matrix has none and is quantised again."""
     kinds = {"blk.0.attn_k.weight": "Q8_0", "blk.1.ffn_down.weight": "F32", "token_embd.weight": "F16"}
     source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "Q4_1", kinds=kinds))
     engine = init_inference(source, replace_with_kernel_inject=True)
     first, second = (matrices_of(layer) for layer in engine.weights.layers)
     assert (first["qkv.weight"].bits, second["qkv.weight"].bits, second["ff2.weight"].scales) == (8, 4, None)
-    logits, wanted = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
-    assert float((logits - wanted).norm() / wanted.norm()) < 0.05
+    logits, expected = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
+    assert float((logits - expected).norm() / expected.norm()) < 0.05
 
 
 def test_other_codes_are_dequantised_and_said_to_be(tmp_path: Path) -> None:
-    """Q6_K has blocks of 256 numbers, as many as an input of this matrix."""
+    """Q6_K has blocks of 256 numbers, which is the number of inputs of this matrix."""
     model = gguf_model("gpt2")
     file = write_gguf(tmp_path / "model.gguf", model, "Q8_0", kinds={"blk.1.ffn_down.weight": "Q6_K"})
     source = resolve(file)
     assert source.origin == f"GGUF file {file} (1 in Q6_K: dequantised)"
-    tensor = next(each for each in gguf.GGUFReader(file).tensors if each.name == "blk.1.ffn_down.weight")
-    wanted = torch.from_numpy(gguf.quants.dequantize(tensor.data, GGMLQuantizationType.Q6_K))
-    assert torch.equal(source.get("transformer.h.1.mlp.c_proj.weight"), wanted.T)
+    tensor = next(item for item in gguf.GGUFReader(file).tensors if item.name == "blk.1.ffn_down.weight")
+    expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, GGMLQuantizationType.Q6_K))
+    assert torch.equal(source.get("transformer.h.1.mlp.c_proj.weight"), expected.T)
     matrix = matrices_of(init_inference(source, replace_with_kernel_inject=True).weights.layers[1])["ff2.weight"]
     assert (matrix.bits, matrix.group) == (8, 32)
-    asked = init_inference(source, quant={"weight": {"num_bits": 4, "group_size": 64}}, replace_with_kernel_inject=True)
-    assert stored_by(asked).name == "int4-row-symmetric"  # type: ignore[union-attr]
+    requantised = init_inference(
+        source, quant={"weight": {"num_bits": 4, "group_size": 64}}, replace_with_kernel_inject=True
+    )
+    assert stored_by(requantised).name == "int4-row-symmetric"  # type: ignore[union-attr]
 
 
 def test_tokenizer_template_and_end_are_those_of_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -114,8 +116,8 @@ def test_an_end_of_turn_ends_what_is_generated(tmp_path: Path) -> None:
     source = resolve(file)
     assert source.ends == {HI, END}
     engine = init_inference(source, replace_with_kernel_inject=True)
-    told = engine.generate(TOKENS, max_new_tokens=9, do_sample=False, sequence_bias={(HI,): 1e4})
-    assert told[0, TOKENS.shape[1] :].tolist() == [HI]
+    text = engine.generate(TOKENS, max_new_tokens=9, do_sample=False, sequence_bias={(HI,): 1e4})
+    assert text[0, TOKENS.shape[1] :].tolist() == [HI]
 
 
 def test_a_cut_between_ranks_takes_whole_groups(tmp_path: Path) -> None:
@@ -129,9 +131,9 @@ def test_a_cut_between_ranks_takes_whole_groups(tmp_path: Path) -> None:
         tensors.scales(name, Cut(1, ((16, 32),), 64))
 
 
-def edited(file: Path, at: int, new: bytes) -> Path:
+def edited(file: Path, position: int, new: bytes) -> Path:
     data = bytearray(file.read_bytes())
-    data[at : at + len(new)] = new
+    data[position : position + len(new)] = new
     file.write_bytes(data)
     return file
 
@@ -142,21 +144,21 @@ def llama(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("at", "new", "message"),
+    ("position", "new", "message"),
     [
         (0, b"GGML", "begins with b'GGML', expected b'GGUF': it is no GGUF file"),
         (4, b"\x01\0\0\0", "is of GGUF version 1; expected 2 or 3"),
         (8, b"\xff" * 8, "is damaged or cut off"),
     ],
 )
-def test_a_damaged_header_is_said(at: int, new: bytes, message: str, llama: Path) -> None:
+def test_a_damaged_header_is_said(position: int, new: bytes, message: str, llama: Path) -> None:
     with pytest.raises(UserError, match=message):
-        resolve(edited(llama, at, new))
+        resolve(edited(llama, position, new))
 
 
-@pytest.mark.parametrize("left", [0, 3, 20, 3000, -10])
-def test_a_file_that_is_cut_off_is_said(left: int, llama: Path) -> None:
-    llama.write_bytes(llama.read_bytes()[:left])
+@pytest.mark.parametrize("length", [0, 3, 20, 3000, -10])
+def test_a_file_that_is_cut_off_is_said(length: int, llama: Path) -> None:
+    llama.write_bytes(llama.read_bytes()[:length])
     with pytest.raises(UserError, match=r"is damaged or cut off|it is no GGUF file|is of GGUF version"):
         resolve(llama)
 
@@ -173,11 +175,11 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_type_is_named(llama: Path) -> None:
-    """The type of a tensor stands behind its name and its sizes."""
+    """The type of a tensor comes after its name and its sizes."""
     name = b"blk.1.ffn_up.weight"
-    at = llama.read_bytes().index(name) + len(name) + 4 + 2 * 8
+    position = llama.read_bytes().index(name) + len(name) + 4 + 2 * 8
     with pytest.raises(UserError, match="99"):
-        resolve(edited(llama, at, (99).to_bytes(4, "little")))
+        resolve(edited(llama, position, (99).to_bytes(4, "little")))
 
 
 @pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "output_norm.weight"])
@@ -202,7 +204,7 @@ def test_a_matrix_with_one_dimension_is_named(stored: str, tmp_path: Path) -> No
 
 
 def test_a_vector_of_codes_is_named(tmp_path: Path) -> None:
-    """Its rows would be put in order, and cut between ranks, as if each byte of a block were a number."""
+    """Otherwise its rows would be reordered and cut between ranks as if each byte of a block were a number."""
     vector = "blk.0.attn_qkv.bias"
     file = write_gguf(tmp_path / "model.gguf", gguf_model("bloom"), kinds={vector: "Q8_0"})
     with pytest.raises(UserError, match=f"the vector {vector} is stored as Q8_0; expected F32, F16, BF16"):
@@ -223,7 +225,7 @@ def test_a_tokenizer_of_another_model_is_said(tmp_path: Path) -> None:
 
 
 def test_every_tensor_is_written_by_the_helper() -> None:
-    """A name that gguf does not know would be left out in silence."""
+    """Names unknown to gguf would be left out silently."""
     for name in SIZES:
         model = gguf_model(name)
         tied = int(model.config.tie_word_embeddings)

@@ -1,4 +1,4 @@
-"""Mutants of a GGUF file are read or refused in one line: none crashes, hangs, or ends in another error."""
+"""Mutants of a GGUF file are read, or refused in one line: none crashes, hangs, or raises another error."""
 
 import math
 import struct
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def examine(file: Path) -> bool:
-    """Whether the file is read. All that people see of it is asked for."""
-    begun = time.perf_counter()
+    """Whether the file can be read. Reads everything that users see of it."""
+    start = time.perf_counter()
     try:
         source = resolve(file)
         vocabulary = source.hf_config.vocab_size
@@ -42,7 +42,7 @@ def examine(file: Path) -> bool:
     except UserError as error:
         refusal = str(error)
     finally:
-        assert time.perf_counter() - begun < HANGS_S
+        assert time.perf_counter() - start < HANGS_S
     assert len(refusal) < 4000
     assert "\n" not in refusal
     return False
@@ -53,7 +53,7 @@ model = cache(partial(gguf_model, "llama"))
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
-    """The path of mutants, the bytes of a whole file, and the size of its header."""
+    """Path of mutants, bytes of a whole file, and size of its header."""
     folder = tmp_path_factory.mktemp("mutants")
     whole = write_gguf(folder / "whole.gguf", model(), "Q4_1").read_bytes()
     assert examine(folder / "whole.gguf")
@@ -73,22 +73,22 @@ PLACES = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), EDITS), min_size=
 
 
 def edited(whole: bytes, header: int, edits: list[tuple[float, tuple[str, bytes]]]) -> bytes:
-    """Edits of the first 300 bytes, the table of tensors at the end of the header, and all between, equally often."""
+    """Edits the first 300 bytes, the table of tensors at the end of the header, or the part between, equally often."""
     data = bytearray(whole)
     for share, (kind, new) in edits:
         part, inside = divmod(share * 3, 1)
         begin, end = ((0, 300), (300, header - 2000), (header - 2000, header))[int(part)]
-        at = min(begin + int(inside * (end - begin)), len(data))
+        position = min(begin + int(inside * (end - begin)), len(data))
         if kind == "cut":
-            del data[at:]
+            del data[position:]
         else:
-            data[at : at + (0 if kind == "insert" else len(new))] = b"" if kind == "remove" else new
+            data[position : position + (0 if kind == "insert" else len(new))] = b"" if kind == "remove" else new
     return bytes(data)
 
 
 def no_mutant_of_bytes_breaks_anything(places: Any, edits: Any) -> None:
     file, whole, header = places
-    file.unlink(missing_ok=True)  # a mapped file is never written over
+    file.unlink(missing_ok=True)  # a mapped file is never overwritten
     file.write_bytes(edited(whole, header, edits))
     examine(file)
 

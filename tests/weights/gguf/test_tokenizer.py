@@ -1,6 +1,6 @@
-"""A GGUF file's tokenizer makes the same tokens as llama.cpp of the same text.
+"""A GGUF file's tokenizer gives the tokens of llama.cpp for the same text.
 
-Expected ids come from llama.cpp (llama-cpp-python 0.3.36, `vocab_only`) for files that these helpers write.
+Expected ids come from llama.cpp (llama-cpp-python 0.3.36, `vocab_only`), for files that these helpers write.
 """
 
 import json
@@ -54,7 +54,7 @@ FIRST = 257  # the id after the letters and "Hi"
 
 
 def metadata(path: Path, vocabulary: Any, **values: Any) -> Metadata:
-    """The metadata of a file with a vocabulary and nothing else."""
+    """Metadata of a file that has only a vocabulary."""
     writer = gguf.GGUFWriter(path, "llama")
     vocabulary(writer)
     for name, value in values.items():
@@ -68,14 +68,14 @@ def metadata(path: Path, vocabulary: Any, **values: Any) -> Metadata:
 
 
 def letters_and(*tokens: tuple[str, int], pre: str = "qwen2") -> Any:
-    """A vocabulary of the letters of bytes and of "Hi", and these tokens of these kinds."""
+    """A vocabulary with the letters of bytes, "Hi", and these (token, kind) pairs."""
     kinds = [*[NORMAL] * FIRST, *(kind for _, kind in tokens)]
     return byte_level([*sorted(gguf_letters()), "Hi", *(token for token, _ in tokens)], kinds, ["H i"], pre)
 
 
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    found: list[int] = tokenizer(text)["input_ids"]
-    return found
+    tokens: list[int] = tokenizer(text)["input_ids"]
+    return tokens
 
 
 def test_every_name_has_expected_tokens() -> None:
@@ -84,7 +84,7 @@ def test_every_name_has_expected_tokens() -> None:
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_text_is_split_by_the_rules_of_the_name(name: str, tmp_path: Path) -> None:
-    """The merges join whatever a split leaves together, digits, blanks and marks."""
+    """The merges join all characters that a split keeps together: digits, blanks and marks."""
     tokens = [*sorted(gguf_letters()), *(merge.replace(" ", "") for merge in DATA["merges"])]
     vocabulary = byte_level(tokens, [NORMAL] * len(tokens), DATA["merges"], name)
     tokenizer = read_tokenizer(metadata(tmp_path / "v.gguf", vocabulary))
@@ -108,7 +108,7 @@ SPECIAL = ("<｜User｜>", "<｜end▁of▁sentence｜>", "a b", "x\ny", "héllo
 
 
 def test_whole_tokens_are_one_id_each(tmp_path: Path) -> None:
-    """With blanks, line feeds and letters outside ASCII, among the ids of the vocabulary and not after them."""
+    """With blanks, line feeds and letters outside ASCII; their ids are within the vocabulary and not after it."""
     kinds = (CONTROL, CONTROL, USER, USER, USER, UNKNOWN, NORMAL)
     read = metadata(tmp_path / "w.gguf", letters_and(*zip(SPECIAL, kinds, strict=True)))
     tokenizer = read_tokenizer(read)
@@ -116,8 +116,8 @@ def test_whole_tokens_are_one_id_each(tmp_path: Path) -> None:
     for index, token in enumerate(SPECIAL):
         assert ids(tokenizer, f"z{token}z")[1:-1] == [FIRST + index]
         assert tokenizer.decode([FIRST + index]) == token
-    hidden = tokenizer.decode(ids(tokenizer, "".join(SPECIAL)), skip_special_tokens=True)
-    assert hidden == "a bx\nyhéllo"
+    visible_text = tokenizer.decode(ids(tokenizer, "".join(SPECIAL)), skip_special_tokens=True)
+    assert visible_text == "a bx\nyhéllo"
 
 
 @pytest.mark.parametrize(
@@ -168,22 +168,22 @@ def test_blanks_of_sentencepiece_text(
 
 
 def test_a_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
-    """The conversion of the model in the box keeps it so."""
-    kept = tmp_path / "kept"
+    """The conversion of the boxed model relies on this."""
+    folder = tmp_path / "kept"
     vocabulary = letters_and(("<｜User｜>", CONTROL), ("a b", USER), pre="llama3")
     tokenizer = read_tokenizer(metadata(tmp_path / "v.gguf", vocabulary, bos_token_id=FIRST, chat_template="{{ 1 }}"))
-    tokenizer.save_pretrained(kept)
-    again = AutoTokenizer.from_pretrained(kept)
+    tokenizer.save_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder)
     for text in (*DATA["texts"], "za b<｜User｜>"):
-        assert ids(again, text) == ids(tokenizer, text)
-    assert again.chat_template == "{{ 1 }}"
+        assert ids(loaded, text) == ids(tokenizer, text)
+    assert loaded.chat_template == "{{ 1 }}"
 
 
-@pytest.mark.parametrize("usual", ["<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<｜end▁of▁sentence｜>"])
+@pytest.mark.parametrize("end_token", ["<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<｜end▁of▁sentence｜>"])
 @pytest.mark.parametrize("kind", [CONTROL, NORMAL])
-def test_usual_names_end_an_answer(usual: str, kind: int, tmp_path: Path) -> None:
+def test_usual_names_end_an_answer(end_token: str, kind: int, tmp_path: Path) -> None:
     read = metadata(
-        tmp_path / "v.gguf", letters_and(("<s>", CONTROL), (usual, kind), ("[end]", CONTROL)), eos_token_id=FIRST
+        tmp_path / "v.gguf", letters_and(("<s>", CONTROL), (end_token, kind), ("[end]", CONTROL)), eos_token_id=FIRST
     )
     assert ends_of_turn(read) == (FIRST, FIRST + 1)
 
