@@ -1,4 +1,4 @@
-"""Bars and pages: a verdict follows from the figure and its interval, and files have the names of machine and day."""
+"""The verdict on a bar follows from the figure and its interval; file names contain the machine and the day."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def ratio(low: float, value: float, high: float) -> Ratio:
 
 
 @pytest.mark.parametrize(
-    ("found", "met", "close"),
+    ("figure", "met", "close"),
     [
         (ratio(2.1, 2.2, 2.3), True, False),
         (ratio(1.9, 2.0, 2.1), True, True),
@@ -26,9 +26,9 @@ def ratio(low: float, value: float, high: float) -> Ratio:
     ],
 )
 def test_a_figure_on_its_bar_is_met_and_an_interval_around_it_is_close(
-    found: Ratio | float, met: bool, close: bool
+    figure: Ratio | float, met: bool, close: bool
 ) -> None:
-    check = at_least("speed", found, 2.0)
+    check = at_least("speed", figure, 2.0)
     assert (check.met, check.close) == (met, close)
     assert ("within the interval" in str(check)) == close
 
@@ -43,9 +43,9 @@ def test_figure_and_bar_are_written_in_their_unit() -> None:
     check = at_most("per token", 3.14159, 3.1, MS)
     assert (check.figure, check.bar) == ("3.14 ms", "≤ 3.1 ms")
     assert at_least("share", 0.876, 0.9, SHARE).figure == "88%"
-    found = ratio(1.234, 2.345, 3.456)
-    assert at_least("speed", found, 2.0).figure == str(found)
-    assert at_least("speed", found, 2.0, written="what the memory allows").bar == "≥ what the memory allows"
+    speedup = ratio(1.234, 2.345, 3.456)
+    assert at_least("speed", speedup, 2.0).figure == str(speedup)
+    assert at_least("speed", speedup, 2.0, written="what the memory allows").bar == "≥ what the memory allows"
 
 
 def test_the_verdict_counts_what_is_met_and_names_what_is_missed() -> None:
@@ -57,7 +57,7 @@ def test_the_verdict_counts_what_is_met_and_names_what_is_missed() -> None:
     assert page_of("Title", "", "text") == "# Title\n\ntext\n"
 
 
-def test_what_is_not_trustworthy_is_said_behind_the_bar() -> None:
+def test_a_figure_that_is_not_trustworthy_is_marked_after_its_bar() -> None:
     assert str(at_least("speed", 2.0, 1.5, trusted=False)) == "≥ 1.5x: met, not trustworthy"
 
 

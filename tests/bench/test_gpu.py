@@ -1,4 +1,4 @@
-"""`make bench-gpu`, as far as it goes without a GPU: every side, record, bar and page, on a tiny shape, interpreted."""
+"""`make bench-gpu` without a GPU: every side, record, bar and page, on a tiny shape in Triton's interpreter."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-@sweep  # every part of it has a test of its own: the sides, the rounds, the records, the page
+@sweep  # its parts have tests of their own: the sides, the rounds, the records, the page
 def test_a_bench_writes_records_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_bench, "PROMPT", 4)
     monkeypatch.setattr(gpu_bench, "QUICK_NEW", 2)
@@ -39,15 +39,15 @@ def test_a_bench_writes_records_and_a_page(tmp_path: Path, monkeypatch: pytest.M
     assert "interpreted on the CPU, so that no time means anything" in page
     assert "| tiny-gptj | 1 | hf-eager | fused-int8 |" in page
     judged = [check.what for _, check in checks(records, [])]
-    assert judged == ["hf-eager / fused"]  # no bar in milliseconds for a shape that nobody waits for
+    assert judged == ["hf-eager / fused"]  # a tiny shape has no bar in milliseconds
 
 
 def test_a_baseline_that_is_given_twice_is_one_side() -> None:
-    """Its runs would else be noted twice, under one name."""
+    """Otherwise its runs would be recorded twice under one name."""
     assert gpu_bench._baselines(["hf-static", "hf-eager", "hf-static"]) == ("hf-static", "hf-eager")
 
 
-def test_a_ratio_that_is_not_trustworthy_says_so_beside_its_bar() -> None:
+def test_a_ratio_that_is_not_trustworthy_says_so_next_to_its_bar() -> None:
     few, enough = comparison(rounds=3), comparison()
     for record, marked in ((few, True), (enough, False)):
         assert any("not trustworthy" in cell for cell in gpu_bench._step_cells(record)) is marked

@@ -1,4 +1,4 @@
-"""The bench of models larger than the memory that they are given: what is judged, and that the page says the same."""
+"""The bench of models that are larger than their memory: its bars, and a page with the same figures."""
 
 from comparisons import comparison
 
@@ -8,30 +8,32 @@ from labkit.harness import Comparison
 MS = {"llama.cpp": 300.0, "accelerate-disk": 500.0, "hf-disk": 250.0}
 
 
-def found(streamed_ms: float = 100.0, *, peak_mb: float = 900.0) -> list[Comparison]:
-    """Sides with 1 GB each; a step of the streamed one reads 90 MB from a disk of 1 GB/s."""
+def comparisons(streamed_ms: float = 100.0, *, peak_mb: float = 900.0) -> list[Comparison]:
+    """Comparisons of sides with 1 GB each; a step of the streamed side reads 90 MB from a disk of 1 GB/s."""
     sides = []
-    for name, took in (*MS.items(), ("fused-streamed", streamed_ms)):
+    for name, step_ms in (*MS.items(), ("fused-streamed", streamed_ms)):
         side = comparison().candidate
         runs = tuple(
-            run.model_copy(update={"decode_ms": (took, took), "disk_gb_s": (1.0, 1.0), "cached_mb": 12.0})
+            run.model_copy(update={"decode_ms": (step_ms, step_ms), "disk_gb_s": (1.0, 1.0), "cached_mb": 12.0})
             for run in side.runs
         )
-        how = {"name": name, "runs": runs, "peak_rss_mb": peak_mb, "memory_limit": "a memory cgroup"}
+        facts = {"name": name, "runs": runs, "peak_rss_mb": peak_mb, "memory_limit": "a memory cgroup"}
         streamed = {"streamed_mb": 90.0} if name == "fused-streamed" else {}
-        sides.append(side.model_copy(update=how | streamed | {"case": side.case.model_copy(update={"memory_gb": 1.0})}))
-    *others, ours = sides
-    return [comparison().model_copy(update={"baseline": side, "candidate": ours}) for side in others]
+        sides.append(
+            side.model_copy(update=facts | streamed | {"case": side.case.model_copy(update={"memory_gb": 1.0})})
+        )
+    *baselines, candidate = sides
+    return [comparison().model_copy(update={"baseline": side, "candidate": candidate}) for side in baselines]
 
 
 def test_every_other_way_is_judged_by_its_ratio_and_ours_by_its_memory() -> None:
-    assert [check.met for check in checks(found())] == [True, True, True, True]
-    assert [check.met for check in checks(found(110.0))] == [True, True, False, True]
-    assert [check.met for check in checks(found(peak_mb=1001.0))] == [True, True, True, False]
+    assert [check.met for check in checks(comparisons())] == [True, True, True, True]
+    assert [check.met for check in checks(comparisons(110.0))] == [True, True, False, True]
+    assert [check.met for check in checks(comparisons(peak_mb=1001.0))] == [True, True, True, False]
 
 
 def test_the_page_has_the_figures_of_the_records() -> None:
-    text = page(found(110.0))
+    text = page(comparisons(110.0))
     for part in (
         "1.00 GB of each side",
         "a memory cgroup",

@@ -1,4 +1,4 @@
-"""The bench of loading: its bars, and that record and page are the same figures."""
+"""The bench of loading: its bars, and a page with the figures of the record."""
 
 import math
 import sys
@@ -16,8 +16,11 @@ from labkit.system.errors import RunError
 from labkit.system.whole_file import write_whole
 
 
-def found(one_s: float = 3.1, *, peak: int = 1_240, int8: int = 1_140) -> LoadMeasurement:
-    """Two ranks, the second the slower, that hold 1,000 bytes each, 100 of them in one tensor; one process in int8."""
+def measurement(one_s: float = 3.1, *, peak: int = 1_240, int8: int = 1_140) -> LoadMeasurement:
+    """Measurement of two ranks and of one process in int8.
+
+    Each rank holds 1,000 bytes, and its largest tensor has 100 bytes. The second rank is the slower one.
+    """
     return LoadMeasurement(
         ranks=2,
         dtype="bfloat16",
@@ -32,14 +35,14 @@ def found(one_s: float = 3.1, *, peak: int = 1_240, int8: int = 1_140) -> LoadMe
 
 
 def test_ranks_are_judged_by_the_slowest_and_the_largest() -> None:
-    assert [check.met for check in checks(found())] == [True, True, True, True]
-    assert [check.met for check in checks(found(2.9))] == [False, True, True, True]
-    assert [check.met for check in checks(found(peak=1_260))] == [True, True, False, True]
-    assert [check.met for check in checks(found(int8=1_160))] == [True, True, True, False]
+    assert [check.met for check in checks(measurement())] == [True, True, True, True]
+    assert [check.met for check in checks(measurement(2.9))] == [False, True, True, True]
+    assert [check.met for check in checks(measurement(peak=1_260))] == [True, True, False, True]
+    assert [check.met for check in checks(measurement(int8=1_160))] == [True, True, True, False]
 
 
 def test_the_record_comes_back_and_its_page_says_the_same(tmp_path: Path) -> None:
-    record = found()
+    record = measurement()
     write_whole(tmp_path / "one.jsonl", record.model_dump_json() + "\n")
     assert load_records(tmp_path) == [record]
     for part in ("3.10x", "1.14 of the share", "1.14 of the packed weights", "≤ 1.15: met"):
@@ -56,7 +59,7 @@ def test_ranks_that_fail_are_reported_with_their_last_words(tmp_path: Path, monk
 
 
 def test_the_model_has_the_size_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its ranks hold it between them."""
+    """The shares of its ranks add up to the whole."""
     monkeypatch.setattr(load_bench, "LOADED", LlamaSizes(hidden=64, intermediate=160, vocabulary=320, heads=16))
     size = write_model(tmp_path / "one", 1e-3)
     assert size == pytest.approx(1e6, rel=0.1)

@@ -1,4 +1,4 @@
-"""`make bench`: verdicts that follow from the bars, a page made of the records, and a run that goes on where it was."""
+"""`make bench`: verdicts follow from the bars, the page from the records, and an interrupted run continues."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +23,9 @@ from labkit.models.presets import PRESETS
 GPT2 = next(target for target in TARGETS if target.key == ("gpt2", "float32", 1, "fused"))
 
 
-def beside_llama_cpp(found: Comparison) -> Comparison:
-    """The same comparison with its baseline in the place of llama.cpp."""
-    return found.model_copy(update={"baseline": found.baseline.model_copy(update={"name": LLAMA_CPP})})
+def with_llama_cpp(record: Comparison) -> Comparison:
+    """The same comparison, with llama.cpp as the name of its baseline."""
+    return record.model_copy(update={"baseline": record.baseline.model_copy(update={"name": LLAMA_CPP})})
 
 
 def test_every_target_is_a_preset_and_stands_there_once() -> None:
@@ -34,38 +34,38 @@ def test_every_target_is_a_preset_and_stands_there_once() -> None:
 
 
 def test_a_figure_on_its_bar_is_met_and_one_below_it_missed() -> None:
-    found = comparison()
-    reached = found.ratio("per_token").value
-    assert Row(replace(GPT2, per_token=reached), found).checks["per_token"].met
-    assert not Row(replace(GPT2, per_token=reached * 1.0001), found).checks["per_token"].met
+    record = comparison()
+    reached = record.ratio("per_token").value
+    assert Row(replace(GPT2, per_token=reached), record).checks["per_token"].met
+    assert not Row(replace(GPT2, per_token=reached * 1.0001), record).checks["per_token"].met
 
 
 def test_a_bar_past_the_limit_is_missed_with_what_the_limit_allows() -> None:
-    found = comparison()
-    assert found.candidate.floor_share is not None
-    most = found.ratio("per_token").value / found.candidate.floor_share
-    beyond = Row(replace(GPT2, per_token=1.01 * most), found).checks["per_token"]
+    record = comparison()
+    assert record.candidate.floor_share is not None
+    most = record.ratio("per_token").value / record.candidate.floor_share
+    beyond = Row(replace(GPT2, per_token=1.01 * most), record).checks["per_token"]
     assert f"missed; at the limit it would be {most:.2f}x" in str(beyond)
-    assert "at the limit" not in str(Row(replace(GPT2, per_token=0.99 * most), found).checks["per_token"])
-    assert "at the limit" not in str(Row(replace(GPT2, ttft=99.0), found).checks["ttft"])
+    assert "at the limit" not in str(Row(replace(GPT2, per_token=0.99 * most), record).checks["per_token"])
+    assert "at the limit" not in str(Row(replace(GPT2, ttft=99.0), record).checks["ttft"])
 
 
 def test_a_bar_within_the_interval_is_called_close() -> None:
-    found = comparison()
-    ratio = found.ratio("per_token")
+    record = comparison()
+    ratio = record.ratio("per_token")
     for bar, close in ((ratio.high, True), (ratio.high * 1.01, False), (ratio.low * 0.99, False)):
-        assert Row(replace(GPT2, per_token=bar), found).checks["per_token"].close is close
+        assert Row(replace(GPT2, per_token=bar), record).checks["per_token"].close is close
 
 
-def with_peak(found: Comparison, peak_rss_mb: float) -> Comparison:
-    return found.model_copy(update={"candidate": found.candidate.model_copy(update={"peak_rss_mb": peak_rss_mb})})
+def with_peak(record: Comparison, peak_rss_mb: float) -> Comparison:
+    return record.model_copy(update={"candidate": record.candidate.model_copy(update={"peak_rss_mb": peak_rss_mb})})
 
 
 def test_memory_is_held_against_weights_and_cache() -> None:
-    found = comparison()
+    record = comparison()
     needed = 507.0  # MB of weights and KV cache of the comparison
-    assert Row(GPT2, with_peak(found, needed * 1.14)).checks["memory"].met
-    assert not Row(GPT2, with_peak(found, needed * 1.16)).checks["memory"].met
+    assert Row(GPT2, with_peak(record, needed * 1.14)).checks["memory"].met
+    assert not Row(GPT2, with_peak(record, needed * 1.16)).checks["memory"].met
 
 
 def test_only_float32_tokens_have_to_be_equal() -> None:
@@ -78,12 +78,12 @@ def test_what_was_not_measured_is_not_judged() -> None:
     unprobed = comparison(probed=False)
     assert "limit_share" not in Row(GPT2, unprobed).checks
     assert "llama_cpp" not in Row(GPT2, unprobed).checks
-    assert "llama_cpp" in Row(GPT2, unprobed, beside_llama_cpp(unprobed)).checks
+    assert "llama_cpp" in Row(GPT2, unprobed, with_llama_cpp(unprobed)).checks
 
 
 def test_the_page_names_every_missed_bar_and_every_side() -> None:
-    found = with_peak(comparison(), 600.0)
-    records = [found, beside_llama_cpp(found)]
+    record = with_peak(comparison(), 600.0)
+    records = [record, with_llama_cpp(record)]
     (row,) = rows(records)
     missed = [check for check in row.checks.values() if not check.met]
     page = report(records)
@@ -98,7 +98,7 @@ def test_the_page_marks_ratios_that_are_not_trustworthy() -> None:
     for rounds, marks in ((3, 2), (8, 0)):
         page = report([comparison(rounds=rounds)]).splitlines()
         line = next(line for line in page if line.startswith("| gpt2 float32"))
-        assert line.count("not trustworthy") == marks  # behind the ratio and behind its bar
+        assert line.count("not trustworthy") == marks  # after the ratio and after its bar
 
 
 def test_every_table_of_the_page_has_as_many_cells_as_titles() -> None:
@@ -109,17 +109,17 @@ def test_every_table_of_the_page_has_as_many_cells_as_titles() -> None:
 
 
 def test_a_case_is_kept_only_when_all_of_it_was_measured_as_asked_now() -> None:
-    found = comparison(new_tokens=128)
-    settings = Settings(new=128, rounds=found.rounds, threads=2, peer=False)
+    record = comparison(new_tokens=128)
+    settings = Settings(new=128, rounds=record.rounds, threads=2, peer=False)
     done = bench_module._done
-    assert done(GPT2, settings, [found], "abc")
-    assert not done(GPT2, settings, [found], "def")
-    assert not done(GPT2, replace(settings, threads=1), [found], "abc")
-    assert not done(GPT2, replace(settings, new=8), [found], "abc")
-    assert not done(GPT2, replace(settings, rounds=found.rounds + 1), [found], "abc")
-    assert not done(replace(GPT2, dtype="bfloat16"), settings, [found], "abc")
-    assert not done(GPT2, replace(settings, peer=True), [found], "abc")
-    assert done(GPT2, replace(settings, peer=True), [found, beside_llama_cpp(found)], "abc")
+    assert done(GPT2, settings, [record], "abc")
+    assert not done(GPT2, settings, [record], "def")
+    assert not done(GPT2, replace(settings, threads=1), [record], "abc")
+    assert not done(GPT2, replace(settings, new=8), [record], "abc")
+    assert not done(GPT2, replace(settings, rounds=record.rounds + 1), [record], "abc")
+    assert not done(replace(GPT2, dtype="bfloat16"), settings, [record], "abc")
+    assert not done(GPT2, replace(settings, peer=True), [record], "abc")
+    assert done(GPT2, replace(settings, peer=True), [record, with_llama_cpp(record)], "abc")
 
 
 def test_the_estimate_grows_with_the_rounds_and_the_sides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,18 +144,18 @@ def two_small_targets(monkeypatch: pytest.MonkeyPatch) -> tuple[Target, ...]:
 
 
 def bench(output: Path, *, fresh: bool = False) -> int:
-    with pytest.raises(typer.Exit) as ended:
+    with pytest.raises(typer.Exit) as exit_info:
         bench_module.main(quick=True, only=None, fresh=fresh, output=output, threads=1, rounds=2)
-    return ended.value.exit_code
+    return exit_info.value.exit_code
 
 
 def made_up(target: Target, settings: Settings) -> tuple[Comparison, ...]:
-    """What measuring the target could have given."""
-    found = comparison(rounds=settings.rounds, new_tokens=settings.new, threads=settings.threads)
-    case = found.case.model_copy(update={"model": target.model, "batch": target.batch})
-    here = {"case": case, "environment": read_environment(settings.threads)}
-    sides = {name: getattr(found, name).model_copy(update=here) for name in ("baseline", "candidate")}
-    return (found.model_copy(update=sides),)
+    """Made-up comparison that a measurement of the target could have given."""
+    record = comparison(rounds=settings.rounds, new_tokens=settings.new, threads=settings.threads)
+    case = record.case.model_copy(update={"model": target.model, "batch": target.batch})
+    circumstances = {"case": case, "environment": read_environment(settings.threads)}
+    sides = {name: getattr(record, name).model_copy(update=circumstances) for name in ("baseline", "candidate")}
+    return (record.model_copy(update=sides),)
 
 
 @pytest.mark.parametrize("measured", [False, pytest.param(True, marks=pytest.mark.sweep)])
@@ -223,12 +223,12 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.sweep
 def test_a_short_warm_up_leaves_the_runs_of_both_sides_as_long_as_they_were() -> None:
-    """tests/harness/compare asks one side."""
+    """tests/harness/compare tests the same with one side."""
     case = comparison_case(model="tiny-gpt2", dtype="float32", batch=1, prompt=4, new=5, threads=1)
-    (found,) = compare_with_each(("hf-eager",), "fused", case, Schedule(rounds=2, warm_up=2, stages=False))
-    assert {len(run.decode_ms) for side in (found.baseline, found.candidate) for run in side.runs} == {4}
-    assert found.tokens_equal
-    assert found.candidate.stages == ()
+    (record,) = compare_with_each(("hf-eager",), "fused", case, Schedule(rounds=2, warm_up=2, stages=False))
+    assert {len(run.decode_ms) for side in (record.baseline, record.candidate) for run in side.runs} == {4}
+    assert record.tokens_equal
+    assert record.candidate.stages == ()
 
 
 def test_models_and_cases_are_measured_alone() -> None:

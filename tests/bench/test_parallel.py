@@ -1,4 +1,4 @@
-"""The bench of tensor parallelism: what is judged, and that the page is made of the records."""
+"""The bench of tensor parallelism: its bars, and a page made from the records."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,22 +13,27 @@ from labkit.harness.exchange.records import ExchangeMeasurement
 from labkit.models.presets import PRESETS
 
 
-def found(one_ms: float, two_ms: float, *, limit: float = 1.8) -> list[Comparison]:
-    """Two ranks that take 10 ms per token, and the threads beside them; the memory allows the ratio `limit`."""
+def comparisons(one_ms: float, two_ms: float, *, limit: float = 1.8) -> list[Comparison]:
+    """Comparisons of two ranks (10 ms per token) with eager, one thread and two threads.
+
+    The memory bandwidth of two cores is `limit` times that of one core.
+    """
     sides = []
-    for name, cores, took, gb_s in (("eager", 2, 40.0, limit), ("one", 1, one_ms, 1.0), ("two", 2, two_ms, limit)):
-        sides.append((name, {"threads": cores}, took, gb_s))
+    for name, cores, step_ms, gb_s in (("eager", 2, 40.0, limit), ("one", 1, one_ms, 1.0), ("two", 2, two_ms, limit)):
+        sides.append((name, {"threads": cores}, step_ms, gb_s))
     sides.append(("fused-tp2", {"threads": 1, "tp": 2}, 10.0, limit))
-    made = []
-    for name, sizes, took, gb_s in sides:
+    measurements = []
+    for name, sizes, step_ms, gb_s in sides:
         side = comparison().candidate
         runs = tuple(
-            run.model_copy(update={"decode_ms": (took, took), "bandwidth_gb_s": (10 * gb_s, 10 * gb_s)})
+            run.model_copy(update={"decode_ms": (step_ms, step_ms), "bandwidth_gb_s": (10 * gb_s, 10 * gb_s)})
             for run in side.runs
         )
-        made.append(side.model_copy(update={"name": name, "case": side.case.model_copy(update=sizes), "runs": runs}))
-    *baselines, ours = made
-    return [comparison().model_copy(update={"baseline": side, "candidate": ours}) for side in baselines]
+        measurements.append(
+            side.model_copy(update={"name": name, "case": side.case.model_copy(update=sizes), "runs": runs})
+        )
+    *baselines, candidate = measurements
+    return [comparison().model_copy(update={"baseline": side, "candidate": candidate}) for side in baselines]
 
 
 def sums(size: int, shared_us: float, gloo_us: float) -> ExchangeMeasurement:
@@ -39,18 +44,18 @@ def sums(size: int, shared_us: float, gloo_us: float) -> ExchangeMeasurement:
 
 
 def test_two_ranks_are_judged_by_what_the_memory_allows() -> None:
-    assert [check.met for check in checks(found(16.3, 10.0))] == [True, True, True]
-    assert [check.met for check in checks(found(16.1, 10.0))] == [False, True, True]
-    assert [check.met for check in checks(found(16.1, 10.0, limit=1.7))] == [True, True, True]
+    assert [check.met for check in checks(comparisons(16.3, 10.0))] == [True, True, True]
+    assert [check.met for check in checks(comparisons(16.1, 10.0))] == [False, True, True]
+    assert [check.met for check in checks(comparisons(16.1, 10.0, limit=1.7))] == [True, True, True]
 
 
 def test_two_ranks_may_take_a_little_longer_than_two_threads() -> None:
-    assert [check.met for check in checks(found(18.0, 10 / 1.04))] == [True, True, True]
-    assert [check.met for check in checks(found(18.0, 10 / 1.06))] == [True, False, True]
+    assert [check.met for check in checks(comparisons(18.0, 10 / 1.04))] == [True, True, True]
+    assert [check.met for check in checks(comparisons(18.0, 10 / 1.06))] == [True, False, True]
 
 
 def test_other_tokens_miss_their_bar() -> None:
-    first, *rest = found(18.0, 10.0)
+    first, *rest = comparisons(18.0, 10.0)
     different = first.model_copy(update={"tokens_equal": False, "first_difference": 3})
     assert [check.met for check in checks([different, *rest])] == [True, True, False]
 
@@ -65,13 +70,13 @@ def test_every_model_is_a_preset() -> None:
 
 
 def test_a_bench_writes_what_it_measured_and_a_page_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of made-up figures; the tests below measure them, and so does the fourth notebook."""
+    """Uses made-up figures; the tests below and the fourth notebook measure them."""
 
     class Turns:
         def comparison(self, baseline: int, candidate: int) -> Comparison:
             return compared[baseline]
 
-    compared, exchanged = found(18.0, 10.0), (sums(4096, 9.9, 50.0),)
+    compared, exchanged = comparisons(18.0, 10.0), (sums(4096, 9.9, 50.0),)
     monkeypatch.setattr(parallel_bench, "PARALLEL_MODELS", ("tiny-gptj",))
     monkeypatch.setattr(parallel_bench, "measure_exchange", lambda *args, **settings: exchanged)
     monkeypatch.setattr(parallel_bench, "take_turns", lambda *args, **settings: Turns())
@@ -90,7 +95,7 @@ class Benched:
 
 @pytest.fixture(scope="module")
 def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:
-    """What a quick bench of a tiny model wrote."""
+    """Records and page of a quick bench of a tiny model."""
     folder = tmp_path_factory.mktemp("benched")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel_bench, "PARALLEL_MODELS", ("tiny-gptj",))
@@ -116,7 +121,7 @@ def test_a_bench_writes_records_and_a_page_made_of_them(benched: Benched) -> Non
 @pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_sides_of_one_name_are_told_apart(benched: Benched) -> None:
-    sides = [*(found.baseline for found in benched.compared), benched.compared[0].candidate]
+    sides = [*(record.baseline for record in benched.compared), benched.compared[0].candidate]
     assert [side.name for side in sides] == ["hf-eager", "fused, 1 thread", "fused, 2 threads", "fused-tp2"]
     assert [(side.case.threads, side.case.tp) for side in sides] == [(2, 1), (1, 1), (2, 1), (1, 2)]
     assert [side.environment.threads for side in sides] == [2, 1, 2, 2]
@@ -125,17 +130,17 @@ def test_sides_of_one_name_are_told_apart(benched: Benched) -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_all_sides_produce_the_same_tokens_in_as_many_rounds(benched: Benched) -> None:
-    for found in benched.compared:
-        assert found.tokens_equal
-        assert len(found.baseline.runs) == len(found.candidate.runs) == QUICK_ROUNDS
+    for record in benched.compared:
+        assert record.tokens_equal
+        assert len(record.baseline.runs) == len(record.candidate.runs) == QUICK_ROUNDS
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_only_a_side_on_several_ranks_has_stages_of_ranks_and_waits(benched: Benched) -> None:
-    assert not any(found.baseline.rank_stages for found in benched.compared)
-    assert not any(found.baseline.communication_shares for found in benched.compared)
-    cut = benched.compared[0].candidate
-    assert len(cut.rank_stages) == 2
-    assert len(cut.communication_shares) == 2
-    assert all(0 < share < 1 for share in cut.communication_shares)
+    assert not any(record.baseline.rank_stages for record in benched.compared)
+    assert not any(record.baseline.communication_shares for record in benched.compared)
+    split = benched.compared[0].candidate
+    assert len(split.rank_stages) == 2
+    assert len(split.communication_shares) == 2
+    assert all(0 < share < 1 for share in split.communication_shares)

@@ -1,4 +1,4 @@
-"""The bench of pipelines: what is judged, and that the page is made of the records."""
+"""The bench of pipelines: its bars, and a page made from the records."""
 
 from pathlib import Path
 from typing import Any
@@ -34,52 +34,52 @@ FULL = PipelineTarget(32, naive=1.7, transformers=1.8)
 
 
 def side(name: str, step_ms: float, stages: tuple[float, float], batch: int) -> Measurement:
-    """One that takes so long per token, on stages that compute so long for a micro-batch."""
-    spec, made = SideSpec.named(name, 2), comparison(new_tokens=NEW).candidate
+    """Measurement of a side: `step_ms` per token, and `stages` are the computing times (ms) for a micro-batch."""
+    spec, template = SideSpec.named(name, 2), comparison(new_tokens=NEW).candidate
     steps = (NEW - 1) * (1 if spec.schedule == "naive" else 2)
     ranks = tuple(
         (
-            StageTime(Phase.DECODE, Stage.MLP, 0, steps, each * steps),
+            StageTime(Phase.DECODE, Stage.MLP, 0, steps, stage * steps),
             StageTime(Phase.DECODE, Stage.RECV, None, steps, 1.0 * steps),
         )
-        for each in stages
+        for stage in stages
     )
     case: dict[str, Any] = {"threads": 1, "tp": spec.tp, "pp": spec.pp, "schedule": spec.schedule, "batch": batch}
     times = {"decode_ms": (step_ms,) * (NEW - 1), "end_to_end_ms": NEW * step_ms}
-    return made.model_copy(
+    return template.model_copy(
         update={
             "name": name,
-            "case": made.case.model_copy(update=case),
-            "runs": tuple(run.model_copy(update=times) for run in made.runs),
+            "case": template.case.model_copy(update=case),
+            "runs": tuple(run.model_copy(update=times) for run in template.runs),
             "rank_stages": ranks if spec.pp > 1 else (),
         }
     )
 
 
-def found(batch: int = 32, stage: float = 5.0, **steps_ms: float) -> list[Comparison]:
-    """The queue, of 10 ms per token, beside others."""
+def comparisons_of(batch: int = 32, stage: float = 5.0, **steps_ms: float) -> list[Comparison]:
+    """Comparisons of the queue (10 ms per token) with the other schedules."""
     steps = {"naive": 20.0, "barrier": 15.0, "transformers": 30.0} | steps_ms
-    ours = side(QUEUE, 10.0, (stage, stage), batch)
+    candidate = side(QUEUE, 10.0, (stage, stage), batch)
     sides = [
         side(NAIVE, steps["naive"], (2 * stage, 2 * stage) if batch > 2 else (stage, stage), batch),
         side(BARRIER, steps["barrier"], (stage, stage), batch),
         side(TRANSFORMERS, steps["transformers"], (stage, stage), batch),
     ]
-    return [comparison().model_copy(update={"baseline": each, "candidate": ours}) for each in sides]
+    return [comparison().model_copy(update={"baseline": baseline, "candidate": candidate}) for baseline in sides]
 
 
 def compared(**settings: Any) -> Compared:
-    return bench.by_baseline(found(**settings))
+    return bench.by_baseline(comparisons_of(**settings))
 
 
-def met(target: PipelineTarget, of: Compared) -> dict[str, bool]:
-    return {check.what: check.met for check in checks(target, of)}
+def met(target: PipelineTarget, comparisons: Compared) -> dict[str, bool]:
+    return {check.what: check.met for check in checks(target, comparisons)}
 
 
 def test_the_queue_is_judged_per_token_and_with_the_prompt() -> None:
     assert set(met(FULL, compared()).values()) == {True}
     slow = met(FULL, compared(naive=16.9, transformers=17.9))
-    assert [what for what, held in slow.items() if not held] == [
+    assert [what for what, passed in slow.items() if not passed] == [
         f"{name} / {QUEUE} {what}" for name in (NAIVE, TRANSFORMERS) for what in ("per token", "prompt included")
     ]
 
@@ -89,7 +89,7 @@ def test_a_batch_without_bars_is_judged_by_its_order_and_tokens_alone() -> None:
 
 
 def test_barrier_and_naive_are_judged_where_the_formula_tells_them_apart() -> None:
-    """With stages that compute: 3 * 5 ms against 2 * 10 ms. While weights are the limit it is 3 * 5 against 2 * 5."""
+    """If computing is the limit: 3 * 5 ms against 2 * 10 ms. If weights are the limit: 3 * 5 against 2 * 5 ms."""
     order = f"{NAIVE} / {BARRIER} per token"
     assert met(FULL, compared())[order]
     assert not met(FULL, compared(barrier=20.1))[order]
@@ -97,12 +97,12 @@ def test_barrier_and_naive_are_judged_where_the_formula_tells_them_apart() -> No
 
 
 def test_formulas_take_the_time_of_a_stage_for_a_micro_batch() -> None:
-    of = compared()
-    assert stage_ms(of[NAIVE].baseline) == [10.0, 10.0]
-    assert by_formula(of[NAIVE].baseline) == 20.0
-    assert by_formula(of[BARRIER].baseline) == 15.0
-    assert by_formula(of[NAIVE].candidate) == 10.0
-    assert [micro_batches(each) for each in (of[NAIVE].baseline, of[NAIVE].candidate)] == [1, 2]
+    by_name = compared()
+    assert stage_ms(by_name[NAIVE].baseline) == [10.0, 10.0]
+    assert by_formula(by_name[NAIVE].baseline) == 20.0
+    assert by_formula(by_name[BARRIER].baseline) == 15.0
+    assert by_formula(by_name[NAIVE].candidate) == 10.0
+    assert [micro_batches(record) for record in (by_name[NAIVE].baseline, by_name[NAIVE].candidate)] == [1, 2]
     assert by_formula(comparison().candidate) is None
 
 
@@ -114,7 +114,7 @@ def test_a_queue_that_chose_one_micro_batch_has_the_formula_of_one() -> None:
 
 
 def test_other_tokens_miss_their_bar() -> None:
-    first, *rest = found()
+    first, *rest = comparisons_of()
     different = first.model_copy(update={"tokens_equal": False, "first_difference": 3})
     assert not met(FULL, bench.by_baseline([different, *rest]))["tokens"]
 
@@ -136,19 +136,19 @@ def test_a_hand_over_is_judged_by_its_median() -> None:
 
 
 def test_a_bubble_is_judged_by_its_distance_from_the_formula() -> None:
-    """In ideal runs there is none; where one stage takes half the time of the other, that one waits."""
+    """Equal stages have no bubble; a stage that takes half the time of the other one waits for it."""
     equal, unequal = (study(runs=(run("queue", 2, stage_ms=times),)).measured for times in ((4.0, 4.0), (2.0, 4.0)))
-    assert [check.met for each in (equal, unequal) for check in bench.bubble_checks(each)] == [True, False]
+    assert [check.met for measured in (equal, unequal) for check in bench.bubble_checks(measured)] == [True, False]
 
 
 def test_a_bench_of_one_batch_keeps_the_others_and_makes_its_page_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of made-up figures."""
+    """Uses made-up figures."""
 
     class Turns:
         def __init__(self, batch: int) -> None:
-            self._found = found(batch)
+            self._found = comparisons_of(batch)
 
         def comparison(self, baseline: int, candidate: int) -> Comparison:
             return self._found[baseline]
@@ -156,17 +156,17 @@ def test_a_bench_of_one_batch_keeps_the_others_and_makes_its_page_of_all(
     handing = handed(19.0)
     monkeypatch.setattr(bench, "measure_hand_over", lambda *args, **settings: handing)
     monkeypatch.setattr(bench, "take_turns", lambda sides, case, schedule, **settings: Turns(case.batch))
-    of_stages = study().measured
-    monkeypatch.setattr(bench, "measure_pipeline", lambda model, **settings: of_stages)
+    stages = study().measured
+    monkeypatch.setattr(bench, "measure_pipeline", lambda model, **settings: stages)
     for batch in (32, 2, 32):
-        against = [NAIVE, BARRIER, TRANSFORMERS]
-        bench.main(quick=True, output=tmp_path, batch=[batch], against=against, bubbles=batch == 2)
+        baselines = [NAIVE, BARRIER, TRANSFORMERS]
+        bench.main(quick=True, output=tmp_path, batch=[batch], against=baselines, bubbles=batch == 2)
     (records,), (written,) = tmp_path.glob("*-quick-pipeline.jsonl"), tmp_path.glob("*-quick-pipeline.md")
     mailbox, bubbles, *loaded = load_records(records)
-    assert (mailbox, bubbles) == (handing, of_stages)
-    assert [each.case.batch for each in loaded if isinstance(each, Comparison)] == [2] * 3 + [32] * 3
+    assert (mailbox, bubbles) == (handing, stages)
+    assert [record.case.batch for record in loaded if isinstance(record, Comparison)] == [2] * 3 + [32] * 3
     text = written.read_text()
-    assert text == bench.page(handing, [each for each in loaded if isinstance(each, Comparison)], [of_stages])
+    assert text == bench.page(handing, [record for record in loaded if isinstance(record, Comparison)], [stages])
     for part in ("## Batch 2", "## Batch 32", "## Bubbles", "## Mailboxes", "by formula", "bars met"):
         assert part in text
 
@@ -174,6 +174,6 @@ def test_a_bench_of_one_batch_keeps_the_others_and_makes_its_page_of_all(
 @pytest.mark.sweep
 @pytest.mark.timeout(120)
 def test_rows_are_handed_over_and_timed_on_both_ranks() -> None:
-    found = measure_hand_over(3, 7, rounds=2, calls=4)
-    assert [len(calls) for calls in found.rounds_us] == [8, 8]
-    assert found.median_us > 0
+    measurement = measure_hand_over(3, 7, rounds=2, calls=4)
+    assert [len(calls) for calls in measurement.rounds_us] == [8, 8]
+    assert measurement.median_us > 0

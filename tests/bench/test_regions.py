@@ -1,4 +1,4 @@
-"""The bench of the regions: what is judged, and that the page is made of the records."""
+"""The bench of the regions: its bars, and a page made from the records."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from labkit.stages import Stage
 
 @pytest.fixture(scope="module")
 def row() -> RegionMeasurement:
-    (found,) = measure_regions("tiny-gpt2", regions=["qkv"], context=9, threads=1, rounds=2, layers=2)
-    return found
+    (measurement,) = measure_regions("tiny-gpt2", regions=["qkv"], context=9, threads=1, rounds=2, layers=2)
+    return measurement
 
 
-def known(row: RegionMeasurement, *, unfused_us: float, bandwidth_gb_s: float = 10.0) -> RegionMeasurement:
+def with_known_times(row: RegionMeasurement, *, unfused_us: float, bandwidth_gb_s: float = 10.0) -> RegionMeasurement:
     """The row with a one-call step of 10 µs that needs 80,000 bytes."""
     rounds = row.rounds_us | {UNFUSED: (unfused_us,) * 2, ONE_CALL: (10.0,) * 2}
     return row.model_copy(update={"rounds_us": rounds, "bytes": 80_000, "bandwidth_gb_s": (bandwidth_gb_s,) * 2})
@@ -30,20 +30,20 @@ def known(row: RegionMeasurement, *, unfused_us: float, bandwidth_gb_s: float = 
 
 def test_a_ratio_on_its_bar_is_met_and_one_below_it_missed(row: RegionMeasurement) -> None:
     bar = REGION_RATIOS[Stage.QKV]
-    assert next(checks(known(row, unfused_us=10 * bar))).met
-    assert not next(checks(known(row, unfused_us=9.99 * bar))).met
+    assert next(checks(with_known_times(row, unfused_us=10 * bar))).met
+    assert not next(checks(with_known_times(row, unfused_us=9.99 * bar))).met
 
 
 def test_a_missed_bar_that_the_memory_does_not_allow_says_what_it_would(row: RegionMeasurement) -> None:
-    ratio, share = checks(known(row, unfused_us=16.0))
+    ratio, share = checks(with_known_times(row, unfused_us=16.0))
     assert "at the limit it would be 2.00x" in str(ratio)
     assert share.met
-    assert "at the limit" not in str(next(checks(known(row, unfused_us=24.0))))
+    assert "at the limit" not in str(next(checks(with_known_times(row, unfused_us=24.0))))
 
 
 def test_only_float32_is_judged(row: RegionMeasurement) -> None:
-    other = row.model_copy(update={"case": row.case.model_copy(update={"dtype": "bfloat16"})})
-    assert list(checks(other)) == []
+    bfloat16 = row.model_copy(update={"case": row.case.model_copy(update={"dtype": "bfloat16"})})
+    assert list(checks(bfloat16)) == []
 
 
 def test_every_case_is_a_preset() -> None:

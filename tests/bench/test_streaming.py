@@ -1,4 +1,4 @@
-"""The bench of streaming: its bars, what counts as hidden, and that record and page are the same figures."""
+"""The bench of streaming: its bars, what counts as hidden, and a page with the figures of the record."""
 
 from pathlib import Path
 
@@ -22,10 +22,13 @@ def phase(steps: int = 10, wall: float = 1000.0, read: float = 950.0, compute: f
     return Overlapped(steps=steps, wall_ms=wall, read_ms=read, compute_ms=compute, busy_ms=wall)
 
 
-def found(
+def measurement(
     name: str = STREAM_WHOLE, *, wall: float = 1000.0, streamed_layers: int = 24, prompt: int = 16, reads: float = 1.0
 ) -> StreamMeasurement:
-    """Ten steps that find three slots full, from a disk of 1 GB/s that takes 100 ms for what is left of each."""
+    """Measurement of ten steps from a disk of 1 GB/s.
+
+    The first step finds three slots full. The disk takes 100 ms for the bytes that a step reads on average.
+    """
     decode = phase(wall=wall)
     return StreamMeasurement(
         name=name,
@@ -56,26 +59,26 @@ def met(*records: StreamMeasurement) -> list[bool]:
 
 
 def test_a_whole_model_is_held_against_the_disk() -> None:
-    assert met(found()) == [True, True]
-    assert met(found(wall=1120.0)) == [False, False]
-    assert found(wall=1250.0).disk_share().value == pytest.approx(0.8)
+    assert met(measurement()) == [True, True]
+    assert met(measurement(wall=1120.0)) == [False, False]
+    assert measurement(wall=1250.0).disk_share().value == pytest.approx(0.8)
 
 
 def test_what_is_computed_while_nothing_is_read_does_not_count_where_layers_stay() -> None:
-    """Of 1,200 ms for ten steps 250 are computing alone, so that 95 ms remain beside the 100 of the disk."""
-    record = found(wall=1200.0, streamed_layers=12)
+    """Ten steps take 1,200 ms, 250 of them computing alone: 95 ms per step remain, against 100 of the disk."""
+    record = measurement(wall=1200.0, streamed_layers=12)
     assert record.beside_floor() == pytest.approx(0.95)
     assert met(record) == [True]
-    assert met(found(wall=1500.0, streamed_layers=12)) == [True]
+    assert met(measurement(wall=1500.0, streamed_layers=12)) == [True]
 
 
 def test_a_long_prompt_reads_every_layer_once_and_hides_the_shorter() -> None:
-    assert met(found(prompt=2000)) == [True, True]  # 350 of 400 ms are hidden: 87 %
-    assert met(found(prompt=2000, reads=4.0))[1] is False
+    assert met(measurement(prompt=2000)) == [True, True]  # 350 of 400 ms are hidden: 87 %
+    assert met(measurement(prompt=2000, reads=4.0))[1] is False
 
 
 def test_precisions_are_compared_step_by_step() -> None:
-    records = (found(), found(STREAM_INT8, wall=500.0), found(STREAM_INT4, wall=300.0))
+    records = (measurement(), measurement(STREAM_INT8, wall=500.0), measurement(STREAM_INT4, wall=300.0))
     assert [check.what for check in checks(records)][-2:] == ["bfloat16 / int8", "int8 / int4-128"]
     assert met(*records)[-2:] == [True, False]
 
@@ -89,13 +92,13 @@ def test_hidden_is_what_reading_and_computing_share() -> None:
         StreamSpan("compute", 0, 40 * MS, 90 * MS),
         StreamSpan("compute", 1, 100 * MS, 120 * MS),
     ]
-    one = Overlapped.of(1, 0, 100 * MS, spans)
-    assert (one.read_ms, one.compute_ms, one.busy_ms, one.wall_ms) == (60.0, 50.0, 90.0, 100.0)
-    assert one.hidden == pytest.approx(0.4)
+    overlap = Overlapped.of(1, 0, 100 * MS, spans)
+    assert (overlap.read_ms, overlap.compute_ms, overlap.busy_ms, overlap.wall_ms) == (60.0, 50.0, 90.0, 100.0)
+    assert overlap.hidden == pytest.approx(0.4)
 
 
 def test_the_record_comes_back_and_its_page_says_the_same(tmp_path: Path) -> None:
-    record = found()
+    record = measurement()
     write_whole(tmp_path / "one.jsonl", record.model_dump_json() + "\n")
     assert load_records(tmp_path) == [record]
     for part in ("0.10 of 0.12", "1.00 to 1.00", "100% [100%, 100%]", "≥ 90%: met"):
@@ -109,7 +112,7 @@ def test_a_small_model_is_measured_in_a_process_of_its_own(tmp_path: Path, monke
     target = StreamTarget("half", "float32", resident=0.5)
     (half,) = measure(model, (target,), tmp_path / "packed", 1, 2, 3, environment())
     assert (half.layers, half.slots) == (8, 2)
-    assert 3 <= half.streamed_layers <= 4  # counted before, layers are a little larger than packed
+    assert 3 <= half.streamed_layers <= 4  # the estimate takes layers before packing, which are a little larger
     assert half.resident_bytes <= resident_gb(model, target) * 1e9
     assert half.reads_per_step == pytest.approx(1.0, abs=0.3)
     assert len(half.rounds) == 2

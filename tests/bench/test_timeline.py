@@ -1,4 +1,4 @@
-"""The bench of timelines, where there is no browser."""
+"""The bench of timelines on a machine without a browser."""
 
 import pytest
 
@@ -11,5 +11,5 @@ def test_without_a_browser_it_says_so_and_ends_well(
     monkeypatch.setattr(timeline, "missing", lambda: "got no Chromium")
     monkeypatch.setattr(timeline, "measure", lambda events: pytest.fail("it measured"))
     timeline.main(1000)
-    found = capsys.readouterr()
-    assert (found.out, "got no Chromium" in found.err) == ("", True)
+    printed = capsys.readouterr()
+    assert (printed.out, "got no Chromium" in printed.err) == ("", True)

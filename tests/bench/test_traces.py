@@ -1,4 +1,4 @@
-"""The benchmark measures what it says it does: exports of the size asked for, all of whose work is found."""
+"""The benchmark measures exports of the requested size, and the reader finds all operations in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_export_has_what_was_asked_for(size: Size, tmp_path: Path) -> None:
 
 
 @sweep
-def test_the_figures_stand_beside_what_was_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_figure_has_its_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "LARGE", Size(ranges=60, kernels=90))
     checks = [*bench.measured(tmp_path, Size(ranges=60, kernels=30), 1), *bench.measured(tmp_path, bench.LARGE, 1)]
     assert [check.bar for check in checks] == ["≤ 0.15 s", "≤ 12 s", "≤ 2 GiB", "≤ 1 s"]

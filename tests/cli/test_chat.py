@@ -15,7 +15,7 @@ import labkit as package
 from labkit.cli import chat as chat_cli
 from labkit.conversation import Conversation
 
-AFTER = r"[\d.]+ tokens/s, context {} of {} tokens, cut off by --new"
+REMARK = r"[\d.]+ tokens/s, context {} of {} tokens, cut off by --new"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def answers(checkpoint: str) -> list[str]:
-    """What the model says to "hello" and then to "why?", in 7 tokens each."""
+    """The model's answers to "hello" and then to "why?", of 7 tokens each."""
     source = package.resolve(checkpoint)
     conversation = Conversation(package.init_inference(source, dtype=torch.float32), source.tokenizer, new=7)
     return [conversation.say(message, lambda text: None).text for message in ("hello", "why?")]
@@ -39,11 +39,11 @@ def labkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *lines: str | BaseException) -> None:
-    """What somebody types at a terminal; then Ctrl-D."""
-    left: Iterator[str | BaseException] = iter(lines)
+    """Replaces input() by these lines of a terminal, followed by Ctrl-D."""
+    remaining: Iterator[str | BaseException] = iter(lines)
 
     def prompted(prompt: str) -> str:
-        line = next(left, EOFError())
+        line = next(remaining, EOFError())
         if isinstance(line, BaseException):
             raise line
         return line
@@ -59,16 +59,16 @@ def piped(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 def test_lines_of_a_pipe_are_answered_in_one_conversation(
     labkit: Labkit, checkpoint: str, answers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Empty lines are nobody's; /new forgets the turns before it."""
+    """Empty lines are skipped; /new forgets the turns before it."""
     piped(monkeypatch, "hello", "", "why?", "/new", "hello")
-    code, said, errors = labkit("chat", checkpoint, "--new", "7")
+    code, output, errors = labkit("chat", checkpoint, "--new", "7")
     assert code == 0, errors
-    assert said == "".join(f"{answer}\n" for answer in (*answers, answers[0]))
-    origin, *after = errors.splitlines()
+    assert output == "".join(f"{answer}\n" for answer in (*answers, answers[0]))
+    origin, *remarks = errors.splitlines()
     assert origin == f"checkpoint {checkpoint}; float32 weights"
-    assert after[2] == "a new conversation"
-    assert re.fullmatch(AFTER.format(r"\d+", POSITIONS), after[0])
-    assert after[0].split("context")[1] == after[3].split("context")[1] != after[1].split("context")[1]
+    assert remarks[2] == "a new conversation"
+    assert re.fullmatch(REMARK.format(r"\d+", POSITIONS), remarks[0])
+    assert remarks[0].split("context")[1] == remarks[3].split("context")[1] != remarks[1].split("context")[1]
 
 
 def test_bye_ends(labkit: Labkit, checkpoint: str, answers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ def test_ctrl_d_ends_at_a_terminal(
     labkit: Labkit, checkpoint: str, answers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed(monkeypatch, "hello", "why?")
-    code, said, errors = labkit("chat", checkpoint, "--new", "7")
-    assert (code, said) == (0, f"{answers[0]}\n{answers[1]}\n\n")
+    code, output, errors = labkit("chat", checkpoint, "--new", "7")
+    assert (code, output) == (0, f"{answers[0]}\n{answers[1]}\n\n")
     assert "/new begins a new conversation, /bye or Ctrl-D ends, Ctrl-C stops an answer" in errors
 
 
@@ -109,16 +109,16 @@ def test_the_last_position_is_said_and_a_new_conversation_goes_on(
     labkit: Labkit, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     piped(monkeypatch, "hello", "why?", "/new", "hello")
-    code, said, errors = labkit("chat", checkpoint, "--new", "1000")
+    code, output, errors = labkit("chat", checkpoint, "--new", "1000")
     assert code == 0, errors
     assert errors.count(f"context {POSITIONS} of {POSITIONS} tokens: the model has no positions left, /new") == 2
     assert f"the model {POSITIONS} positions; begin a new conversation, or shorten the message (/new)" in errors
-    first, second = said[: len(said) // 2], said[len(said) // 2 :]
+    first, second = output[: len(output) // 2], output[len(output) // 2 :]
     assert first == second
 
 
 def test_a_model_without_a_chat_template_is_refused(labkit: Labkit) -> None:
-    code, said, errors = labkit("chat", "tiny-gpt2")
-    assert (code, said) == (2, "")
+    code, output, errors = labkit("chat", "tiny-gpt2")
+    assert (code, output) == (2, "")
     assert "no chat template" in errors
     assert "labkit generate continues a text" in errors

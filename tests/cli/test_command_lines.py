@@ -1,4 +1,4 @@
-"""Whatever stands on a command line, the command ends with a number and a few plain lines."""
+"""Whatever its arguments, a command ends with an exit code and a few plain lines."""
 
 import io
 import json
@@ -26,7 +26,7 @@ from labkit.system.errors import RunError
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
 ESCAPE = "\x1b]0;title\x07\x1b[2J"
 SMALL = ("--prompt", "4", "--new", "2", "--threads", "1", "--rounds", "2")
-LINES: dict[str, tuple[str, ...]] = {  # each command as it may be given, small
+LINES: dict[str, tuple[str, ...]] = {  # a small valid command line for each command
     "compare": ("tiny-gpt2", *SMALL),
     "kernels": ("--model", "tiny-gpt2", "--op", "residual", "--rounds", "2", "--context", "4", "--threads", "1"),
     "bench-methods": ("tiny-gpt2", "--methods", "fused", "--batch", "1", *SMALL),
@@ -58,19 +58,19 @@ VALUES = (
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an input of each kind. What takes long, or leaves this process, is not begun."""
+    """A folder with an input of each kind. Slow work, and work in other processes, is replaced by an error."""
 
-    def begun(*rest: Any, **more: Any) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise RunError("it would begin here")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("execv", "execve"):
-        monkeypatch.setattr(os, name, begun)
-    monkeypatch.setattr(SideProcess, "__init__", begun)
-    monkeypatch.setattr("labkit.notebooks.execution._execute", begun)
-    monkeypatch.setattr("labkit.nsys.capture.profile.profile", begun)
-    monkeypatch.setattr("labkit.launcher.rendezvous.Rendezvous.wait_until_open", begun)
+        monkeypatch.setattr(os, name, fail)
+    monkeypatch.setattr(SideProcess, "__init__", fail)
+    monkeypatch.setattr("labkit.notebooks.execution._execute", fail)
+    monkeypatch.setattr("labkit.nsys.capture.profile.profile", fail)
+    monkeypatch.setattr("labkit.launcher.rendezvous.Rendezvous.wait_until_open", fail)
     (tmp_path / "words.txt").write_text("some words of a text " * 99)
     event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 1, "pid": 1, "tid": 1}
     (tmp_path / "made.json").write_text(json.dumps({"traceEvents": [event]}))
@@ -89,14 +89,14 @@ def labkit(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return with_stdin
 
 
-def check(line: tuple[str, ...], found: tuple[int, str, str]) -> None:
-    code, said, errors = found
+def check(line: tuple[str, ...], result: tuple[int, str, str]) -> None:
+    code, output, errors = result
     assert code in (0, 1, 2, 130), line
-    assert "Traceback" not in said + errors
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said + errors), line
+    assert "Traceback" not in output + errors
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", output + errors), line
     assert not re.search(r"PosixPath|<class|Input should|\[Errno|object at 0x", errors), (line, errors)
     if code == 2:
-        assert len(errors.splitlines()) <= 6 or "Usage" in said + errors, (line, errors)
+        assert len(errors.splitlines()) <= 6 or "Usage" in output + errors, (line, errors)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_a_request_that_cannot_be_served_ends_with_one_line(
 ) -> None:
     (place / "runs").mkdir()
     before = sorted(place.rglob("*"))
-    code, said, errors = labkit(*line)
-    check(line, (code, said, errors))
+    code, output, errors = labkit(*line)
+    check(line, (code, output, errors))
     assert code == 2
     assert message in errors
     assert len(errors.splitlines()) == 1
@@ -136,13 +136,13 @@ def test_a_request_that_cannot_be_served_ends_with_one_line(
 
 
 def test_former_names_of_options_are_in_no_help_and_mean_the_present_ones(labkit: Labkit) -> None:
-    _, said, _ = labkit("plan-batch", "--help")
-    assert "--dtype" in said
-    assert "--precision" not in said
-    words = ("plan-batch", "tiny-gpt2", "--memory-gb", "1", "--disk-gb-s", "1", "--gflops", "9", "--json")
-    told = [labkit(*words, option, "int8-32", new, "9")[1] for option, new in NAMES]
-    assert "int8-32" in told[0]
-    assert len({re.sub(r'"created": "[^"]*"', "", each) for each in told}) == 1
+    _, output, _ = labkit("plan-batch", "--help")
+    assert "--dtype" in output
+    assert "--precision" not in output
+    arguments = ("plan-batch", "tiny-gpt2", "--memory-gb", "1", "--disk-gb-s", "1", "--gflops", "9", "--json")
+    outputs = [labkit(*arguments, option, "int8-32", new, "9")[1] for option, new in NAMES]
+    assert "int8-32" in outputs[0]
+    assert len({re.sub(r'"created": "[^"]*"', "", plan) for plan in outputs}) == 1
 
 
 NAMES = (("--dtype", "--new"), ("--precision", "--new-tokens"), ("--precisions", "--new_tokens"))
@@ -151,8 +151,8 @@ NAMES = (("--dtype", "--new"), ("--precision", "--new-tokens"), ("--precisions",
 def test_lines_of_a_chat_that_are_no_text_are_refused_and_the_conversation_stays(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = io.TextIOWrapper(io.BytesIO(b"one\nt\xffwo\nthree\n"), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", said)
+    stdin = io.TextIOWrapper(io.BytesIO(b"one\nt\xffwo\nthree\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
     code, _, errors = command_line(monkeypatch, capsys)("chat", "chatty", "--new", "2")
     assert code == 0
     assert r"t\udcffwo, which is not UTF-8" in errors
@@ -178,29 +178,29 @@ def test_a_template_that_fails_is_one_line_and_the_conversation_stays(
         {"buffered": "", "unbuffered": "1"},
     ),
 )
-def test_a_full_disk_behind_stdout_or_stderr_is_no_traceback(
+def test_a_full_disk_under_stdout_or_stderr_is_no_traceback(
     line: tuple[str, ...], unbuffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A buffer keeps what could not be written, and Python writes it once more at its end."""
+    """A buffer keeps the unwritten output, and Python tries to write it again at exit."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*LABKIT, *line], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-        both = subprocess.run([*LABKIT, *line], stdout=full, stderr=full, check=False)
+        process = subprocess.run([*LABKIT, *line], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        process_of_both = subprocess.run([*LABKIT, *line], stdout=full, stderr=full, check=False)
     if line == ("compare",):
-        assert (done.returncode, both.returncode) == (2, 2)
+        assert (process.returncode, process_of_both.returncode) == (2, 2)
         return
-    assert (done.returncode, both.returncode) == (1, 1)
-    (said,) = done.stderr.splitlines()
-    assert said.startswith("error: the output cannot be written: No space left on device")
+    assert (process.returncode, process_of_both.returncode) == (1, 1)
+    (message,) = process.stderr.splitlines()
+    assert message.startswith("error: the output cannot be written: No space left on device")
 
 
 @sweep
 @pytest.mark.parametrize("delay_s", [0.3, 0.6])
 def test_ctrl_c_in_the_first_second_is_no_traceback(delay_s: float, place: Path) -> None:
-    """Python's own start is not labkit's: the signal comes after it."""
+    """The signal comes after the start of Python itself, which is not labkit's."""
     announce = "import sys; sys.stdout.write('.'); sys.stdout.flush(); from labkit.cli.main import main; main()"
-    words = [sys.executable, "-P", "-c", announce, "generate", "tiny-gpt2", "--prompt", "x" * 99, "--new", "1500"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    arguments = [sys.executable, "-P", "-c", announce, "generate", "tiny-gpt2", "--prompt", "x" * 99, "--new", "1500"]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.read(1)
     time.sleep(delay_s)
@@ -216,28 +216,28 @@ def test_every_command_has_a_line_here() -> None:
 
 @st.composite
 def lines(draw: st.DrawFn) -> tuple[str, ...]:
-    """A command line with one to three words replaced, added or left out."""
+    """Draws a command line with one to three words replaced, added or left out."""
     command = draw(st.sampled_from(sorted(LINES)))
     words = list(LINES[command])
     options = [name for parameter in app.Commands()[command].params for name in parameter.opts if name[0] == "-"]
     for _ in range(draw(st.integers(1, 3))):
-        way = draw(st.sampled_from(("value", "option", "less", "more")))
-        at = draw(st.integers(0, len(words)))
+        change = draw(st.sampled_from(("value", "option", "less", "more")))
+        position = draw(st.integers(0, len(words)))
         value = draw(st.sampled_from(VALUES) | st.text(max_size=9).filter(lambda text: "\0" not in text))
-        if way == "value" and at < len(words):
-            words[at] = value
-        elif way == "option" and options:
-            words[at:at] = [draw(st.sampled_from(options)), value]
-        elif way == "less" and at < len(words):
-            del words[at]
+        if change == "value" and position < len(words):
+            words[position] = value
+        elif change == "option" and options:
+            words[position:position] = [draw(st.sampled_from(options)), value]
+        elif change == "less" and position < len(words):
+            del words[position]
         else:
-            words.insert(at, value)
+            words.insert(position, value)
     return (command, *words)
 
 
 @pytest.fixture
 def limit() -> Iterator[Callable[[float], None]]:
-    """Sets a limit of processor seconds, which a busy machine does not use up; 0: none."""
+    """Returns a function that limits the processor time in seconds (0: no limit); a busy machine does not use it up."""
 
     def late(*_: object) -> None:
         raise TimeoutError("a command took more than 10 s of processor")
@@ -254,7 +254,7 @@ def test_no_command_line_ends_in_a_traceback(
     labkit: Labkit, limit: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labkit.conversation.speed.floor_share", lambda *rest: None)
-    for warm in ("generate", "chat", "kernels"):  # their libraries are loaded, their kernels compiled
+    for warm in ("generate", "chat", "kernels"):  # loads their libraries and compiles their kernels first
         labkit(warm, *LINES[warm])
     seen, wrong = set(), []
 
@@ -271,7 +271,7 @@ def test_no_command_line_ends_in_a_traceback(
         limit(10)
         try:
             check(line, labkit(*line))
-        except Exception as error:  # noqa: BLE001  all of them are wanted, and none of them ends the sweep
+        except Exception as error:  # noqa: BLE001  every error is collected, and none ends the sweep
             wrong.append((line, repr(error)[-300:]))
         finally:
             limit(0)

@@ -1,4 +1,4 @@
-"""`labkit diff` tells a script by its exit code whether something became slower."""
+"""The exit code of `labkit diff` says whether something became slower."""
 
 import json
 from pathlib import Path
@@ -26,9 +26,9 @@ def slowed(side: Measurement) -> Measurement:
 
 
 def test_the_exit_code_says_whether_something_became_slower(labkit: Labkit) -> None:
-    code, said, _ = labkit("diff", "fast.jsonl", "slow.jsonl")
+    code, output, _ = labkit("diff", "fast.jsonl", "slow.jsonl")
     assert code == 1
-    assert "1 SLOWER" in said
+    assert "1 SLOWER" in output
     assert labkit("diff", "slow.jsonl", "fast.jsonl")[0] == 0
     assert labkit("diff", "fast.jsonl", "fast.jsonl")[0] == 0
     assert labkit("diff", "fast.jsonl", "slow.jsonl", "--tolerance", "2")[0] == 0
@@ -36,15 +36,15 @@ def test_the_exit_code_says_whether_something_became_slower(labkit: Labkit) -> N
 
 
 def test_json_is_one_object(labkit: Labkit) -> None:
-    code, said, _ = labkit("diff", "fast.jsonl", "slow.jsonl", "--json")
-    found = json.loads(said)
+    code, output, _ = labkit("diff", "fast.jsonl", "slow.jsonl", "--json")
+    result = json.loads(output)
     assert code == 1
-    assert found["verdicts"] == {"SLOWER": 1, "UNDECIDED": 0, "SAME": 0, "FASTER": 0}
-    assert found["cases"][0]["ratio"] == pytest.approx(0.5)
+    assert result["verdicts"] == {"SLOWER": 1, "UNDECIDED": 0, "SAME": 0, "FASTER": 0}
+    assert result["cases"][0]["ratio"] == pytest.approx(0.5)
 
 
 def test_what_is_not_there_is_said_in_a_line(labkit: Labkit) -> None:
-    code, said, errors = labkit("diff", "fast.jsonl", "none.jsonl")
-    assert (code, said) == (2, "")
+    code, output, errors = labkit("diff", "fast.jsonl", "none.jsonl")
+    assert (code, output) == (2, "")
     assert "got none.jsonl, which does not exist" in errors
     assert "Traceback" not in errors

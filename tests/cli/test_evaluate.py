@@ -1,4 +1,4 @@
-"""`labkit evaluate`: a table or one JSON object, a record, and what is refused."""
+"""`labkit evaluate`: a table or one JSON object, a record, and refused requests."""
 
 import json
 from pathlib import Path
@@ -34,9 +34,9 @@ def test_the_table_shows_what_moved_and_keeps_a_record(labkit: Labkit, tmp_path:
 def test_json_is_one_object_with_the_case(labkit: Labkit) -> None:
     code, out, _ = labkit(*SMALL, "--quant", '{"weight": {"q_groups": 4}}', "--json")
     assert code == 0
-    found = json.loads(out.splitlines()[-1])
-    assert found["case"]["quant"] == {"weight": {"q_groups": 4}}
-    assert found["kl"]["low"] < found["kl"]["value"] < found["kl"]["high"]
+    result = json.loads(out.splitlines()[-1])
+    assert result["case"]["quant"] == {"weight": {"q_groups": 4}}
+    assert result["kl"]["low"] < result["kl"]["value"] < result["kl"]["high"]
 
 
 @pytest.mark.parametrize(

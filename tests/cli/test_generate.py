@@ -1,4 +1,4 @@
-"""`labkit generate`: an answer of a chat model, a text that others continue, and a line on how fast that was."""
+"""`labkit generate`: an answer of a chat model, a continued text, and a line on the speed."""
 
 import re
 from pathlib import Path
@@ -36,9 +36,9 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return command_line(monkeypatch, capsys)
 
 
-def answered(checkpoint: str, new: int, messages: list[dict[str, str]], **how: Any) -> str:
-    """What `engine.generate` says on the rendered conversation, without special tokens."""
-    engine = package.init_inference(package.resolve(checkpoint), dtype=how.pop("dtype", torch.float32))
+def answered(checkpoint: str, new: int, messages: list[dict[str, str]], **options: Any) -> str:
+    """Answer of `engine.generate` to the rendered conversation, without special tokens."""
+    engine = package.init_inference(package.resolve(checkpoint), dtype=options.pop("dtype", torch.float32))
     rendered = chat_tokenizer().apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -48,9 +48,9 @@ def answered(checkpoint: str, new: int, messages: list[dict[str, str]], **how: A
 
 
 def test_a_chat_model_answers_and_nothing_else_is_printed(labkit: Labkit, checkpoint: str) -> None:
-    code, said, errors = labkit("generate", checkpoint, *HELLO, "--new", "9")
+    code, output, errors = labkit("generate", checkpoint, *HELLO, "--new", "9")
     assert code == 0, errors
-    assert said == answered(checkpoint, 9, [{"role": "user", "content": "hello there"}]) + "\n"
+    assert output == answered(checkpoint, 9, [{"role": "user", "content": "hello there"}]) + "\n"
     origin, speed = errors.splitlines()
     assert origin == f"checkpoint {checkpoint}; float32 weights"
     assert re.fullmatch(SPEED.format(9), speed)
@@ -58,23 +58,23 @@ def test_a_chat_model_answers_and_nothing_else_is_printed(labkit: Labkit, checkp
 
 def test_int8_and_a_system_prompt(labkit: Labkit, checkpoint: str) -> None:
     arguments = ("--new", "9", "--dtype", "int8", "--system", "be brief")
-    code, said, errors = labkit("generate", checkpoint, *HELLO, *arguments)
+    code, output, errors = labkit("generate", checkpoint, *HELLO, *arguments)
     assert code == 0, errors
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello there"}]
-    assert said == answered(checkpoint, 9, messages, dtype=torch.int8) + "\n"
+    assert output == answered(checkpoint, 9, messages, dtype=torch.int8) + "\n"
 
 
 def test_a_model_larger_than_the_memory_for_it_is_read_from_the_disk(labkit: Labkit, tmp_path: Path) -> None:
-    """The least memory is named where there is too little; with it the answer is the same."""
+    """With too little memory the error names the least that works; with that the answer is the same."""
     checkpoint = str(chat_checkpoint(tmp_path / "deep", layers=5))
     arguments = ("--new", "9", "--offload", str(tmp_path / "packed"))
-    code, said, errors = labkit("generate", checkpoint, *HELLO, *arguments, "--resident-gb", "0")
-    assert (code, said) == (2, "")
+    code, output, errors = labkit("generate", checkpoint, *HELLO, *arguments, "--resident-gb", "0")
+    assert (code, output) == (2, "")
     least = re.search(r"the least is resident_gb = ([\d.]+)", errors)
     assert least is not None, errors
-    code, said, errors = labkit("generate", checkpoint, *HELLO, *arguments, "--resident-gb", least[1])
+    code, output, errors = labkit("generate", checkpoint, *HELLO, *arguments, "--resident-gb", least[1])
     assert code == 0, errors
-    assert said == shown_lines(answered(checkpoint, 9, [{"role": "user", "content": "hello there"}])) + "\n"
+    assert output == shown_lines(answered(checkpoint, 9, [{"role": "user", "content": "hello there"}])) + "\n"
     assert re.search(r"\d of \d layers, [\d.e-]+ GB, are read from .*packed.* for every token", errors)
 
 
@@ -82,25 +82,25 @@ def test_a_model_larger_than_the_memory_for_it_is_read_from_the_disk(labkit: Lab
 def test_a_text_is_continued_as_transformers_streams_it(
     templated: bool, labkit: Labkit, checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --raw, and where there is no chat template: prompt and special tokens too."""
+    """With --raw or without a chat template, the prompt and special tokens are printed too."""
     model = checkpoint if templated else str(chat_checkpoint(tmp_path / "plain", template=None))
-    code, said, errors = labkit("generate", model, *HELLO, "--new", "9", *(["--raw"] if templated else []))
+    code, output, errors = labkit("generate", model, *HELLO, "--new", "9", *(["--raw"] if templated else []))
     assert code == 0, errors
     source = package.resolve(model)
     ids = source.tokenizer("hello there", return_tensors="pt")["input_ids"]
     engine = package.init_inference(source, dtype=torch.float32)
     engine.generate(ids, max_new_tokens=9, do_sample=False, streamer=TextStreamer(source.tokenizer))
-    assert said == capsys.readouterr().out
-    assert said.startswith("hello there")
+    assert output == capsys.readouterr().out
+    assert output.startswith("hello there")
 
 
 def test_where_the_weights_come_from_is_said(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of the limit, where the memory cannot be probed."""
+    """The limit is not mentioned if the memory bandwidth cannot be probed."""
     monkeypatch.setattr("labkit.conversation.speed.probe_bandwidth", lambda threads, device: None)
-    code, said, errors = labkit("generate", "tiny-gpt2", "--prompt", "Once upon", "--new", "5")
+    code, output, errors = labkit("generate", "tiny-gpt2", "--prompt", "Once upon", "--new", "5")
     assert code == 0, errors
-    assert said.startswith("Once upon")
-    assert len(said.strip()) > len("Once upon")
+    assert output.startswith("Once upon")
+    assert len(output.strip()) > len("Once upon")
     assert "random weights, seed 0" in errors
     assert "5 tokens, " in errors
     assert "limit" not in errors
@@ -124,11 +124,11 @@ def test_sampling_repeats_with_its_seed(labkit: Labkit) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("how", [(), ("--raw",)])
+@pytest.mark.parametrize("options", [(), ("--raw",)])
 def test_ctrl_c_keeps_what_was_said(
-    how: tuple[str, ...], labkit: Labkit, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+    options: tuple[str, ...], labkit: Labkit, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = labkit("generate", checkpoint, *HELLO, "--new", "60", *how)[1]
+    whole = labkit("generate", checkpoint, *HELLO, "--new", "60", *options)[1]
     heard: list[str] = []
 
     def write(text: str) -> None:
@@ -138,10 +138,10 @@ def test_ctrl_c_keeps_what_was_said(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(generate_cli, "write", write)
-    code, said, errors = labkit("generate", checkpoint, *HELLO, "--new", "60", *how)
+    code, output, errors = labkit("generate", checkpoint, *HELLO, "--new", "60", *options)
     assert code == 130
-    assert 0 < len(said.strip()) < len(whole.strip())
-    assert whole.startswith(said.rstrip("\n"))
+    assert 0 < len(output.strip()) < len(whole.strip())
+    assert whole.startswith(output.rstrip("\n"))
     assert re.search(r"^\d+ tokens, [\d.]+ tokens/s, .*first token after \d+ ms$", errors, re.MULTILINE)
     assert "Traceback" not in errors
 
@@ -160,13 +160,13 @@ def test_ctrl_c_keeps_what_was_said(
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_mistake_is_explained_without_a_traceback(arguments: tuple[str, ...], message: str, labkit: Labkit) -> None:
-    code, said, errors = labkit("generate", "tiny-gpt2", *arguments)
-    assert (code, said) == (2, "")
+    code, output, errors = labkit("generate", "tiny-gpt2", *arguments)
+    assert (code, output) == (2, "")
     assert message in errors
     assert "Traceback" not in errors
 
 
 def test_a_system_prompt_for_a_raw_text_is_refused(labkit: Labkit, checkpoint: str) -> None:
-    code, said, errors = labkit("generate", checkpoint, *HELLO, "--raw", "--system", "be brief")
-    assert (code, said) == (2, "")
+    code, output, errors = labkit("generate", checkpoint, *HELLO, "--raw", "--system", "be brief")
+    assert (code, output) == (2, "")
     assert "got --system for a text to continue" in errors

@@ -1,4 +1,4 @@
-"""What the command line says of itself."""
+"""Help, version and completion of the command line."""
 
 import inspect
 import subprocess
@@ -39,14 +39,14 @@ def test_completion_can_be_installed(labkit: Labkit) -> None:
 def test_results_go_by_default_to_the_folder_that_copies_of_the_notebooks_share(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default is looked up when a command runs, and is a path then."""
+    """The default is resolved when a command runs, and it is a path then."""
     copies = tmp_path / "runs" / "notebooks"
     copies.mkdir(parents=True)
     (copies / COPIES).touch()
     monkeypatch.chdir(copies)
-    found = vars(typer.main.get_command(cli.app))["commands"][command]
-    words = [] if command == "kernels" else ["tiny-gpt2"]
-    assert found.make_context(command, words).params["output"] == tmp_path / "runs"
+    commands = vars(typer.main.get_command(cli.app))["commands"][command]
+    arguments = [] if command == "kernels" else ["tiny-gpt2"]
+    assert commands.make_context(command, arguments).params["output"] == tmp_path / "runs"
 
 
 HEAVY = {
@@ -65,12 +65,12 @@ HEAVY = {
 
 @pytest.mark.parametrize("command", ["--help", "--version", "models", "notebooks list", "compare --help", "trace"])
 def test_what_only_says_something_loads_no_library_that_works(command: str) -> None:
-    """Each takes less than half a second of processor, most of it for Python itself, typer and rich."""
-    watch = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-    line = [sys.executable, "-P", "-c", f"{watch}from labkit.cli.main import main; main()", *command.split()]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == (2 if command == "trace" else 0)
-    loaded = {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
+    """Each takes less than half a second of processor time, most of it for Python itself, typer and rich."""
+    print_modules = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    line = [sys.executable, "-P", "-c", f"{print_modules}from labkit.cli.main import main; main()", *command.split()]
+    process = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert process.returncode == (2 if command == "trace" else 0)
+    loaded = {name.partition(".")[0] for name in process.stderr.splitlines()[-1].split()}
     assert "labkit" in loaded
     assert not HEAVY & loaded
 
@@ -81,8 +81,8 @@ def test_the_list_of_commands_says_what_they_say() -> None:
 
 
 def test_the_commands_stand_in_groups_by_what_they_are_for(labkit: Labkit) -> None:
-    said = labkit("--help")[1]
-    places = [said.index(f"─ {panel} ─") for panel in cli.PANELS]
+    output = labkit("--help")[1]
+    places = [output.index(f"─ {panel} ─") for panel in cli.PANELS]
     assert places == sorted(places)
-    for place, after, homes in zip(places, [*places[1:], len(said)], cli.PANELS.values(), strict=True):
-        assert all(f"│ {name} " in said[place:after] for name in homes)
+    for place, after, homes in zip(places, [*places[1:], len(output)], cli.PANELS.values(), strict=True):
+        assert all(f"│ {name} " in output[place:after] for name in homes)

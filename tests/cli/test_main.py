@@ -1,6 +1,6 @@
-"""The command line as a user meets it: by its exit code, stdout and stderr.
+"""Exit code, stdout and stderr of command lines.
 
-In this process where it makes no difference, to spare each test the seconds that torch and transformers take to load.
+Most run in this process, which saves each test the seconds in which torch and transformers are loaded.
 """
 
 import errno
@@ -59,8 +59,8 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 @pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_a_measured_compare_ends_with_one_json_object(tmp_path: Path) -> None:
-    """Of two ranks against one process, and as a process of its own. The fourth notebook measures the same."""
-    done = subprocess.run(
+    """Compares two ranks with one process, in a process of its own. The fourth notebook measures the same."""
+    process = subprocess.run(
         [*LABKIT, "compare", "tiny-gpt2", "--baseline", "fused", "--tp", "2", *SMALL, "--json"],
         cwd=tmp_path,
         env=ENVIRONMENT,
@@ -68,8 +68,8 @@ def test_a_measured_compare_ends_with_one_json_object(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    check_figures(json.loads(done.stdout.splitlines()[-1]), "fused", "fused-tp2")
+    assert process.returncode == 0, process.stderr
+    check_figures(json.loads(process.stdout.splitlines()[-1]), "fused", "fused-tp2")
     assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
 
 
@@ -84,35 +84,37 @@ def check_figures(figures: dict[str, Any], baseline: str, candidate: str) -> Non
 
 
 def test_compare_ends_with_one_json_object(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a comparison that was not measured here."""
+    """The comparison is made up."""
     monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", lambda *sides, **settings: (comparison(),))
-    code, said, errors = labkit("compare", "tiny-gpt2", *SMALL, "--json")
+    code, output, errors = labkit("compare", "tiny-gpt2", *SMALL, "--json")
     assert code == 0, errors
-    check_figures(json.loads(said.splitlines()[-1]), "hf-eager", "fused")
+    check_figures(json.loads(output.splitlines()[-1]), "hf-eager", "fused")
 
 
 def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a comparison that was not measured here."""
-    asked: dict[str, Any] = {}
+    """The comparison is made up."""
+    recorded: dict[str, Any] = {}
 
     def measured(
-        baselines: tuple[str, ...], candidate: str, case: Case, schedule: Schedule, **rest: Any
+        baselines: tuple[str, ...], candidate: str, case: Case, schedule: Schedule, **options: Any
     ) -> tuple[Comparison, ...]:
-        asked.update(baselines=baselines, candidate=candidate, case=case, schedule=schedule, output=rest["output"])
+        recorded.update(
+            baselines=baselines, candidate=candidate, case=case, schedule=schedule, output=options["output"]
+        )
         return (comparison(dtype=case.dtype),)
 
     monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", measured)
-    code, said, errors = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere")
+    code, output, errors = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere")
     assert code == 0, errors
-    assert "random weights" in said
-    assert "FASTER  fused against hf-eager: " in said
-    assert "share of the limit" in said
-    assert asked["baselines"] == ("hf-eager",)
-    assert asked["candidate"] == "fused"
-    case = asked["case"]
+    assert "random weights" in output
+    assert "FASTER  fused against hf-eager: " in output
+    assert "share of the limit" in output
+    assert recorded["baselines"] == ("hf-eager",)
+    assert recorded["candidate"] == "fused"
+    case = recorded["case"]
     assert (case.dtype, case.prompt_tokens, case.new_tokens, case.threads) == ("bfloat16", 9, 5, 1)
-    assert asked["schedule"] == Schedule(rounds=3)
-    assert asked["output"] == Path("elsewhere")
+    assert recorded["schedule"] == Schedule(rounds=3)
+    assert recorded["output"] == Path("elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -138,28 +140,28 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, mo
 def test_a_mistake_is_explained_without_a_traceback(
     arguments: tuple[str, ...], message: str, labkit: Labkit, tmp_path: Path
 ) -> None:
-    code, said, errors = labkit(*arguments)
+    code, output, errors = labkit(*arguments)
     assert code == 2
     assert message in errors
     assert "Traceback" not in errors
-    assert said == ""
+    assert output == ""
     assert list(tmp_path.iterdir()) == []
 
 
 def test_kernels_ends_with_one_json_object(labkit: Labkit, tmp_path: Path) -> None:
-    code, said, errors = labkit("kernels", "--model", "tiny-gpt2", "--rounds", "2", "--context", "9", "--json")
+    code, output, errors = labkit("kernels", "--model", "tiny-gpt2", "--rounds", "2", "--context", "9", "--json")
     assert code == 0, errors
-    rows = json.loads(said.splitlines()[-1])["rows"]
+    rows = json.loads(output.splitlines()[-1])["rows"]
     assert [row["region"] for row in rows] == ["qkv", "attention", "mlp", "residual"]
     assert set(rows[0]) >= REGION_KEYS
     assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
 
 
 def test_kernels_shows_each_region_with_its_interval_and_what_was_published(labkit: Labkit) -> None:
-    code, said, errors = labkit("kernels", "--op", "mlp", "--op", "mlp_out", "--model", "tiny-llama", "--rounds", "2")
+    code, output, errors = labkit("kernels", "--op", "mlp", "--op", "mlp_out", "--model", "tiny-llama", "--rounds", "2")
     assert code == 0, errors
     for text in ("mlp_out", "unfused, own GEMM", "3.0x", "published, not measured here", "machine: ", "[95 %]"):
-        assert text in said
+        assert text in output
 
 
 def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> None:
@@ -183,28 +185,28 @@ def test_models_lists_the_presets_in_80_columns_and_cuts_nothing(
     labkit: Labkit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models_cli, "out", Console(width=80))
-    code, said, errors = labkit("models")
+    code, output, errors = labkit("models")
     assert code == 0, errors
-    assert "…" not in said
+    assert "…" not in output
     for name in ("gpt2-medium", "gpt-j-6b", "bloom-7b1", "gpt-neox-20b", "llama-2-7b"):
-        assert name in said
+        assert name in output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_tune_shows_the_ways_to_read(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(gpu, "unavailable", gpu.unavailable.__wrapped__)
-    code, said, errors = labkit("tune", "--model", "tiny-llama", "--dtype", "int8", "--batch", "2")
+    code, output, errors = labkit("tune", "--model", "tiny-llama", "--dtype", "int8", "--batch", "2")
     assert code == 0, errors
-    assert "tiny-llama, int8, batch 2" in said
+    assert "tiny-llama, int8, batch 2" in output
     for name in READINGS:
-        assert re.search(rf"{name} .* ms .*\d", said)
+        assert re.search(rf"{name} .* ms .*\d", output)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_triton_says_what_to_do(labkit: Labkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(gpu, "unavailable", gpu.unavailable.__wrapped__)  # what was found with the interpreter is kept
+    monkeypatch.setattr(gpu, "unavailable", gpu.unavailable.__wrapped__)  # the cached answer is for the interpreter
     code, _, errors = labkit("kernels", "--impl", "triton", "--model", "tiny-gpt2")
     assert code == 2
     assert "impl 'triton' needs an NVIDIA GPU" in errors
@@ -220,16 +222,16 @@ def test_without_a_gpu_triton_says_what_to_do(labkit: Labkit, tmp_path: Path, mo
 def test_wait_quiet_may_stand_without_a_number(
     arguments: tuple[str, ...], waited: float | None, labkit: Labkit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Schedule] = []
+    schedules: list[Schedule] = []
 
-    def measured(baselines: Any, candidate: Any, case: Any, schedule: Schedule, **rest: Any) -> tuple[Comparison]:
-        asked.append(schedule)
+    def measured(baselines: Any, candidate: Any, case: Any, schedule: Schedule, **options: Any) -> tuple[Comparison]:
+        schedules.append(schedule)
         return (comparison(),)
 
     monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", measured)
     for line in ((*arguments, "gpt2"), ("gpt2", *arguments)):
         assert labkit("compare", *line)[0] == 0
-        assert asked[-1].wait_quiet_s == waited
+        assert schedules[-1].wait_quiet_s == waited
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -238,22 +240,22 @@ def test_a_comparison_is_shown_though_it_cannot_be_saved(
 ) -> None:
     monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", lambda *rest, **more: (comparison(),))
     monkeypatch.setattr("labkit.harness.results.write_whole", full)
-    code, said, errors = labkit("compare", "gpt2", *(["--json"] if as_json else []))
+    code, output, errors = labkit("compare", "gpt2", *(["--json"] if as_json else []))
     assert code == 1
     assert "Traceback" not in errors
     assert "could not be saved as runs/" in errors
     assert "No space left on device; make room there" in errors
     if as_json:
-        assert json.loads(said.splitlines()[-1])["verdict"] == "FASTER"
+        assert json.loads(output.splitlines()[-1])["verdict"] == "FASTER"
     else:
-        assert "FASTER  fused against hf-eager" in said
+        assert "FASTER  fused against hf-eager" in output
 
 
 def test_regions_are_shown_though_they_cannot_be_saved(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labkit.harness.results.write_whole", full)
-    code, said, errors = labkit("kernels", "--model", "tiny-gpt2", "--op", "residual", "--rounds", "2", "--json")
+    code, output, errors = labkit("kernels", "--model", "tiny-gpt2", "--op", "residual", "--rounds", "2", "--json")
     assert code == 1
-    assert json.loads(said.splitlines()[-1])["rows"][0]["region"] == "residual"
+    assert json.loads(output.splitlines()[-1])["rows"][0]["region"] == "residual"
     assert "No space left on device" in errors
 
 
@@ -262,12 +264,12 @@ def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_measured(
     command: tuple[str, ...], labkit: Labkit, tmp_path: Path
 ) -> None:
     (tmp_path / "runs").write_text("mine")
-    code, said, errors = labkit(*command)
-    assert (code, said) == (2, "")
+    code, output, errors = labkit(*command)
+    assert (code, output) == (2, "")
     assert "cannot be written to the folder runs" in errors
     assert "there is a file of that name; name another folder" in errors
 
 
 def full(path: Path, text: str) -> None:
-    """`write_whole` on a disk without room."""
+    """Replaces `write_whole`, as on a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

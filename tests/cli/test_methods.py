@@ -1,4 +1,4 @@
-"""`labkit bench-methods`: tables in the terminal and on a page, or one JSON object, and what is refused."""
+"""`labkit bench-methods`: tables in the terminal and on a page, or one JSON object, and refused requests."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return command_line(monkeypatch, capsys)
 
 
-def test_what_a_method_cannot_run_is_told_beside_the_published_table(labkit: Labkit, tmp_path: Path) -> None:
+def test_refused_cells_are_reported_next_to_the_published_table(labkit: Labkit, tmp_path: Path) -> None:
     code, out, _ = labkit(*SMALL, "--page", "page.md")
     assert code == 0
     assert "llama.cpp, batch 2, 4: " in out

@@ -1,4 +1,4 @@
-"""`labkit peers`: what is there, what is missing, and an installation with what it does on stderr."""
+"""`labkit peers`: installed and missing peers, and an installation with its progress on stderr."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`labkit plan-batch`: tables or one JSON object, a record, and what is refused."""
+"""`labkit plan-batch`: tables or one JSON object, a record, and refused requests."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from labkit.cli import plan_batch as plan_cli
 from labkit.harness import load_records
 from labkit.harness.streaming import measured
 
-OF_ANOTHER = ("--disk-gb-s", "2", "--gflops", "1000")
-LARGE = ("plan-batch", "llama-2-70b", "--memory-gb", "16", "--precision", "int4-64", *OF_ANOTHER)
+RATES_OF_ANOTHER_MACHINE = ("--disk-gb-s", "2", "--gflops", "1000")
+LARGE = ("plan-batch", "llama-2-70b", "--memory-gb", "16", "--precision", "int4-64", *RATES_OF_ANOTHER_MACHINE)
 
 
 @pytest.fixture
@@ -37,23 +37,23 @@ def test_a_plan_for_another_machine_is_shown_and_kept(labkit: Labkit, tmp_path: 
 def test_json_is_one_object_that_tells_figures_apart(labkit: Labkit) -> None:
     code, out, _ = labkit(*LARGE, "--json")
     assert code == 0
-    found = json.loads(out.splitlines()[-1])
-    assert {row["figures"] for row in found["rows"]} == {"predicted", "trade"}
-    assert found["free_rows"] == pytest.approx(1000 * 0.5625 / (2 * 2), rel=0.01)
+    result = json.loads(out.splitlines()[-1])
+    assert {row["figures"] for row in result["rows"]} == {"predicted", "trade"}
+    assert result["free_rows"] == pytest.approx(1000 * 0.5625 / (2 * 2), rel=0.01)
 
 
 def test_what_was_measured_has_a_table_of_its_own(
     labkit: Labkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tests/harness/streaming measures."""
-    found = plan(points=(point(1), point(2)))
-    monkeypatch.setattr(measured, "measured_plan", lambda *given, **options: (found, ()))
+    """The measurement itself is tested in tests/harness/streaming."""
+    record = plan(points=(point(1), point(2)))
+    monkeypatch.setattr(measured, "measured_plan", lambda *args, **kwargs: (record, ()))
     sizes = ("--memory-gb", "0.2", "--prompt", "4", "--new", "3", "--path", str(tmp_path))
     code, out, _ = labkit("plan-batch", "tiny-llama", *sizes, "--measure")
     assert code == 0
     assert "; measured" in out
     assert "Measured: the most tokens/s at batch 2" in out
-    assert load_records(tmp_path / "runs") == [found]
+    assert load_records(tmp_path / "runs") == [record]
 
 
 @pytest.mark.parametrize(

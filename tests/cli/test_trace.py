@@ -1,4 +1,4 @@
-"""The commands about captures as a user meets them: what they print, to the letter."""
+"""Exact output of the commands that work on captures."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.result import CaptureInterrupted
 from labkit.nsys.timeline.export import write_chrome
 
-FOLDER = "runs [/old] [bold]"  # rich would take either for markup
+FOLDER = "runs [/old] [bold]"  # rich would read both as markup
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def recorded(tmp_path: Path) -> str:
 def test_a_path_is_printed_as_it_is(labkit: Labkit, recorded: str) -> None:
     for target in (f"{FOLDER}/x.html", f"{FOLDER}/x.json.gz"):
         assert labkit("timeline", recorded, "--output", target) == (0, f"{target}\n", "")
-    code, said, _ = labkit("explain", recorded, recorded, "--output", f"{FOLDER}/y.html")
-    assert (code, said.splitlines()[-1]) == (0, f"{FOLDER}/y.html")
+    code, output, _ = labkit("explain", recorded, recorded, "--output", f"{FOLDER}/y.html")
+    assert (code, output.splitlines()[-1]) == (0, f"{FOLDER}/y.html")
 
 
 def test_a_path_is_quoted_as_it_is(labkit: Labkit, recorded: str) -> None:
-    code, said, _ = labkit("stages", recorded)
+    code, output, _ = labkit("stages", recorded)
     assert code == 0
-    assert "qkv" in said
+    assert "qkv" in output
     code, _, errors = labkit("stages", f"{FOLDER}/[bold]none.json")
     assert code == 2
     assert f"{FOLDER}/[bold]none.json, which does not exist" in errors
@@ -65,8 +65,8 @@ def test_a_path_is_quoted_as_it_is(labkit: Labkit, recorded: str) -> None:
 def test_what_a_timeline_cannot_use_is_refused(
     arguments: tuple[str, ...], message: str, labkit: Labkit, recorded: str
 ) -> None:
-    code, said, errors = labkit("timeline", recorded, *arguments)
-    assert (code, said) == (2, "")
+    code, output, errors = labkit("timeline", recorded, *arguments)
+    assert (code, output) == (2, "")
     assert message in errors
 
 
@@ -94,7 +94,7 @@ def test_captures_of_a_busy_machine_are_named(labkit: Labkit, recorded: str) -> 
         profiler="torch.profiler", exit_code=0, seconds=9.0, tax=None, environment=None, taken_cores=1.5,
     )  # fmt: skip
     capture.with_name("[red]busy.json").write_text(record.model_dump_json())
-    for words in (("explain", str(capture), str(capture)), ("stages", str(capture))):
-        code, _, errors = labkit(*words)
+    for arguments in (("explain", str(capture), str(capture)), ("stages", str(capture))):
+        code, _, errors = labkit(*arguments)
         assert code == 0
         assert "note: [red]busy.json.gz: not trustworthy: other programs used 1.5 of the processors" in errors

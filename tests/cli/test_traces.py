@@ -1,4 +1,4 @@
-"""`labkit trace` as a user meets it: tables that fit, files for programs, and what bad requests are told."""
+"""`labkit trace`: tables that fit the terminal, files for programs, and messages about bad requests."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from labkit.cli import showing
 from labkit.nsys.timeline.export import write_chrome
 
 COMMANDS = ("summary", "kernels", "ranges", "copies", "calls", "gaps", "projection")
-EVIL = '=HYPERLINK("http://example.com")|<b>[red]'
+HOSTILE = '=HYPERLINK("http://example.com")|<b>[red]'
 WIDTH = 80
 
 
@@ -30,14 +30,14 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> str:
-    """A trace without stages: kernels of long and of evil names, a copy, a gap."""
+    """A trace without stages: kernels with long and hostile names, a copy, a gap."""
     recorder = Recorder()
     recorder.range("forward " * 30, 0, 400, domain="")
     for index in range(30):
         recorder.kernel(
             10 * index, 10 * index + 5, 10 * index + 9, name=f"void at::native::kernel_{index}<{'T, ' * 40}>"
         )
-    recorder.kernel(350, 355, 360, name=EVIL)
+    recorder.kernel(350, 355, 360, name=HOSTILE)
     recorder.kernel(370, 380, 390, name="HtoD")
     recorder.operations[-1] |= {"kind": "memcpy", "bytes": 4096, "memory": "Pageable -> Device"}
     return str(write_chrome(recorder.trace(), tmp_path / "made.json"))
@@ -45,48 +45,49 @@ def recorded(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_tables_fit_the_terminal(command: str, labkit: Labkit, recorded: str) -> None:
-    code, said, errors = labkit("trace", command, recorded)
+    code, output, errors = labkit("trace", command, recorded)
     assert code == 0, errors
-    assert max(map(len, said.splitlines())) <= WIDTH
-    assert not {"nan", "None", "<NA>", "_ns"} & set(said.replace("┃", " ").replace("│", " ").split())
+    assert max(map(len, output.splitlines())) <= WIDTH
+    assert not {"nan", "None", "<NA>", "_ns"} & set(output.replace("┃", " ").replace("│", " ").split())
 
 
 def test_programs_get_all_columns_and_rows(labkit: Labkit, recorded: str, tmp_path: Path) -> None:
-    _, said, _ = labkit("trace", "kernels", recorded, "--json")
-    told = json.loads(said)
-    names = {row["name"] for row in told["kernels"]}
+    _, output, _ = labkit("trace", "kernels", recorded, "--json")
+    document = json.loads(output)
+    names = {row["name"] for row in document["kernels"]}
     assert len(names) == 31
-    assert EVIL in names
-    assert told["files"] == ["made.json"]
-    assert told["skipped"] == []
-    _, said, _ = labkit("trace", "kernels", recorded, "--csv")
-    rows = list(csv.DictReader(io.StringIO(said)))
-    assert {row["name"] for row in rows} == names - {EVIL} | {f"'{EVIL}"}  # a spreadsheet would follow the link
-    assert [int(row["total_ns"]) for row in rows] == [row["total_ns"] for row in told["kernels"]]
+    assert HOSTILE in names
+    assert document["files"] == ["made.json"]
+    assert document["skipped"] == []
+    _, output, _ = labkit("trace", "kernels", recorded, "--csv")
+    rows = list(csv.DictReader(io.StringIO(output)))
+    # The quote keeps a spreadsheet from following the link.
+    assert {row["name"] for row in rows} == names - {HOSTILE} | {f"'{HOSTILE}"}
+    assert [int(row["total_ns"]) for row in rows] == [row["total_ns"] for row in document["kernels"]]
     labkit("trace", "kernels", recorded, "--parquet", "-o", "kernels.parquet")
     read = pd.read_parquet(tmp_path / "kernels.parquet")
-    assert read["total_ns"].tolist() == [row["total_ns"] for row in told["kernels"]]
-    _, said, _ = labkit("trace", "summary", recorded, "--json")
-    assert {"contents", "budget", "idle", "kernels", "remarks", "unread"} <= json.loads(said).keys()
+    assert read["total_ns"].tolist() == [row["total_ns"] for row in document["kernels"]]
+    _, output, _ = labkit("trace", "summary", recorded, "--json")
+    assert {"contents", "budget", "idle", "kernels", "remarks", "unread"} <= json.loads(output).keys()
     assert labkit("trace", "summary", recorded, "--parquet", "-o", "tables")[0] == 0
     assert (tmp_path / "tables" / "budget.parquet").exists()
 
 
 def test_markdown_escapes_what_it_would_take_for_its_own(labkit: Labkit, recorded: str) -> None:
-    _, said, _ = labkit("trace", "kernels", recorded, "--markdown", "--name", "HYPER")
-    title, _, head, line, row = said.strip().splitlines()
+    _, output, _ = labkit("trace", "kernels", recorded, "--markdown", "--name", "HYPER")
+    title, _, head, line, row = output.strip().splitlines()
     assert title == "### Kernels"
     assert row.startswith(r'| =HYPERLINK("http://example.com")\|\<b>[red] | 1 | ')
     assert head.count("|") == line.count("|") == row.replace("\\|", "").count("|")
 
 
 def test_filters_and_sorting(labkit: Labkit, recorded: str) -> None:
-    _, said, _ = labkit("trace", "gaps", recorded, "--json", "--window", "0.3:", "--sort", "start", "--ascending")
-    starts = [row["start_ns"] for row in json.loads(said)["gaps"]]
+    _, output, _ = labkit("trace", "gaps", recorded, "--json", "--window", "0.3:", "--sort", "start", "--ascending")
+    starts = [row["start_ns"] for row in json.loads(output)["gaps"]]
     assert starts == sorted(starts)
     assert min(starts) >= 300_000
-    _, said, errors = labkit("trace", "kernels", recorded, "--top", "3")
-    assert said.count("% │") == 3
+    _, output, errors = labkit("trace", "kernels", recorded, "--top", "3")
+    assert output.count("% │") == 3
     assert "3 of 31 rows; --top 0 shows all" in errors
 
 
@@ -103,13 +104,13 @@ def test_filters_and_sorting(labkit: Labkit, recorded: str) -> None:
         (("--sort", "totl"), "got --sort totl (did you mean 'total'"),
         (("--rank", "4"), "got rank 4, which has no GPU operations; expected one of 0"),
     ],
-    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_request_that_cannot_be_served_says_what_was_expected(
     arguments: tuple[str, ...], message: str, labkit: Labkit, recorded: str
 ) -> None:
-    code, said, errors = labkit("trace", "kernels", recorded, *arguments)
-    assert (code, said) == (2, "")
+    code, output, errors = labkit("trace", "kernels", recorded, *arguments)
+    assert (code, output) == (2, "")
     assert message in errors.replace("\n", " ")
 
 
@@ -122,8 +123,8 @@ def test_each_of_several_tables_is_sorted_that_has_the_column(
         recorder.operator(f"aten::op{index}", 50 * index, 50 * index + 10)
         recorder.kernel(50 * index + 5, 50 * index + 12, 50 * index + 12 + length, name=f"kernel{index}")
     path = str(write_chrome(recorder.trace(), tmp_path / "three.json"))
-    _, said, _ = labkit("trace", command, path, "--sort", "total", "--ascending", "--json")
-    tables = json.loads(said)
+    _, output, _ = labkit("trace", command, path, "--sort", "total", "--ascending", "--json")
+    tables = json.loads(output)
     table = tables["kernels" if command == "summary" else "operators"]
     assert [row["total_ns"] for row in table] == [5_000, 10_000, 20_000]
     code, _, errors = labkit("trace", command, path, "--sort", "totl")
@@ -150,10 +151,10 @@ def test_nothing_that_strangers_wrote_reaches_the_terminal_as_a_command(
     text = path.read_text().replace('"cat": "cpu_op"', json.dumps({"cat": CODES})[1:-1], 1)
     path.write_text(text)
     for command in (*COMMANDS, "operators", "short", "cuda_gpu_kern_sum"):
-        _, said, errors = labkit("trace", command, str(path), *form)
-        assert not set(said + errors) & set("\x1b\x07\x9b\u202e\r"), command
-    _, said, _ = labkit("trace", "kernels", str(path), "--json")
-    assert json.loads(said)["kernels"][0]["name"] == CODES
+        _, output, errors = labkit("trace", command, str(path), *form)
+        assert not set(output + errors) & set("\x1b\x07\x9b\u202e\r"), command
+    _, output, _ = labkit("trace", "kernels", str(path), "--json")
+    assert json.loads(output)["kernels"][0]["name"] == CODES
 
 
 def test_processes_of_no_known_rank_are_called_processes(labkit: Labkit, tmp_path: Path) -> None:
@@ -163,9 +164,9 @@ def test_processes_of_no_known_rank_are_called_processes(labkit: Labkit, tmp_pat
         recorder.kernel(500, 505, 550, process=process, device=1 - process)
     for known, word in (((-1, -1), "process"), ((0, 1), "rank")):
         path = write_chrome(recorder.trace(ranks=known), tmp_path / f"{word}.json")
-        _, said, _ = labkit("trace", "summary", str(path))
-        assert word in said
-        assert {"rank": "process", "process": "rank"}[word] not in said
+        _, output, _ = labkit("trace", "summary", str(path))
+        assert word in output
+        assert {"rank": "process", "process": "rank"}[word] not in output
 
 
 def test_windows_in_which_less_was_done_are_compared_by_one_step(labkit: Labkit, tmp_path: Path) -> None:
@@ -176,16 +177,16 @@ def test_windows_in_which_less_was_done_are_compared_by_one_step(labkit: Labkit,
             recorder.range(f"ProfilerStep#{step}", pace * step, pace * step + 30, domain="")
             recorder.kernel(pace * step, pace * step + 5, pace * step + 15, name="gemm")
         paths.append(str(write_chrome(recorder.trace(), tmp_path / f"{pace}.json")))
-    code, said, errors = labkit("trace", "compare", *paths, "--window", "0:1")
+    code, output, errors = labkit("trace", "compare", *paths, "--window", "0:1")
     assert code == 0, errors
-    assert "1.000 of A" not in said
-    assert "25 of 'ProfilerStep', each 0.0" in said
-    assert "of A for one of them" in said
+    assert "1.000 of A" not in output
+    assert "25 of 'ProfilerStep', each 0.0" in output
+    assert "of A for one of them" in output
     assert "A has 25 and B 20 of 'ProfilerStep'" in errors
-    _, said, _ = labkit("trace", "compare", *paths, "--window", "0:1", "--json")
-    told = json.loads(said)
-    assert told["units"] == {"name": "ProfilerStep", "a": 25.0, "b": 20.0}
-    assert told["ratio"] == pytest.approx(1.25, rel=0.03)
+    _, output, _ = labkit("trace", "compare", *paths, "--window", "0:1", "--json")
+    document = json.loads(output)
+    assert document["units"] == {"name": "ProfilerStep", "a": 25.0, "b": 20.0}
+    assert document["ratio"] == pytest.approx(1.25, rel=0.03)
 
 
 @pytest.mark.parametrize(

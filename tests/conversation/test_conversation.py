@@ -1,4 +1,4 @@
-"""A conversation with its cache is the same as one without, whatever happens between two turns."""
+"""A conversation with its KV cache gives the same answers as one without, whatever happens between two turns."""
 
 from functools import cache, partial
 from typing import Any
@@ -16,7 +16,7 @@ from labkit.engine.runners.step import StepInput
 from labkit.models.chat_template import end_of_turn
 from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
 
-SAID = ("hello, who are you?", "and what is that?", "why?")
+MESSAGES = ("hello, who are you?", "and what is that?", "why?")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -25,34 +25,34 @@ def engine(name: str, only_letters: bool = False) -> InferenceEngine:
     return labkit.init_inference(chat_model(name, only_letters=only_letters))
 
 
-def without_a_cache(model: InferenceEngine, conversation: Conversation, new: int, **how: Any) -> list[int]:
-    """The tokens of the answer to the last message, from the whole conversation."""
+def without_a_cache(model: InferenceEngine, conversation: Conversation, new: int, **options: Any) -> list[int]:
+    """Tokens of the answer to the last message, computed from the whole conversation without a KV cache."""
     ids = chat_tokenizer().apply_chat_template(
         conversation.messages[:-1], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )["input_ids"]
-    out = model.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=END_OF_TEXT, **how)
+    out = model.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=END_OF_TEXT, **options)
     return out[0, ids.shape[1] :].tolist()
 
 
 def spoil(cache: KVCache) -> None:
-    """What a step may leave behind that has not come to its end."""
+    """Overwrites the keys with NaN, as a step that did not finish may do."""
     assert isinstance(cache.heads, StoredHeads)
     for keys in cache.heads.keys:
         keys.fill_(float("nan"))
 
 
-def unheard(text: str) -> None:
+def ignore(text: str) -> None:
     pass
 
 
 @pytest.mark.parametrize("only_letters", [True, False], ids=["letters", "made-up words"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 def test_turns_with_the_cache_equal_answers_to_the_whole_conversation(name: str, only_letters: bool) -> None:
-    """Also where an answer's text is cut into other tokens than the model chose, and the cache has to be cropped."""
+    """Holds even if the tokenizer splits an answer into other tokens than the model chose: the cache is cropped."""
     model = engine(name, only_letters)
     conversation = Conversation(model, chat_tokenizer(), system="be brief", new=9)
-    for message in SAID:
-        answer = conversation.say(message, unheard)
+    for message in MESSAGES:
+        answer = conversation.say(message, ignore)
         assert list(answer.tokens) == without_a_cache(model, conversation, 9)
         assert conversation.messages[-2:] == [
             {"role": "user", "content": message},
@@ -62,7 +62,7 @@ def test_turns_with_the_cache_equal_answers_to_the_whole_conversation(name: str,
 
 
 def test_a_turn_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last token of an answer, which nothing has followed yet, the end of its message, and the next message."""
+    """A turn reads the last token of the previous answer, the end of that message, and the new message."""
     model, read = engine("llama", True), []
     begin = model.module.begin
 
@@ -72,10 +72,10 @@ def test_a_turn_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(model.module, "begin", watched)
     conversation = Conversation(model, chat_tokenizer(), new=6)
-    first = conversation.say("hello", unheard)
+    first = conversation.say("hello", ignore)
     assert read == [first.prompt_tokens, *[1] * (len(first.tokens) - 1)]
     read.clear()
-    second = conversation.say("why?", unheard)
+    second = conversation.say("why?", ignore)
     assert read[0] == second.prompt_tokens - (first.context - 1)
 
 
@@ -83,16 +83,16 @@ def test_a_template_that_drops_earlier_answers_is_followed() -> None:
     dropping = TEMPLATE.replace("message['content']", "(message['content'] if message['role'] == 'user' else '')")
     model, tokenizer = engine("llama"), chat_tokenizer(dropping)
     conversation = Conversation(model, tokenizer, new=7)
-    for message in SAID:
-        answer = conversation.say(message, unheard)
-    silent = [{**each, "content": ""} if each["role"] == "assistant" else each for each in conversation.messages]
-    other = Conversation(model, chat_tokenizer(), new=7)
-    other.messages = silent[:-2]
-    assert other.say(SAID[-1], unheard).tokens == answer.tokens
+    for message in MESSAGES:
+        answer = conversation.say(message, ignore)
+    silent = [{**turn, "content": ""} if turn["role"] == "assistant" else turn for turn in conversation.messages]
+    reference = Conversation(model, chat_tokenizer(), new=7)
+    reference.messages = silent[:-2]
+    assert reference.say(MESSAGES[-1], ignore).tokens == answer.tokens
 
 
 def test_what_is_heard_is_the_answer_without_special_tokens() -> None:
-    """An answer that its end-of-text token ends."""
+    """The listener hears the text of an answer, also if the end-of-text token ends the answer."""
     model = engine("llama")
     heard: list[str] = []
     free = Conversation(model, chat_tokenizer(), new=9).say("hello", heard.append)
@@ -110,16 +110,16 @@ def test_what_is_heard_is_the_answer_without_special_tokens() -> None:
 def test_an_interrupted_answer_stays_and_the_conversation_goes_on(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, heard = engine("llama", True), []
     conversation = Conversation(model, chat_tokenizer(), new=9)
-    conversation.say("hello", unheard)
+    conversation.say("hello", ignore)
     step, steps = model.module.runner.begin, []
 
-    def interrupted(*given: Any) -> Any:
-        steps.append(given)
-        found = step(*given)
+    def interrupted(*args: Any) -> Any:
+        steps.append(args)
+        output = step(*args)
         if len(steps) == (1 if where == "while the prompt is read" else 4) and where != "between two tokens":
-            spoil(given[0].cache)
+            spoil(args[0].cache)
             raise KeyboardInterrupt
-        return found
+        return output
 
     def listen(text: str) -> None:
         heard.append(text)
@@ -134,34 +134,34 @@ def test_an_interrupted_answer_stays_and_the_conversation_goes_on(where: str, mo
     assert len(answer.tokens) < 9
     assert "".join(heard) == answer.text == conversation.messages[-1]["content"]
 
-    after = conversation.say("go on", unheard)
+    after = conversation.say("go on", ignore)
     assert list(after.tokens) == without_a_cache(model, conversation, 9)
 
 
 def test_an_answer_ends_at_the_last_position_and_a_new_conversation_begins() -> None:
     conversation = Conversation(engine("gpt2", True), chat_tokenizer(), system="be brief", new=POSITIONS)
-    first = conversation.say("hello", unheard)
+    first = conversation.say("hello", ignore)
     assert (first.ended, first.context) == ("length", POSITIONS)
     before = list(conversation.messages)
     with pytest.raises(ContextFullError, match=f"the model {POSITIONS} positions; begin a new conversation"):
-        conversation.say("more", unheard)
+        conversation.say("more", ignore)
     assert conversation.messages == before
     conversation.start_over()
     assert conversation.context == 0
-    assert conversation.say("hello", unheard).tokens == first.tokens
+    assert conversation.say("hello", ignore).tokens == first.tokens
 
 
 def test_a_failed_turn_leaves_the_conversation_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = engine("llama")
     conversation = Conversation(model, chat_tokenizer(), new=5)
-    conversation.say("hello", unheard)
+    conversation.say("hello", ignore)
     before = list(conversation.messages)
     with monkeypatch.context() as patched:
         patched.setattr(model.module.runner, "begin", partial(_fail, model.module.runner.begin))
         with pytest.raises(FloatingPointError):
-            conversation.say("why?", unheard)
+            conversation.say("why?", ignore)
     assert conversation.messages == before
-    answer = conversation.say("why?", unheard)
+    answer = conversation.say("why?", ignore)
     assert list(answer.tokens) == without_a_cache(model, conversation, 5)
 
 
@@ -175,20 +175,20 @@ def test_sampling_and_penalties_see_the_whole_conversation() -> None:
     """The cache spares the model the earlier turns, not the logits processors."""
     model = engine("llama", True)
     conversation = Conversation(model, chat_tokenizer(), new=9, repetition_penalty=3.0)
-    for message in SAID[:2]:
-        answer = conversation.say(message, unheard)
+    for message in MESSAGES[:2]:
+        answer = conversation.say(message, ignore)
         assert list(answer.tokens) == without_a_cache(model, conversation, 9, repetition_penalty=3.0)
 
 
 def test_the_token_with_which_the_template_ends_a_turn_ends_an_answer() -> None:
-    """Whatever its name, and though the model's own settings do not list it."""
+    """Such a token ends an answer whatever its name, even if the model's own settings do not list it."""
     tokenizer = byte_tokenizer(VOCABULARY - 1)
     tokenizer.chat_template = TEMPLATE.replace("eos_token", "'\\n[over]'")
     tokenizer.add_special_tokens({"additional_special_tokens": ["[over]"]})
     over = tokenizer.convert_tokens_to_ids("[over]")
     assert over not in (tokenizer.eos_token_id, END_OF_TEXT)
     conversation = Conversation(engine("llama"), tokenizer, new=9, sequence_bias={(over,): 1e4})
-    answer = conversation.say("hello", unheard)
+    answer = conversation.say("hello", ignore)
     assert (answer.tokens, answer.ended) == ((over,), "stop")
 
 
@@ -212,7 +212,7 @@ def test_a_template_that_takes_no_system_prompt_says_so() -> None:
     strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
     conversation = Conversation(engine("llama"), chat_tokenizer(strict), system="be brief", new=5)
     with pytest.raises(ValueError, match=r"refuses the roles system, user \(no system role\); leave out a system"):
-        conversation.say("hello", unheard)
+        conversation.say("hello", ignore)
 
 
 def test_an_answer_says_how_fast_it_came() -> None:

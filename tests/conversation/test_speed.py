@@ -1,4 +1,4 @@
-"""How much of what memory and disk allow an answer took."""
+"""The share of the limit of memory and disk that an answer reached."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from labkit.conversation.speed import floor_share
 def test_layers_that_the_first_token_finds_in_the_slots_count_as_read_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """A disk of 1 MB/s, beside which the memory is no limit, and an answer that took as long as its bytes do there."""
+    """The disk reads 1 MB/s, memory is far faster, and the answer took as long as the disk needs for its bytes."""
     monkeypatch.setattr(speed, "probe_bandwidth", lambda threads, device: 1e6)
     monkeypatch.setattr(speed, "read_rate_gb_s", lambda file: 1e-3)
     engine = streamed("llama", tmp_path)

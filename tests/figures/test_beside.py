@@ -1,4 +1,4 @@
-"""Published figures stand beside ours and are told apart from them."""
+"""Published figures are next to ours and can be told apart from them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,18 +19,18 @@ DRAWN: list[Draw] = [published_figure, region_figure]
 
 @pytest.mark.parametrize("draw", DRAWN)
 def test_published_bars_are_named_so_and_have_axes_of_their_own(draw: Draw) -> None:
-    ours, theirs = draw(comparison()).data
-    assert theirs.name == NOT_MEASURED_HERE
-    assert NOT_MEASURED_HERE in theirs.hovertemplate
-    assert ours.name != theirs.name
-    assert (ours.xaxis, ours.yaxis) != (theirs.xaxis, theirs.yaxis)
+    measured_bars, published_bars = draw(comparison()).data
+    assert published_bars.name == NOT_MEASURED_HERE
+    assert NOT_MEASURED_HERE in published_bars.hovertemplate
+    assert measured_bars.name != published_bars.name
+    assert (measured_bars.xaxis, measured_bars.yaxis) != (published_bars.xaxis, published_bars.yaxis)
 
 
 @pytest.mark.parametrize("draw", DRAWN)
 def test_published_bars_look_different(draw: Draw) -> None:
-    ours, theirs = draw(comparison()).data
-    assert theirs.marker.pattern.shape
-    assert not ours.marker.pattern.shape
+    measured_bars, published_bars = draw(comparison()).data
+    assert published_bars.marker.pattern.shape
+    assert not measured_bars.marker.pattern.shape
 
 
 @pytest.mark.parametrize("draw", DRAWN)
@@ -50,25 +50,25 @@ def test_published_labels_name_model_and_hardware() -> None:
 
 def test_our_bars_are_the_records_ratios_with_their_intervals() -> None:
     record = comparison()
-    ours = published_figure(record).data[0]
-    for at, metric in enumerate(("ttft", "per_token", "end_to_end")):
+    measured_bars = published_figure(record).data[0]
+    for index, metric in enumerate(("ttft", "per_token", "end_to_end")):
         ratio = record.ratio(metric)
-        assert ours.x[at] == ratio.value
-        assert ours.x[at] + ours.error_x.array[at] == pytest.approx(ratio.high)
-        assert ours.x[at] - ours.error_x.arrayminus[at] == pytest.approx(ratio.low)
+        assert measured_bars.x[index] == ratio.value
+        assert measured_bars.x[index] + measured_bars.error_x.array[index] == pytest.approx(ratio.high)
+        assert measured_bars.x[index] - measured_bars.error_x.arrayminus[index] == pytest.approx(ratio.low)
 
 
 def test_the_batch_decides_which_published_row_is_shown() -> None:
-    one, eight = published_speedups(1), published_speedups(8)
-    bloom = one["model"] == "bloom-7b1"
-    assert one.loc[bloom, "batch"].item() == 1
-    assert eight.loc[bloom, "batch"].item() == 8
+    batch_1, batch_8 = published_speedups(1), published_speedups(8)
+    bloom = batch_1["model"] == "bloom-7b1"
+    assert batch_1.loc[bloom, "batch"].item() == 1
+    assert batch_8.loc[bloom, "batch"].item() == 8
 
 
 def test_regions_stand_in_the_same_order_on_both_sides() -> None:
-    ours, theirs = region_figure(comparison()).data
-    assert ours.y == theirs.y
-    assert list(theirs.x) == list(published("deep-fusion")["value"])
+    measured_bars, published_bars = region_figure(comparison()).data
+    assert measured_bars.y == published_bars.y
+    assert list(published_bars.x) == list(published("deep-fusion")["value"])
 
 
 @pytest.mark.parametrize(("ms", "logarithmic"), [(1.2, False), (0.05, True)])
@@ -82,8 +82,8 @@ def test_ratios_that_differ_by_orders_are_on_a_logarithmic_axis(ms: float, logar
     axis = region_figure(faster).layout.xaxis
     assert (axis.type == "log") == logarithmic
     assert axis.title.text == ("(log)" if logarithmic else None)
-    most = 3 / ms if logarithmic else 3
-    assert (10 ** axis.range[1] if logarithmic else axis.range[1]) > most
+    largest = 3 / ms if logarithmic else 3
+    assert (10 ** axis.range[1] if logarithmic else axis.range[1]) > largest
 
 
 def test_our_region_bars_are_ratios_of_stage_times() -> None:

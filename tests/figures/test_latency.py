@@ -1,4 +1,4 @@
-"""The latency figures show what the record holds."""
+"""The latency figures show the figures of the record."""
 
 import numpy as np
 import plotly.graph_objects as go

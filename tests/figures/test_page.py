@@ -1,4 +1,4 @@
-"""Pages of figures in a real browser: at any width, in the dark and on paper, all that they say can be read."""
+"""Pages of figures in a real browser: all texts are readable at any width, in dark mode and on paper."""
 
 import json
 from collections.abc import Iterator
@@ -22,28 +22,28 @@ from labkit.nsys.analysis.difference import explain
 from labkit.nsys.analysis.stage_table import stage_table
 from labkit.widgets.browser import opened_page
 
-# Words that stick out of their figure, lie on other words or under buttons; a page that has to be pushed aside.
+# Finds texts that are clipped or overlap other texts or the buttons, and a page that scrolls sideways.
 FAULTS = """() => {
-  const found = [], shown = document.documentElement;
-  if (shown.scrollWidth > shown.clientWidth) found.push("the page scrolls sideways");
+  const faults = [], root = document.documentElement;
+  if (root.scrollWidth > root.clientWidth) faults.push("the page scrolls sideways");
   for (const plot of document.querySelectorAll(".js-plotly-plot")) {
     const frame = plot.querySelector(".main-svg").getBoundingClientRect();
     const buttons = [...plot.querySelectorAll(".modebar-group")].filter((group) => group.getBoundingClientRect().width);
-    const others = buttons.map((group) => [group.getBoundingClientRect(), "the buttons"]);
+    const taken = buttons.map((group) => [group.getBoundingClientRect(), "the buttons"]);
     for (const text of plot.querySelectorAll(".main-svg text")) {
-      const box = text.getBoundingClientRect(), says = text.textContent;
+      const box = text.getBoundingClientRect(), words = text.textContent;
       if (!box.width) continue;
       const out = [frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom];
-      if (Math.max(...out) > 1) found.push(`clipped: ${says}`);
-      for (const [other, said] of others) {
+      if (Math.max(...out) > 1) faults.push(`clipped: ${words}`);
+      for (const [other, name] of taken) {
         const wide = Math.min(box.right, other.right) - Math.max(box.left, other.left);
         const high = Math.min(box.bottom, other.bottom) - Math.max(box.top, other.top);
-        if (wide > 3 && high > 4) found.push(`${says} is on ${said}`);
+        if (wide > 3 && high > 4) faults.push(`${words} is on ${name}`);
       }
-      others.push([box, says]);
+      taken.push([box, words]);
     }
   }
-  return found;
+  return faults;
 }"""
 WIDTHS = "() => [...document.querySelectorAll('.drawing')].map((drawing) => drawing.layout.width)"
 DRAWN = "() => document.documentElement.dataset.drawn"
@@ -51,7 +51,7 @@ DRAWN = "() => document.documentElement.dataset.drawn"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A page of many figures, which logs no errors."""
+    """Page of many figures. It must log no errors."""
     record, precisions, traces = comparison(), study(), (decode(VANILLA, steps=8), decode(FUSED, steps=8))
     streamed = streaming_study()
     drawings = [
@@ -65,15 +65,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         figures.difference_figure(explain(*traces)),
         figures.stage_table_figure(stage_table(traces[0], ("stage",))),
     ]
-    shown = Figures()
-    places = "".join(shown.place(json.loads(drawing.to_json())) for drawing in drawings)
+    embedded = Figures()
+    places = "".join(embedded.place(json.loads(drawing.to_json())) for drawing in drawings)
     file: Path = tmp_path_factory.mktemp("page") / "page.html"
-    parts = {"policy": POLICY, "title": "figures", "style": stylesheet(), "figure": places, "drawn": shown.drawn()}
+    parts = {"policy": POLICY, "title": "figures", "style": stylesheet(), "figure": places, "drawn": embedded.drawn()}
     file.write_text(PAGE.format(**parts), encoding="utf-8")
-    with opened_page() as (opened, errors):
-        opened.goto(file.as_uri())
-        opened.wait_for_function(DRAWN)
-        yield opened
+    with opened_page() as (browser_page, errors):
+        browser_page.goto(file.as_uri())
+        browser_page.wait_for_function(DRAWN)
+        yield browser_page
         assert errors == []
 
 
@@ -95,20 +95,20 @@ def test_in_the_dark_what_is_drawn_in_ink_is_light(page: Any) -> None:
 
 @needs_browser
 def test_on_paper_figures_are_as_wide_as_a_sheet_and_then_as_before(page: Any) -> None:
-    before = page.evaluate(WIDTHS)
+    widths = page.evaluate(WIDTHS)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert set(page.evaluate(WIDTHS)) == {680}
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate(WIDTHS) == before
+    assert page.evaluate(WIDTHS) == widths
 
 
 @needs_browser
 def test_a_browser_that_cannot_unpack_figures_says_so(page: Any) -> None:
     page.add_init_script("delete globalThis.DecompressionStream")
     page.reload()
-    said = page.locator(".missing").all_inner_texts()
-    assert len(said) == len(page.locator("figcaption").all_inner_texts())
-    assert "Firefox from 113" in said[0]
+    messages = page.locator(".missing").all_inner_texts()
+    assert len(messages) == len(page.locator("figcaption").all_inner_texts())
+    assert "Firefox from 113" in messages[0]
 
 
 @needs_browser
@@ -117,9 +117,11 @@ def test_a_page_counts_as_loaded_once_its_figures_are_drawn_so_that_printing_it_
 ) -> None:
     file = tmp_path / "page.html"
     file.write_text(figure_page(figures.per_token_figure(comparison())), encoding="utf-8")
-    opened = page.context.browser.new_page()
-    opened.add_init_script("addEventListener('load', () => (window.then = document.documentElement.dataset.drawn))")
-    opened.goto(file.as_uri())
-    assert opened.evaluate("window.then") == "yes"
-    assert opened.locator("iframe").count() == 0
-    opened.close()
+    browser_page = page.context.browser.new_page()
+    browser_page.add_init_script(
+        "addEventListener('load', () => (window.drawnAtLoad = document.documentElement.dataset.drawn))"
+    )
+    browser_page.goto(file.as_uri())
+    assert browser_page.evaluate("window.drawnAtLoad") == "yes"
+    assert browser_page.locator("iframe").count() == 0
+    browser_page.close()

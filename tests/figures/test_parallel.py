@@ -1,4 +1,4 @@
-"""The figures of tensor parallelism show what the shards, the records and the capture say."""
+"""The figures of tensor parallelism agree with the shards, the records and the capture."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from labkit.stages import Phase, Stage
 from labkit.studies.parallel import ParallelStudy
 
 CASES = [("gpt2", 2), ("gpt2", 5), ("qwen2-0.5b", 4), ("bloom-560m", 3), ("gpt-j-6b", 4), ("llama-2-7b", 1)]
-GAINS = {2: 1.7, 4: 2.5}  # of the ranks in the study below
+GAINS = {2: 1.7, 4: 2.5}  # number of ranks -> speedup in the study below
 WAITS = (0.02, 0.05, 0.01, 0.03)
 
 
@@ -37,20 +37,23 @@ def config(name: str) -> ModelConfig:
 
 
 def side(ranks: int) -> Measurement:
-    """12 ms per token on one rank, and that over GAINS on more; the memory gives them 1.8 times as much, or 3 times."""
-    whole, gain, gb_s = comparison().candidate, GAINS.get(ranks, 1.0), {1: 10.0, 2: 18.0, 4: 30.0}[ranks]
+    """Measurement of 12 ms per token on one rank, and 12 / GAINS[ranks] ms on more.
+
+    The memory bandwidth is 10 GB/s for one rank, 18 for two and 30 for four.
+    """
+    template, gain, gb_s = comparison().candidate, GAINS.get(ranks, 1.0), {1: 10.0, 2: 18.0, 4: 30.0}[ranks]
     runs = tuple(
-        run.model_copy(update={"decode_ms": (12 / gain,) * 3, "bandwidth_gb_s": (gb_s, gb_s)}) for run in whole.runs
+        run.model_copy(update={"decode_ms": (12 / gain,) * 3, "bandwidth_gb_s": (gb_s, gb_s)}) for run in template.runs
     )
-    case = whole.case.model_copy(update={"tp": ranks, "threads": 1})
+    case = template.case.model_copy(update={"tp": ranks, "threads": 1})
     stages = tuple(waiting(WAITS[rank]) for rank in range(ranks)) if ranks > 1 else ()
-    return whole.model_copy(
+    return template.model_copy(
         update={"name": f"fused-tp{ranks}", "case": case, "runs": runs, "rank_stages": stages},
     )
 
 
 def waiting(share: float) -> tuple[StageTime, ...]:
-    """The stages of a rank that waits for this share of a step."""
+    """Stages of a rank that waits for the share `share` of a step."""
     times = {Stage.MLP: 1 - share, Stage.ALL_REDUCE: share}
     return tuple(StageTime(Phase.DECODE, stage, 0, 1, 100 * part) for stage, part in times.items())
 
@@ -71,16 +74,16 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ParallelStudy:
 
 
 def captured(late_us: Sequence[float], steps: int = 3) -> Trace:
-    """Ranks of two layers with two sums each, to each of which they come so much too late."""
+    """Trace of ranks that run two layers with two sums each; a rank is `late_us` late at each of its sums."""
     recorder = Recorder()
     for process, late in enumerate(late_us):
         for step in range(steps):
             begin = 400 * step
             recorder.range("decode/step", begin, begin + 390, process=process)
-            for at in range(4):
-                arrival = begin + 20 + 80 * at
-                recorder.range(f"decode/layer.{at // 2}/mlp", arrival - 15, arrival - 5, process=process)
-                recorder.range(f"decode/layer.{at // 2}/all_reduce", arrival + late, arrival + 40, process=process)
+            for index in range(4):
+                arrival = begin + 20 + 80 * index
+                recorder.range(f"decode/layer.{index // 2}/mlp", arrival - 15, arrival - 5, process=process)
+                recorder.range(f"decode/layer.{index // 2}/all_reduce", arrival + late, arrival + 40, process=process)
     return recorder.trace(ranks=range(len(late_us)))
 
 
@@ -94,16 +97,16 @@ def test_pieces_cover_every_matrix_once_and_are_what_the_ranks_hold(name: str, r
     shards = tuple(shard(model, ranks, rank) for rank in range(ranks))
     for matrix in MATRICES:
         shape = model.layer_shapes()[matrix]
-        found = pieces(shards, matrix, shape)
-        assert [found[0].begin, *(piece.end for piece in found)] == [
-            *(piece.begin for piece in found),
-            shape[found[0].dim],
+        matrix_pieces = pieces(shards, matrix, shape)
+        assert [matrix_pieces[0].begin, *(piece.end for piece in matrix_pieces)] == [
+            *(piece.begin for piece in matrix_pieces),
+            shape[matrix_pieces[0].dim],
         ]
-        for rank, part in enumerate(shards):
-            cut = part.cut(matrix)
-            held = sum(end - begin for begin, end in set(cut.ranges)) if cut else shape[0]
-            assert sum(piece.end - piece.begin for piece in found if rank in piece.holders) <= held
-            assert all(piece.holders for piece in found)
+        for rank, rank_shard in enumerate(shards):
+            matrix_cut = rank_shard.cut(matrix)
+            rows_held = sum(end - begin for begin, end in set(matrix_cut.ranges)) if matrix_cut else shape[0]
+            assert sum(piece.end - piece.begin for piece in matrix_pieces if rank in piece.holders) <= rows_held
+            assert all(piece.holders for piece in matrix_pieces)
 
 
 def test_uneven_heads_and_shared_kv_heads_are_visible() -> None:
@@ -152,12 +155,12 @@ def test_without_a_capture_the_reason_is_shown(study: ParallelStudy) -> None:
 
 def test_ours_and_the_articles_are_apart_and_said_to_be(study: ParallelStudy) -> None:
     figure = gpus_figure(study)
-    ours, theirs = figure.data
-    assert list(ours.x) == pytest.approx([1.7, 2.5])
-    assert theirs.name == NOT_MEASURED_HERE
-    assert ours.xaxis != theirs.xaxis
+    measured_bars, published_bars = figure.data
+    assert list(measured_bars.x) == pytest.approx([1.7, 2.5])
+    assert published_bars.name == NOT_MEASURED_HERE
+    assert measured_bars.xaxis != published_bars.xaxis
     assert "the memory allows 1.80x" in texts(figure)
-    assert "hardware not stated" in words(" ".join(theirs.y))
+    assert "hardware not stated" in words(" ".join(published_bars.y))
 
 
 def test_published_scaling_is_of_one_model_method_and_batch() -> None:

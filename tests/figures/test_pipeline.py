@@ -1,4 +1,4 @@
-"""The figures of pipelines show what was measured, and the ideal and the formula beside it, each called by its name."""
+"""The figures of pipelines show measured times next to the ideal and the formula, each with its own name."""
 
 import plotly.graph_objects as go
 import pytest
@@ -26,17 +26,17 @@ def traces(figure: go.Figure, name: str) -> list[go.Bar]:
     return [trace for trace in figure.data if trace.name == name]
 
 
-def test_every_step_is_a_bar_beside_its_ideal() -> None:
-    found = study()
-    figure = pipeline_timeline_figure(found)
-    assert len(figure.data) == (len(NAMES) + 1) * len(found.shown)  # bars are bundled
-    for each, drawn, ideal in zip(
-        found.shown, traces(figure, NAMES["compute"]), traces(figure, IDEAL_NAME), strict=True
+def test_every_step_is_a_bar_next_to_its_ideal() -> None:
+    record = study()
+    figure = pipeline_timeline_figure(record)
+    assert len(figure.data) == (len(NAMES) + 1) * len(record.shown)  # one trace for all bars of a kind
+    for measured, drawn, ideal in zip(
+        record.shown, traces(figure, NAMES["compute"]), traces(figure, IDEAL_NAME), strict=True
     ):
-        steps = each.tokens * each.micro_batches * STAGES
+        steps = measured.tokens * measured.micro_batches * STAGES
         assert len(drawn.x) == len(ideal.x) == steps
         assert list(drawn.base) == pytest.approx(list(ideal.base), abs=1e-3)
-        assert len(set(drawn.marker.color)) == each.micro_batches
+        assert len(set(drawn.marker.color)) == measured.micro_batches
 
 
 def test_the_prompt_is_hatched_and_its_end_is_marked() -> None:
@@ -46,7 +46,7 @@ def test_the_prompt_is_hatched_and_its_end_is_marked() -> None:
     assert {shape.x0 for shape in figure.layout.shapes} == {40.0}
 
 
-def test_bubbles_stand_beside_their_formulas() -> None:
+def test_bubbles_are_next_to_their_formulas() -> None:
     uneven = run("queue", 2, stage_ms=(4.0, 6.0))
     figure = bubble_figure(study(runs=(uneven, run("naive", 1))))
     drawn = {trace.name: list(trace.x) for trace in figure.data}
@@ -74,7 +74,7 @@ def test_where_no_step_was_small_enough_nothing_is_marked() -> None:
     assert "No step was so small" in subtitle(figure)
 
 
-def test_tensor_parallelism_stands_beside_the_pipeline() -> None:
+def test_tensor_parallelism_is_next_to_the_pipeline() -> None:
     figure = ways_figure(study())
     assert isinstance(figure, go.Figure)
     assert [list(trace.x) for trace in figure.data] == [[2, 8]] * 3
@@ -85,10 +85,10 @@ def test_tensor_parallelism_stands_beside_the_pipeline() -> None:
 
 
 def test_published_gains_are_told_apart() -> None:
-    ours, theirs = pipeline_gains_figure(study()).data
-    assert (ours.name, theirs.name) == (MEASURED_HERE, NOT_MEASURED_HERE)
-    assert list(theirs.x) == list(published("sc22-pipeline-530b")["value"]) == [1.0, 2.01, 2.26, 3.23, 4.33]
-    assert ours.xaxis != theirs.xaxis
+    measured_bars, published_bars = pipeline_gains_figure(study()).data
+    assert (measured_bars.name, published_bars.name) == (MEASURED_HERE, NOT_MEASURED_HERE)
+    assert list(published_bars.x) == list(published("sc22-pipeline-530b")["value"]) == [1.0, 2.01, 2.26, 3.23, 4.33]
+    assert measured_bars.xaxis != published_bars.xaxis
 
 
 def test_each_slider_changes_all_that_the_other_may_show() -> None:
@@ -97,12 +97,12 @@ def test_each_slider_changes_all_that_the_other_may_show() -> None:
     assert len(parts.steps) == MOST_PARTS
     for step in parts.steps:
         assert {len(values) for values in step.args[0].values()} == {len(figure.data)}
-    for place, step in enumerate(stages.steps):
+    for index, step in enumerate(stages.steps):
         visible = step.args[0]["visible"]
         assert len(visible) == len(figure.data)
         assert sum(visible) == 2 * len(DRAWN)
-        assert visible.index(True) == 2 * len(DRAWN) * place
-    now = parts.steps[parts.active].args[0]
-    for place, trace in enumerate(figure.data):
-        assert trace.type == "scatter" or list(now["base"][place]) == list(trace.base)
+        assert visible.index(True) == 2 * len(DRAWN) * index
+    active = parts.steps[parts.active].args[0]
+    for index, trace in enumerate(figure.data):
+        assert trace.type == "scatter" or list(active["base"][index]) == list(trace.base)
     assert len(figure.to_json()) < 1_000_000

@@ -1,4 +1,4 @@
-"""The figures of precisions show what the study found, and hide nothing that is missing."""
+"""The figures of precisions show the results of the study and name what is missing."""
 
 import re
 
@@ -60,12 +60,12 @@ def test_the_table_has_a_row_for_each_side_and_says_what_cannot_be() -> None:
 def test_each_way_to_store_the_layers_that_loses_has_a_map_and_those_that_do_not_are_named() -> None:
     figure = errors_figure(study())
     assert not isinstance(figure, str)
-    assert len(figure.data) == 3  # of five sides: float32 has no codes, and int4-32 loses nothing
+    assert len(figure.data) == 3  # five sides, less float32 (no codes) and int4-32 (no loss)
     assert all(share == pytest.approx(1) for trace in figure.data for line in trace.z for share in line)
     assert figure.data[2].customdata[0][0] == pytest.approx(8)
     assert "<b>int4-64</b>: 8.00 %, all together" in texts(figure)
     assert "such codes before: int4-32" in subtitle(figure)
-    assert {(axis.tick0, axis.dtick) for axis in figure.select_xaxes()} == {(0, 1)}  # no tick is between two layers
+    assert {(axis.tick0, axis.dtick) for axis in figure.select_xaxes()} == {(0, 1)}  # every tick is at a layer
     assert figure.layout.xaxis3.title.text == "layer"
 
 
@@ -77,12 +77,12 @@ def test_shares_of_rows_and_of_groups_are_of_all() -> None:
 
 
 def test_the_notes_say_that_exact_codes_flatter_4_bits() -> None:
-    said = precision_notes(study())
-    assert "`int4-32` loses nothing of the layers" in said
-    assert "2.0 times as fine" in said
+    notes = precision_notes(study())
+    assert "`int4-32` loses nothing of the layers" in notes
+    assert "2.0 times as fine" in notes
 
 
 def test_answers_are_side_by_side_and_none_is_said() -> None:
-    said = precision_answers(study(answers=dict.fromkeys(SIDES, "Over | there.")))
-    assert said.count("Over \\| there.") == len(SIDES)
+    answers = precision_answers(study(answers=dict.fromkeys(SIDES, "Over | there.")))
+    assert answers.count("Over \\| there.") == len(SIDES)
     assert "no chat template" in precision_answers(study())

@@ -1,4 +1,4 @@
-"""Figures become whole files of the kind that their name asks for, or none."""
+"""Figures become complete files of the kind that the file name asks for, or no file at all."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_a_picture_is_of_the_kind_that_its_name_asks_for(ending: bytes, tmp_path
     picture = path.read_bytes()
     assert picture.startswith(ending)
     assert suffix != ".svg" or (b"fused against hf-eager" in picture and b'width="1200"' in picture)
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_a_page_needs_no_browser_and_loads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_what_a_picture_lacks_is_named_with_what_to_do(tmp_path: Path, monkeypat
     with pytest.raises(UserError, match=r"kaleido.* is not installed; pip install 'labkit\[pictures\]'"):
         save(figure, target)
     assert target.read_text() == "before"
-    assert {each.name for each in tmp_path.iterdir()} == {"a.svg", "broken"}
+    assert {file.name for file in tmp_path.iterdir()} == {"a.svg", "broken"}
 
 
 @pytest.mark.sweep
@@ -82,5 +82,7 @@ def test_a_browser_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(saving, "SECONDS", 0.5)
     with pytest.raises(RunError, match=r"was not done after 0\.5 s"):
         save(per_token_figure(comparison()), tmp_path / "a.svg")
-    assert [each.name for each in tmp_path.iterdir()] == ["silent"]
-    assert not [each for each in psutil.process_iter(["cmdline"]) if str(silent) in (each.info["cmdline"] or ())]
+    assert [file.name for file in tmp_path.iterdir()] == ["silent"]
+    assert not [
+        process for process in psutil.process_iter(["cmdline"]) if str(silent) in (process.info["cmdline"] or ())
+    ]

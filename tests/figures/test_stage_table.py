@@ -1,4 +1,4 @@
-"""The picture of a stage table shows the table's own figures, stage by stage or layer by layer."""
+"""The figure of a stage table shows the figures of the table, stage by stage or layer by layer."""
 
 import plotly.graph_objects as go
 import pytest
@@ -35,14 +35,14 @@ def test_a_bar_for_every_stage_in_its_colour(gpu: bool) -> None:
     assert list(bar.marker.color) == [colors[stage] for stage in table.frame["stage"]]
 
 
-def test_the_figures_beside_the_bars_are_the_tables() -> None:
+def test_the_figures_next_to_the_bars_are_those_of_the_table() -> None:
     table = stage_table(decode(layers(VANILLA, 2), noise=0.1), ("phase", "stage"))
-    told = words(stage_table_figure(table))
+    texts = words(stage_table_figure(table))
     for heading in ("ms", "share", "runs", "median µs", "P95 µs", "ops", "gaps µs"):
-        assert f"<b>{heading.replace(' ', '<br>')}</b>" in told
-    assert "<b>exposed<br>ms</b>" not in told
+        assert f"<b>{heading.replace(' ', '<br>')}</b>" in texts
+    assert "<b>exposed<br>ms</b>" not in texts
     for row in table.frame.itertuples():
-        assert {f"{row.share:.1%}", number(row.step_ms), number(row.median_ms * 1e3)} <= set(told)
+        assert {f"{row.share:.1%}", number(row.step_ms), number(row.median_ms * 1e3)} <= set(texts)
 
 
 def test_p95_of_few_runs_is_in_parentheses_and_explained() -> None:
@@ -54,8 +54,8 @@ def test_p95_of_few_runs_is_in_parentheses_and_explained() -> None:
 
 
 def test_a_cpu_has_no_column_of_the_gpu() -> None:
-    told = words(stage_table_figure(stage_table(decode(VANILLA, gpu=False), ("stage",))))
-    assert not {"<b>ops</b>", "<b>gaps<br>µs</b>"} & set(told)
+    texts = words(stage_table_figure(stage_table(decode(VANILLA, gpu=False), ("stage",))))
+    assert not {"<b>ops</b>", "<b>gaps<br>µs</b>"} & set(texts)
 
 
 def test_a_table_by_layer_is_a_map() -> None:
@@ -63,8 +63,8 @@ def test_a_table_by_layer_is_a_map() -> None:
     picture = stage_table_figure(table).data[0]
     assert list(picture.y) == ["layer 0", "layer 1", "layer 2", "no layer"]
     us = {(y, x): z for y, row in zip(picture.y, picture.z, strict=True) for x, z in zip(picture.x, row, strict=True)}
-    one = table.frame.query("layer == 1 and stage == 'mlp'").iloc[0]
-    assert us["layer 1", "mlp"] == pytest.approx(one["step_ms"] * 1e3)
+    cell = table.frame.query("layer == 1 and stage == 'mlp'").iloc[0]
+    assert us["layer 1", "mlp"] == pytest.approx(cell["step_ms"] * 1e3)
     known = [value for value in us.values() if value == value]
     assert sum(known) == pytest.approx(table.frame["step_ms"].sum() * 1e3)
     assert len(known) == len(table.frame)

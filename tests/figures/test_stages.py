@@ -1,4 +1,4 @@
-"""Stage bars: the sums are right and each stage has its colour everywhere."""
+"""Stage bars: the sums are right, and a stage has the same colour in every figure."""
 
 import plotly.graph_objects as go
 import pytest
@@ -82,5 +82,5 @@ def test_a_side_without_stages_is_left_out_and_named() -> None:
 def test_without_any_stages_the_figures_still_stand() -> None:
     record = comparison(stages=False)
     assert stage_figure(record).data == ()
-    ours = region_figure(record).data[0]
-    assert set(ours.x) == {None}
+    measured_bars = region_figure(record).data[0]
+    assert set(measured_bars.x) == {None}

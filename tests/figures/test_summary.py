@@ -1,4 +1,4 @@
-"""The words say what the record says."""
+"""Headline, table and notes agree with the record."""
 
 import pytest
 from comparisons import comparison

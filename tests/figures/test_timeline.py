@@ -1,4 +1,4 @@
-"""The static timeline has a bar for everything in its window, in few enough of them, and says how many it merged."""
+"""The static timeline shows every event in its window in a bounded number of bars, and says how many it merged."""
 
 import re
 
@@ -41,19 +41,19 @@ def test_few_events_are_all_there_one_by_one() -> None:
 def test_many_events_are_merged_and_counted() -> None:
     trace = trace_of(60_000)
     figure, lanes = timeline(trace), build_lanes(trace)
-    drawn = sum(len(each.x) for each in bars(figure))
+    drawn = sum(len(bar.x) for bar in bars(figure))
     assert drawn <= MOST_BARS
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"all ([\d,]+) events in [\d,.]+ ms; ([\d,]+) one by one, "
         r"the others, shorter than [\d.]+ (?:µs|ms), in ([\d,]+) merged bars",
         subtitle(figure),
     )
-    assert found
-    total, alone, merged = (int(number.replace(",", "")) for number in found.groups())
+    assert match
+    total, alone, merged = (int(number.replace(",", "")) for number in match.groups())
     assert (total, alone + merged) == (len(lanes), drawn)
-    hovers = [text for each in bars(figure) for text in each.hovertext]
-    told = sum(int(text[3:].split(" ")[0].replace(",", "")) for text in hovers if " events</b>" in text)
-    assert told == total - alone
+    hovers = [text for bar in bars(figure) for text in bar.hovertext]
+    merged_events = sum(int(text[3:].split(" ")[0].replace(",", "")) for text in hovers if " events</b>" in text)
+    assert merged_events == total - alone
 
 
 @pytest.mark.parametrize("longest", [1, 400])
@@ -69,8 +69,8 @@ def test_a_page_with_plotly_inlined_is_below_2_mb(longest: int) -> None:
 def test_colours_are_the_stages() -> None:
     figure, lanes = timeline(PAIR), build_lanes(PAIR)
     for trace, strip in zip(bars(figure), lanes.strips, strict=True):
-        lanes_of = (lanes.lane >= strip.first) & (lanes.lane < strip.first + strip.lanes)
-        assert sorted(trace.marker.color) == sorted(lanes.shade[lanes_of])
+        lanes_of_strip = (lanes.lane >= strip.first) & (lanes.lane < strip.first + strip.lanes)
+        assert sorted(trace.marker.color) == sorted(lanes.shade[lanes_of_strip])
         scale = dict(trace.marker.colorscale)
         assert set(scale.values()) == set(SHADE_COLORS.values())
     legend = {trace.name: trace.marker.color for trace in figure.data if trace.type == "scatter"}

@@ -1,4 +1,4 @@
-"""What a comparison claims: nothing that its rounds, the machine and the probes do not bear out."""
+"""A comparison claims no more than its rounds, the machine and the probes support."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from labkit.harness.records import Case, Run
 
 
 def with_runs(record: Comparison, **update: Any) -> Comparison:
-    """The same comparison with fields of all its runs replaced."""
+    """The same comparison, with fields replaced in all its runs."""
 
     def changed(side: Measurement) -> Measurement:
         return side.model_copy(update={"runs": tuple(run.model_copy(update=update) for run in side.runs)})
@@ -34,14 +34,14 @@ def in_cache(record: Comparison, cache_mb: float) -> Comparison:
 
 
 def scattered(rounds: int = 8) -> Comparison:
-    """As hf-eager against fused, but a run of the candidate takes up to a hundred times as long as another."""
+    """hf-eager against fused, where runs of the candidate take up to a hundred times as long as others."""
 
-    def slowed(run: Run, by: float) -> Run:
-        times = {"ttft_ms": run.ttft_ms * by, "end_to_end_ms": run.end_to_end_ms * by}
-        return run.model_copy(update=times | {"decode_ms": tuple(step * by for step in run.decode_ms)})
+    def slowed(run: Run, factor: float) -> Run:
+        times = {"ttft_ms": run.ttft_ms * factor, "end_to_end_ms": run.end_to_end_ms * factor}
+        return run.model_copy(update=times | {"decode_ms": tuple(step * factor for step in run.decode_ms)})
 
     record = comparison(rounds=rounds)
-    runs = tuple(slowed(run, 10 ** (2 * at / rounds)) for at, run in enumerate(record.candidate.runs))
+    runs = tuple(slowed(run, 10 ** (2 * index / rounds)) for index, run in enumerate(record.candidate.runs))
     return record.model_copy(update={"candidate": record.candidate.model_copy(update={"runs": runs})})
 
 
@@ -68,7 +68,7 @@ def test_a_quiet_comparison_keeps_its_verdict() -> None:
 
 @pytest.mark.parametrize("record", UNTRUSTED, ids=IDS)
 def test_noise_is_never_sold_as_a_result(record: Comparison) -> None:
-    """Wherever the ratio stands, so does that it is not trustworthy; nowhere stands FASTER."""
+    """Every text with the ratio says that it is not trustworthy, and no text says FASTER."""
     why, remedy = record.trust().why, record.trust().remedy
     assert why
     assert record.verdict is Verdict.UNDECIDED
@@ -93,7 +93,7 @@ def test_noise_is_never_sold_as_a_result(record: Comparison) -> None:
 
 
 def test_load_is_judged_by_what_others_take_during_the_run_and_not_before() -> None:
-    """A load average before the first round holds the work of whoever measured just before, too."""
+    """A load average from before the first round includes the work of the measurement before."""
     record = with_runs(comparison(), others_cores=0.0)
     loaded = record.candidate.environment.model_copy(update={"load_average": 9.0})
     after = record.model_copy(update={"candidate": record.candidate.model_copy(update={"environment": loaded})})
@@ -105,7 +105,7 @@ def test_load_is_judged_by_what_others_take_during_the_run_and_not_before() -> N
 
 
 def test_a_model_that_the_caches_hold_may_pass_the_limit_of_the_memory() -> None:
-    """498 MB of weights, at several times what the probes allow."""
+    """The 498 MB of weights are read at several times the probed bandwidth."""
     assert in_cache(PAST_THE_LIMIT, 1000.0).trust().trustworthy
     assert not in_cache(PAST_THE_LIMIT, 100.0).trust().trustworthy
 
@@ -138,8 +138,8 @@ def test_an_undecided_comparison_says_how_many_more_rounds_it_takes() -> None:
     itself = comparison()
     wavering = itself.model_copy(update={"baseline": itself.candidate, "looks": (8,)})
     runs = tuple(
-        run.model_copy(update={"decode_ms": tuple(step * (1 + 0.06 * (-1) ** at) for step in run.decode_ms)})
-        for at, run in enumerate(itself.candidate.runs)
+        run.model_copy(update={"decode_ms": tuple(step * (1 + 0.06 * (-1) ** index) for step in run.decode_ms)})
+        for index, run in enumerate(itself.candidate.runs)
     )
     wavering = wavering.model_copy(update={"candidate": itself.candidate.model_copy(update={"runs": runs})})
     assert wavering.verdict is Verdict.UNDECIDED

@@ -1,4 +1,4 @@
-"""The rate of a disk is that of reads past the page cache, and what the page cache holds of a file is told."""
+"""The rate of a disk is measured with reads past the page cache; the cached bytes of a file are counted."""
 
 import errno
 import os
@@ -31,9 +31,9 @@ def test_reading_for_the_rate_leaves_nothing_in_the_page_cache(file: Path) -> No
 
 def test_what_was_read_is_counted_until_it_is_dropped(file: Path) -> None:
     file.read_bytes()
-    if (found := page_cache.cached_bytes(file)) is None:
+    if (cached := page_cache.cached_bytes(file)) is None:
         pytest.skip("this system does not tell what its page cache holds (Linux 6.5 does)")
-    assert found >= SIZE
+    assert cached >= SIZE
     assert page_cache.make_cold(file) == 0
 
 

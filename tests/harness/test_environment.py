@@ -1,4 +1,4 @@
-"""The environment record tells the machine apart, not its owner."""
+"""The environment record identifies the machine, not its owner."""
 
 import getpass
 import platform
@@ -13,7 +13,7 @@ from labkit.harness import environment as module
 from labkit.harness.environment import Environment, read_environment, read_memory, reset_peak_memory
 
 
-def test_environment_names_what_moves_timings() -> None:
+def test_environment_names_what_affects_timings() -> None:
     environment = read_environment(threads=2)
     assert environment.threads == 2
     assert environment.cores >= 1
@@ -64,15 +64,16 @@ def test_on_a_gpu_memory_is_that_of_its_tensors(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_peak_sees_memory_that_is_gone_and_restarts() -> None:
-    """The block is much larger than what threads that other tests left may take or give back meanwhile, and than what
-    Linux, which counts each processor's pages in lots, may be off by.
+    """The block is much larger than the possible errors.
+
+    Threads that other tests left may take or free memory meanwhile, and Linux counts pages per processor in batches.
     """
-    off = 32 << 20
+    tolerance = 32 << 20
     block = np.ones(256 << 20, dtype=np.uint8)
-    held = read_memory()
+    with_block = read_memory()
     del block
-    gone = read_memory()
-    assert gone.now <= held.now - (256 << 20) + off
-    assert gone.peak >= held.now - off
+    without_block = read_memory()
+    assert without_block.now <= with_block.now - (256 << 20) + tolerance
+    assert without_block.peak >= with_block.now - tolerance
     reset_peak_memory()
-    assert read_memory().peak <= held.now - (256 << 20) + off
+    assert read_memory().peak <= with_block.now - (256 << 20) + tolerance

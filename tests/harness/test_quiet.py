@@ -1,4 +1,4 @@
-"""What other programs take of the processors is told apart from what the measurement takes, and waited for."""
+"""Processor time of other programs is told apart from the measurement's own, and quiet is waited for."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ Times = SimpleNamespace
 
 
 class Machine:
-    """A machine whose counters stand still until it `runs`."""
+    """A simulated machine; its counters change only in `runs`."""
 
     def __init__(self) -> None:
         self.now, self.busy, self.idle, self.stolen, self.ours = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -32,17 +32,22 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    found = Machine()
-    monkeypatch.setattr(others_clock, "monotonic", lambda: found.now)
+    simulated = Machine()
+    monkeypatch.setattr(others_clock, "monotonic", lambda: simulated.now)
 
     def times() -> psutil._ntuples.scputimes:  # type: ignore[name-defined]
         return SimpleNamespace(
-            _asdict=lambda: {"user": found.busy, "idle": found.idle, "steal": found.stolen, "guest": found.busy}
+            _asdict=lambda: {
+                "user": simulated.busy,
+                "idle": simulated.idle,
+                "steal": simulated.stolen,
+                "guest": simulated.busy,
+            }
         )
 
     monkeypatch.setattr(psutil, "cpu_times", times)
-    monkeypatch.setattr(others_clock, "_seconds", lambda process: found.ours)
-    return found
+    monkeypatch.setattr(others_clock, "_seconds", lambda process: simulated.ours)
+    return simulated
 
 
 def test_the_time_of_the_measurement_is_not_that_of_others(machine: Machine) -> None:
@@ -67,8 +72,8 @@ def test_time_that_the_host_of_a_virtual_machine_takes_is_that_of_others(machine
 
 def test_short_rounds_share_one_figure(machine: Machine) -> None:
     others = OthersByRound()
-    for taken in (0.2, 0.4):
-        machine.runs(0.5, others=taken)
+    for cores in (0.2, 0.4):
+        machine.runs(0.5, others=cores)
         others.end_round()
     machine.runs(2, others=1.0)
     others.end_round()
@@ -80,7 +85,7 @@ def test_short_rounds_share_one_figure(machine: Machine) -> None:
     assert others.cores[3] == others.cores[2]
 
 
-def test_of_a_measurement_of_an_instant_nothing_is_known(machine: Machine) -> None:
+def test_the_load_of_a_very_short_measurement_is_unknown(machine: Machine) -> None:
     others = OthersByRound()
     machine.runs(0.01, others=1.0)
     others.end_round()
@@ -90,31 +95,31 @@ def test_of_a_measurement_of_an_instant_nothing_is_known(machine: Machine) -> No
 
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
-    """Each second others keep so many processors busy; the list shrinks as the seconds pass."""
+    """Sets how many processors other programs keep busy in each second; returns the list of seconds that remain."""
 
-    def given(*cores: float) -> list[float]:
-        left, now = list(cores), [0.0]
+    def set_samples(*cores: float) -> list[float]:
+        remaining, now = list(cores), [0.0]
 
         def sample(seconds: float) -> tuple[list[Program], float]:
             now[0] += seconds
-            taken = left.pop(0)
+            taken = remaining.pop(0)
             return ([Program("cc1plus", taken)] if taken else []), taken
 
         monkeypatch.setattr(module, "_sample", sample)
         monkeypatch.setattr(module, "monotonic", lambda: now[0])
         monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 2)
-        return left
+        return remaining
 
-    return given
+    return set_samples
 
 
 def test_three_quiet_seconds_in_a_row_are_waited_for(samples: Callable[..., list[float]]) -> None:
-    said: list[str] = []
-    left = samples(1.5, 0.0, 0.05, 0.9, 0.0, 0.02, 0.0, 1.0)
-    wait_until_quiet(60, progress=lambda done, total, label: said.append(label))
-    assert left == [1.0]
-    assert said[0] == "waiting for a quiet machine: cc1plus (1.5)"
-    assert said[1] == "quiet so far"
+    labels: list[str] = []
+    remaining = samples(1.5, 0.0, 0.05, 0.9, 0.0, 0.02, 0.0, 1.0)
+    wait_until_quiet(60, progress=lambda done, total, label: labels.append(label))
+    assert remaining == [1.0]
+    assert labels[0] == "waiting for a quiet machine: cc1plus (1.5)"
+    assert labels[1] == "quiet so far"
 
 
 def test_programs_that_leave_enough_processors_alone_do_not_matter(samples: Callable[..., list[float]]) -> None:

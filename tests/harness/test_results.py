@@ -1,4 +1,4 @@
-"""Records survive the disk unchanged, appear whole, and say what they cannot read."""
+"""Records are read back unchanged and appear whole; an error names a line that cannot be read."""
 
 import os
 from pathlib import Path
@@ -20,25 +20,25 @@ from labkit.system.whole_file import write_whole
 
 
 def test_a_record_comes_back_equal(tmp_path: Path) -> None:
-    one, other = comparison(), measurement("fused")
-    save(one, tmp_path)
-    path = save(other, tmp_path)
+    compared, measured = comparison(), measurement("fused")
+    save(compared, tmp_path)
+    path = save(measured, tmp_path)
     assert path.suffix == ".jsonl"
-    assert set(map(type, load_records(tmp_path))) == {type(one), type(other)}
-    assert one in load_records(tmp_path)
-    assert load_records(path) == [other]
+    assert set(map(type, load_records(tmp_path))) == {type(compared), type(measured)}
+    assert compared in load_records(tmp_path)
+    assert load_records(path) == [measured]
 
 
 def test_the_frame_has_a_row_per_run(tmp_path: Path) -> None:
-    recorded = comparison(rounds=5)
-    save(recorded, tmp_path)
+    record = comparison(rounds=5)
+    save(record, tmp_path)
     frame = load_results(tmp_path)
     assert len(frame) == 10
     fused = frame[frame["role"] == "candidate"]
     assert set(fused["side"]) == {"fused"}
-    assert fused["per_token_ms"].median() == pytest.approx(recorded.candidate.per_token_ms)
-    assert fused["floor_share"].median() == pytest.approx(recorded.candidate.floor_share)
-    assert set(frame["origin"]) == {recorded.case.origin}
+    assert fused["per_token_ms"].median() == pytest.approx(record.candidate.per_token_ms)
+    assert fused["floor_share"].median() == pytest.approx(record.candidate.floor_share)
+    assert set(frame["origin"]) == {record.case.origin}
 
 
 def test_records_in_folders_below_are_found_and_hidden_folders_are_not(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_samples_can_be_joined_by_their_case_and_machine() -> None:
 
 
 def test_what_holds_thousands_of_samples_has_a_short_repr() -> None:
-    """`repr` is what a debugger and a failed assertion print."""
+    """Debuggers and failed assertions print the `repr`."""
     record = comparison(rounds=40, new_tokens=512)
     assert len(repr(record)) < 300
     assert str(record.ratio("per_token")) in repr(record)
@@ -89,8 +89,8 @@ def test_what_holds_thousands_of_samples_has_a_short_repr() -> None:
     assert repr(record.case).startswith("Case(model='gpt2'")
 
 
-def test_the_floor_is_judged_by_the_bandwidth_beside_each_run() -> None:
-    """A machine at half its bandwidth is slower for good reason: the share stays."""
+def test_the_floor_is_judged_by_the_bandwidth_of_each_run() -> None:
+    """At half the bandwidth a run is twice as slow, and its share of the limit stays the same."""
     side = measurement("fused", rounds=1)
     run = side.runs[0]
     slow = run.model_copy(
@@ -102,13 +102,13 @@ def test_the_floor_is_judged_by_the_bandwidth_beside_each_run() -> None:
 
 
 def test_without_a_probe_the_share_is_unknown_and_said_to_be() -> None:
-    recorded = comparison(probed=False)
-    assert recorded.candidate.floor_share is None
-    assert recorded.read_bandwidth_gb_s is None
-    assert any("share of the physical limit unknown" in remark for remark in recorded.remarks)
+    record = comparison(probed=False)
+    assert record.candidate.floor_share is None
+    assert record.read_bandwidth_gb_s is None
+    assert any("share of the physical limit unknown" in remark for remark in record.remarks)
 
 
-def test_summary_ratios_are_those_of_the_figures_beside_them() -> None:
+def test_summary_ratios_agree_with_the_figures() -> None:
     figures = comparison().as_dict()
     for metric in ("ttft", "per_token", "end_to_end"):
         quotient = figures["baseline"][f"{metric}_ms"] / figures["candidate"][f"{metric}_ms"]
@@ -133,9 +133,9 @@ def test_few_rounds_are_remarked() -> None:
 def test_a_strange_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "results.jsonl"
     file.write_text(measurement("fused").model_dump_json() + "\n\n" + line + "\n")
-    with pytest.raises(ValueError, match=r"results\.jsonl:3 is not a result.*measure again") as caught:
+    with pytest.raises(ValueError, match=r"results\.jsonl:3 is not a result.*measure again") as error_info:
         load_results(file)
-    assert message in str(caught.value)
+    assert message in str(error_info.value)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,13 +160,15 @@ def test_records_inside_of_studies_are_found_with_the_others(tmp_path: Path) -> 
     of_precisions, of_streaming = precision_study(), streaming_study()
     save_precisions(of_precisions, tmp_path)
     save_streaming(of_streaming, tmp_path)
-    (tmp_path / "capture.json").write_text("{}")  # of another kind
+    (tmp_path / "capture.json").write_text("{}")  # another kind of file
     with pytest.warns(UserWarning, match="left out: 1 streaming plan; load_records has them"):
         frame = load_results(tmp_path)
     sides = frame[frame["role"] == "measurement"]
     assert set(sides["side"]) == {side.measurement.name for side in of_precisions.sides}
-    assert list(frame[frame["kind"] == "evaluation"]["dtype"]) == [each.precision for each in of_precisions.sides]
-    assert [found for found in load_records(tmp_path) if isinstance(found, Comparison)] == [*of_streaming.comparisons]
+    assert list(frame[frame["kind"] == "evaluation"]["dtype"]) == [part.precision for part in of_precisions.sides]
+    assert [record for record in load_records(tmp_path) if isinstance(record, Comparison)] == [
+        *of_streaming.comparisons
+    ]
 
 
 def test_a_study_without_records_is_refused(tmp_path: Path) -> None:

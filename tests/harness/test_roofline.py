@@ -1,4 +1,4 @@
-"""The physical limit: the probe that belongs to a device, and every byte and FLOP of a step counted once, in its op."""
+"""The physical limit: each device has its probe, and every byte and FLOP of a step is counted once, in its op."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,8 +20,8 @@ from labkit.models.presets import PRESETS
 from labkit.stages import Stage
 
 REGIONS = tuple(Stage(name) for name in STAGES_PER_LAYER)
-# Of one sequence with 129 tokens, new one included: bytes of a step in float32, bfloat16 and int8, its FLOPs, and those
-# of a prompt as long. As counted before the ops did it.
+# One sequence with 129 tokens, the new one included: bytes of a step in float32, bfloat16 and int8, FLOPs of a step,
+# FLOPs of a prompt of that length. The figures are older than the counts of the ops.
 COUNTED = {
     "gpt2": (504_130_560, 252_065_280, 128_676_770, 251_819_520, 22_299_440_640),
     "llama-shape": (1_389_764_608, 694_882_304, 354_361_856, 694_779_904, 80_426_401_792),
@@ -32,7 +32,7 @@ COUNTED = {
     "qwen3-0.6b": (2_413_793_280, 1_206_896_640, 611_837_696, 1_221_558_272, 115_858_178_048),
     "mistral-7b": (28_476_473_344, 14_238_236_672, 7_130_388_992, 14_288_420_864, 1_805_323_337_728),
 }
-# The same for three sequences of 5,000 tokens, more than the windows of these models.
+# The same for three sequences of 5,000 tokens, which is more than the windows of these models.
 COUNTED_LONG = {
     "gpt-neo-125m": (1_075_792_896, 537_896_448, 414_532_514, 1_031_827_968, 3_308_583_522_816),
     "mistral-7b": (31_663_915_008, 15_831_957_504, 8_724_101_632, 49_104_814_080, 228_401_778_524_160),
@@ -66,7 +66,7 @@ def test_the_figures_of_known_models_past_their_windows_stay_too(name: str) -> N
 
 
 def test_a_step_reads_what_one_counts_by_hand() -> None:
-    """GPT-2: 12 layers, width 768, tied head of 50257 rows, positions looked up."""
+    """GPT-2 has 12 layers of width 768, a tied head of 50257 rows, and positions that are looked up."""
     config = POLICIES["GPT2LMHeadModel"].model_config(GPT2Config())
     matrices = 12 * 12 * 768**2 + 50257 * 768
     vectors = 12 * (2 * 2 + 3 + 1 + 4 + 1) * 768 + 2 * 768
@@ -82,7 +82,7 @@ def test_a_step_reads_what_one_counts_by_hand() -> None:
 
 @each_model
 def test_every_weight_of_every_architecture_is_counted_once(name: str) -> None:
-    """Without embedding and positions, which are looked up row by row, and with a tied head, which is multiplied."""
+    """Embedding and positions count by looked-up rows; a tied head counts whole, since it is multiplied."""
     config = small(name)
     read = config.weight_bytes(torch.float32)
     looked_up = config.vocab_size * config.embedding_size * (0 if config.tied_head else 1)
@@ -94,13 +94,18 @@ def test_every_weight_of_every_architecture_is_counted_once(name: str) -> None:
 
 @each_model
 def test_the_regions_of_a_layer_come_to_its_share_of_a_step(name: str) -> None:
-    """In float32, in which vectors are as large for the fused ops as for the model."""
+    """Uses float32, where vectors have the same size for the fused ops as for the model."""
     config, batch, context = small(name), 3, 40
-    one, two = (replace(config, num_layers=n, windows=(9,) * n, attention_scales=(1.0,) * n) for n in (1, 2))
-    want = [decode_bytes(config, torch.float32, batch, context + 1) for config in (one, two)]
-    assert sum(region_bytes(one, region, torch.float32, batch, context) for region in REGIONS) == want[1] - want[0]
-    want = [decode_flops(config, batch, context + 1) for config in (one, two)]
-    assert sum(region_flops(one, region, batch, context) for region in REGIONS) == want[1] - want[0]
+    one_layer, two_layers = (
+        replace(config, num_layers=n, windows=(9,) * n, attention_scales=(1.0,) * n) for n in (1, 2)
+    )
+    expected = [decode_bytes(config, torch.float32, batch, context + 1) for config in (one_layer, two_layers)]
+    assert (
+        sum(region_bytes(one_layer, region, torch.float32, batch, context) for region in REGIONS)
+        == expected[1] - expected[0]
+    )
+    expected = [decode_flops(config, batch, context + 1) for config in (one_layer, two_layers)]
+    assert sum(region_flops(one_layer, region, batch, context) for region in REGIONS) == expected[1] - expected[0]
 
 
 def test_a_window_limits_what_a_step_reads_and_computes() -> None:
@@ -120,7 +125,7 @@ def test_layers_with_and_without_a_window_are_averaged() -> None:
         replace(small("gpt-neo"), num_layers=2, attention_scales=(1.0, 1.0), windows=windows)
         for windows in ((9, 9), (None, None), (9, None))
     )
-    flops = [region_flops(each, Stage.ATTENTION, 1, 100) for each in (narrow, wide, both)]
+    flops = [region_flops(config, Stage.ATTENTION, 1, 100) for config in (narrow, wide, both)]
     assert flops[2] == (flops[0] + flops[1]) / 2
 
 

@@ -1,4 +1,4 @@
-"""Rounds: everybody has a turn in each, in an order that changes, between two probes of their own."""
+"""In each round every side has a turn between two probes of its own, in an order that changes."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,33 +24,35 @@ def test_every_side_runs_once_in_each_round_between_its_own_probes() -> None:
         log.append(f"probe {side}")
         return float(next(probes))
 
-    found = list(turns([recorder(log, side) for side in range(3)], range(4), probe=probe))
-    assert Counter((turn.round, turn.side) for turn in found) == Counter((r, s) for r in range(4) for s in range(3))
-    assert [turn.round for turn in found] == sorted(turn.round for turn in found)
-    assert all(turn.found == f"{turn.side} in {turn.round}" for turn in found)
+    all_turns = list(turns([recorder(log, side) for side in range(3)], range(4), probe=probe))
+    assert Counter((turn.round, turn.side) for turn in all_turns) == Counter(
+        (number, side) for number in range(4) for side in range(3)
+    )
+    assert [turn.round for turn in all_turns] == sorted(turn.round for turn in all_turns)
+    assert all(turn.found == f"{turn.side} in {turn.round}" for turn in all_turns)
     assert log == [
-        entry for turn in found for entry in (f"probe {turn.side}", f"run {turn.side}", f"probe {turn.side}")
+        entry for turn in all_turns for entry in (f"probe {turn.side}", f"run {turn.side}", f"probe {turn.side}")
     ]
-    assert [(turn.before, turn.after) for turn in found] == [(2 * n + 1, 2 * n + 2) for n in range(12)]
+    assert [(turn.before, turn.after) for turn in all_turns] == [(2 * n + 1, 2 * n + 2) for n in range(12)]
 
 
 def test_the_order_changes_from_round_to_round_and_follows_the_seed() -> None:
-    first, again, other = (list(islice(random_orders(4, seed=seed), 8)) for seed in (1, 1, 2))
-    assert first == again != other
+    first, again, of_other_seed = (list(islice(random_orders(4, seed=seed), 8)) for seed in (1, 1, 2))
+    assert first == again != of_other_seed
     assert len({tuple(order) for order in first}) > 1
     assert all(sorted(order) == list(range(4)) for order in first)
 
 
-def test_rounds_without_end_start_only_what_is_asked_for() -> None:
+def test_endless_rounds_start_only_the_requested_turns() -> None:
     log: list[str] = []
     endless = turns([recorder(log, side) for side in range(2)], count(), probe=lambda side: None)
-    found = list(islice(endless, 6))
+    all_turns = list(islice(endless, 6))
     assert len(log) == 6
-    assert {turn.round for turn in found} == {0, 1, 2}
-    assert Turn(2, found[-1].side, found[-1].found, None, None) == found[-1]
+    assert {turn.round for turn in all_turns} == {0, 1, 2}
+    assert Turn(2, all_turns[-1].side, all_turns[-1].found, None, None) == all_turns[-1]
 
 
-def test_the_bandwidth_beside_a_call_is_the_mean_of_both_probes() -> None:
+def test_the_bandwidth_of_a_call_is_the_mean_of_both_probes() -> None:
     probes = iter((10.0, 30.0))
     assert probed(lambda: "done", partial(next, probes)).bandwidth_gb_s == 20
     assert probed(lambda: "done", lambda: None).bandwidth_gb_s is None

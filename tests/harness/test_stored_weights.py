@@ -1,4 +1,4 @@
-"""Weights that no torch dtype describes: what a record calls them, and what they take of the memory."""
+"""Weights that no torch dtype describes: their name in a record, and their size in memory."""
 
 import json
 
@@ -33,14 +33,14 @@ def test_a_record_has_the_name_that_the_library_gives() -> None:
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-shape", "bloom-560m"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_as_many_bits_as_a_dtype_has_are_as_much_work(model: str, dtype: torch.dtype) -> None:
+def test_stored_weights_with_the_bits_of_a_dtype_are_the_same_work(model: str, dtype: torch.dtype) -> None:
     bits = 8.0 * dtype.itemsize
     same = StoredWeights(name="same", bits=bits, head="same", head_bits=bits, computes=name_of(dtype))
     assert count_work(config(model), same, 2, 5, 4) == count_work(config(model), dtype, 2, 5, 4)
 
 
 def test_a_step_reads_layers_and_head_with_their_own_bits() -> None:
-    """GPT-2 by hand: 12 layers of 12 * 768^2, a tied head of 50257 rows, a row of each table, vectors and cache."""
+    """GPT-2 by hand: 12 layers of 12 * 768^2, a tied head of 50257 rows, a row of each table, vectors, KV cache."""
     gpt2 = config("gpt2")
     layers, head, looked_up = 12 * 12 * 768**2, 50257 * 768, 2 * 768
     vectors = 12 * (2 * 2 + 3 + 1 + 4 + 1) * 768 + 2 * 768

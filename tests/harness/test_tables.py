@@ -1,4 +1,4 @@
-"""Results as frames, as files and as tables: every sample once, nothing of a name is markup, a formula or a colour."""
+"""Results as frames, files and tables: every sample appears once, and no name acts as markup, formula or colour."""
 
 import io
 import re
@@ -18,7 +18,7 @@ HOSTILE = ("<script>alert(1)</script>", "[bold red]x[/]", "=1+1", "a\nb")
 
 
 def named(name: str) -> Comparison:
-    """A comparison whose model and candidate have this name."""
+    """A comparison whose model and candidate are called `name`."""
     record = comparison(rounds=2)
     case = record.case.model_copy(update={"model": name})
     candidate = record.candidate.model_copy(update={"case": case, "name": name})
@@ -39,19 +39,19 @@ def test_a_comparison_has_a_row_for_each_token_of_each_run() -> None:
 def test_medians_of_the_frame_are_those_of_the_record() -> None:
     record = comparison()
     for role, side in (("baseline", record.baseline), ("candidate", record.candidate)):
-        mine = record.to_frame().set_index("role").loc[role]
-        runs = mine.groupby(["phase", "round"])["ms"].median().groupby("phase").median()
+        rows = record.to_frame().set_index("role").loc[role]
+        runs = rows.groupby(["phase", "round"])["ms"].median().groupby("phase").median()
         assert runs["per token"] == side.per_token_ms
         assert runs["first token"] == side.ttft_ms
-        assert mine.groupby("round")["ms"].sum().median() == pytest.approx(side.end_to_end_ms)
-        assert mine.reset_index(drop=True).equals(side.to_frame())
+        assert rows.groupby("round")["ms"].sum().median() == pytest.approx(side.end_to_end_ms)
+        assert rows.reset_index(drop=True).equals(side.to_frame())
 
 
 def test_a_csv_file_gives_the_frame_back(tmp_path: Path) -> None:
     record = comparison(rounds=3)
     path = record.to_csv(tmp_path / "new" / "samples.csv")
-    assert [each.name for each in path.parent.iterdir()] == ["samples.csv"]
-    frame = record.to_frame().replace("", None).dropna(axis="columns", how="all")  # a CSV file has no empty texts
+    assert [file.name for file in path.parent.iterdir()] == ["samples.csv"]
+    frame = record.to_frame().replace("", None).dropna(axis="columns", how="all")  # a CSV file cannot hold empty texts
     pd.testing.assert_frame_equal(pd.read_csv(path)[list(frame)], frame, check_exact=True)
 
 

@@ -1,4 +1,4 @@
-"""What the clock says about one generation, and `measure_latency` on a vanilla model."""
+"""Times of one generation, and `measure_latency` on a vanilla model."""
 
 import gc
 from time import sleep
@@ -18,7 +18,7 @@ ARGS = {"do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
 
 
 class Metronome:
-    """Generates by the clock: the prompt, then a token every few milliseconds as `pauses_ms` says."""
+    """Generates a token after each of the pauses `pauses_ms`; the first pause is that of the prompt."""
 
     def __init__(self, *pauses_ms: float) -> None:
         self.pauses_ms = pauses_ms
@@ -37,7 +37,7 @@ class Metronome:
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per letter."""
+    """A tokenizer with one token per letter."""
     letters = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet())[:VOCAB])}
     core = Tokenizer(models.BPE(vocab=letters, merges=[]))
     core.pre_tokenizer = ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
@@ -67,7 +67,7 @@ def test_one_token_has_no_time_per_token() -> None:
 
 
 def test_a_run_begins_and_ends_with_the_gpus_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is still to do when the call returns takes another 20 ms here."""
+    """The simulated GPU needs another 20 ms after the call returns."""
     waits: list[int] = []
 
     def synchronize() -> None:

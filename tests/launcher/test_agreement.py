@@ -1,4 +1,4 @@
-"""Ranks that differ say so on every rank, before anything is computed."""
+"""If ranks differ, every rank raises an error that says so, before anything is computed."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ SAME: dict[str, object] = {"model": "f00", "options": {"dtype": "int8", "groups"
 
 
 def test_versions_are_those_that_change_what_is_computed() -> None:
-    told = versions()
-    assert list(told) == ["labkit", "kernels", "torch", "transformers", "python"]
-    assert told == versions()
+    first = versions()
+    assert list(first) == ["labkit", "kernels", "torch", "transformers", "python"]
+    assert first == versions()
 
 
 def test_one_rank_agrees_with_itself_and_needs_plain_data(tmp_path: Path) -> None:
@@ -44,20 +44,20 @@ def test_every_rank_names_the_differences_and_who_has_them() -> None:
 
         from labkit.launcher.agreement import check_agreement
 
-        told = []
+        messages = []
         for case in cases:
             try:
                 check_agreement(case[dist.get_rank()])
-                told.append("")
+                messages.append("")
             except ValueError as error:
-                told.append(str(error))
-        return told
+                messages.append(str(error))
+        return messages
 
-    told, *others = labkit.launch(compare, tp_size=3)
-    assert others == [told, told]
-    assert told[0] == ""
-    assert 'model is "f00" on ranks 0, 1 and "bad" on rank 2. Start every rank' in told[1]
-    assert 'options.dtype is "int8" on ranks 0, 2 and "float32" on rank 1. Start' in told[2]
-    assert "extra is 1 on ranks 0, 2 and not given on rank 1. Start" in told[3]
-    assert 'a is "a0" on rank 0 and "a1" on rank 1 and "a2" on rank 2; b is' in told[4]
-    assert "and 2 more. Start" in told[4]
+    messages, *of_other_ranks = labkit.launch(compare, tp_size=3)
+    assert of_other_ranks == [messages, messages]
+    assert messages[0] == ""
+    assert 'model is "f00" on ranks 0, 1 and "bad" on rank 2. Start every rank' in messages[1]
+    assert 'options.dtype is "int8" on ranks 0, 2 and "float32" on rank 1. Start' in messages[2]
+    assert "extra is 1 on ranks 0, 2 and not given on rank 1. Start" in messages[3]
+    assert 'a is "a0" on rank 0 and "a1" on rank 1 and "a2" on rank 2; b is' in messages[4]
+    assert "and 2 more. Start" in messages[4]

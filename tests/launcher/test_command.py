@@ -1,4 +1,4 @@
-"""What torchrun is given, and what is refused before it starts."""
+"""Arguments and environment of torchrun, and requests that are refused before it starts."""
 
 import os
 import sys

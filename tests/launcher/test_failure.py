@@ -1,4 +1,4 @@
-"""The rank that is named is the cause, not one that lost its connection to it."""
+"""The rank in the error is the cause, not a rank that lost its connection to the cause."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from labkit.launcher.failure import RankFailure, how_it_ended, last_line, to_bla
 
 LOST = "Traceback\nRuntimeError: Connection closed by peer [127.0.0.1]:36778. Check the logs"
 OWN = "Traceback\nValueError: boom"
-TOLD = "RankFailedError: rank 1: ValueError: boom"
+RELAYED = "RankFailedError: rank 1: ValueError: boom"
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ TOLD = "RankFailedError: rank 1: ValueError: boom"
     ids=["raised", "killed", "left"],
 )
 def test_a_lost_connection_is_not_the_cause(cause: RankFailure) -> None:
-    """However late the cause is noticed."""
-    assert to_blame([RankFailure(0, 1, LOST, at=1.0), cause, RankFailure(2, None, TOLD, at=2.0)]) is cause
+    """This holds even if the cause is noticed last."""
+    assert to_blame([RankFailure(0, 1, LOST, at=1.0), cause, RankFailure(2, None, RELAYED, at=2.0)]) is cause
 
 
 def test_of_two_errors_the_first_is_the_cause() -> None:
@@ -43,7 +43,7 @@ TERMINATED, KILLED = -signal.SIGTERM, -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
-    ("seen", "said", "cause"),
+    ("seen", "stderr", "cause"),
     [
         ([(3, 1, 0), (2, TERMINATED, 0)], {2: "warning", 3: OWN}, 3),
         ([(3, 1, 0), (2, KILLED, 5)], {2: "warning", 3: OWN}, 3),
@@ -55,12 +55,14 @@ TERMINATED, KILLED = -signal.SIGTERM, -signal.SIGKILL
     ids=["terminated with it", "killed with it", "of another machine", "killed", "terminated", "before it could end"],
 )
 def test_a_rank_that_torchrun_ended_is_not_the_cause(
-    seen: list[tuple[int, int, int]], said: dict[int, str], cause: int, tmp_path: Path
+    seen: list[tuple[int, int, int]], stderr: dict[int, str], cause: int, tmp_path: Path
 ) -> None:
-    """torchrun lists ranks (rank, exit code, seconds after the first) in the order in which it saw them end, and those
-    that it ended itself with them. Ranks 2 and 3 are 0 and 1 of their machine; rank 2 wrote its last line first.
+    """torchrun lists ranks in the order in which it saw them end, including ranks that it ended itself.
+
+    `seen` has rank, exit code and seconds after the first. Ranks 2 and 3 have the local ranks 0 and 1; rank 2 wrote
+    its last line first.
     """
-    for rank, text in said.items():
+    for rank, text in stderr.items():
         log = tmp_path / "labkit" / "attempt_0" / str(rank - 2) / "stderr.log"
         log.parent.mkdir(parents=True)
         log.write_text(text.replace("Traceback", "Traceback (most recent call last):"))

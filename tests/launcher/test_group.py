@@ -1,4 +1,4 @@
-"""The process group: of torchrun's processes, as many as were asked for, or an error that says what to type."""
+"""The process group has the requested number of torchrun's processes, or the error says what to type."""
 
 import socket
 import threading
@@ -33,26 +33,26 @@ def alone(tmp_path: Path) -> Iterator[None]:
 def test_a_process_of_its_own_is_told_how_to_start_several() -> None:
     with pytest.raises(ValueError, match="tp_size=2 needs 2 processes, and this one was started alone") as raised:
         ensure_process_group(tp_size=2)
-    for way in (
+    for command in (
         "labkit launch --tp 2 -- script.py",
         "torchrun --nproc-per-node 2",
         "labkit.launch(function, tp_size",
     ):
-        assert way in str(raised.value)
+        assert command in str(raised.value)
     with pytest.raises(ValueError, match="tensor parallelism needs several processes"):
         ensure_process_group()
     assert not dist.is_initialized()
 
 
-def test_stages_are_named_beside_the_ranks_of_each() -> None:
+def test_stages_are_named_with_the_ranks_of_each() -> None:
     with pytest.raises(ValueError, match="pp_size=3, tp_size=2 needs 6 processes, and this one was started") as raised:
         ensure_process_group(tp_size=2, pp_size=3)
-    for way in (
+    for command in (
         "labkit launch --pp 3 --tp 2 -- script.py",
         "--nproc-per-node 6",
         "launch(function, pp_size=3, tp_size=2)",
     ):
-        assert way in str(raised.value)
+        assert command in str(raised.value)
 
 
 def test_another_number_of_processes_is_named_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("method", ["env", "file"])
 def test_a_rank_that_does_not_come_is_named(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store's server is there, as it is under torchrun; rank 1 of 3 comes, rank 0 and rank 2 do not."""
+    """The store's server runs, as under torchrun; rank 1 of 3 joins, ranks 0 and 2 do not."""
     server = loopback_store()
-    where = ("1", "3", "127.0.0.1", str(server.port))
-    for name, value in (*zip(TORCHRUN, where, strict=True), ("TORCHELASTIC_USE_AGENT_STORE", "True")):
+    values = ("1", "3", "127.0.0.1", str(server.port))
+    for name, value in (*zip(TORCHRUN, values, strict=True), ("TORCHELASTIC_USE_AGENT_STORE", "True")):
         monkeypatch.setenv(name, value)
     init_method = "env://" if method == "env" else f"file://{tmp_path}/store"
     with pytest.raises(RunError, match=r"^ranks 0, 2 have not met the others within 0\.3 s.*--start-timeout"):
@@ -109,16 +109,20 @@ def test_a_store_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_ranks_that_come_late_are_waited_for(tmp_path: Path) -> None:
-    def come(rank: int) -> None:
+    def join(rank: int) -> None:
         meet(dist.FileStore(f"{tmp_path}/store", 2), rank, 2, timeout_s=60)
 
-    late = threading.Timer(0.2, come, [1])
+    late = threading.Timer(0.2, join, [1])
     late.start()
-    come(0)
+    join(0)
     late.join()
 
 
 def test_the_store_of_one_machine_listens_on_loopback_alone() -> None:
     store = loopback_store()
-    listening = [each.laddr for each in psutil.Process().net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    listening = [
+        connection.laddr
+        for connection in psutil.Process().net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
     assert [address.ip for address in listening if address.port == store.port] == ["127.0.0.1"]

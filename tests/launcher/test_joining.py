@@ -1,4 +1,4 @@
-"""A rank that fails before it has joined the others tells them, and all can join in the next call."""
+"""A rank that fails before it joins the others tells them so, and all ranks can join in the next call."""
 
 import pytest
 from sweeps import sweep
@@ -15,19 +15,19 @@ def test_who_fails_before_joining_is_heard_at_once_and_the_next_call_joins() -> 
 
         from labkit.launcher.joining import join, joining
 
-        me, said = dist.get_rank(), []
+        rank, messages = dist.get_rank(), []
         for failing in ([1], [0, 1], [0], []):
             dist.barrier()
-            begun = time.monotonic()
+            start = time.monotonic()
             try:
                 with joining(None):
-                    if me in failing:
-                        raise OSError(f"no file on {me}")
-                    said.append(" ".join(join(f"rank {me}", None)))
+                    if rank in failing:
+                        raise OSError(f"no file on {rank}")
+                    messages.append(" ".join(join(f"rank {rank}", None)))
             except (OSError, RuntimeError) as error:
-                said.append(str(error))
-            assert time.monotonic() - begun < 30
-        return said
+                messages.append(str(error))
+            assert time.monotonic() - start < 30
+        return messages
 
     first, second = labkit.launch(calls, tp_size=2, timeout_s=90)
     assert first == ["rank 1: OSError: no file on 1", "no file on 0", "no file on 0", "rank 0 rank 1"]
@@ -48,17 +48,17 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
         from labkit.launcher.joining import PROCESS, join
 
         dist.barrier()
-        said = ""
-        if dist.get_rank() == 0:  # as if rank 1 were this process, which is gone
-            with subprocess.Popen(["true"]) as gone:
+        message = ""
+        if dist.get_rank() == 0:  # a process that has ended takes the place of rank 1
+            with subprocess.Popen(["true"]) as ended_process:
                 pass
             store = dist.distributed_c10d._get_default_store()
-            store.set(PROCESS.format(1), json.dumps([*system(), gone.pid]))
+            store.set(PROCESS.format(1), json.dumps([*system(), ended_process.pid]))
             with pytest.raises(LostRankError) as lost:
                 join("here", None)
-            said = str(lost.value)
+            message = str(lost.value)
         dist.barrier()
-        return said
+        return message
 
-    said, _ = labkit.launch(wait, tp_size=2, timeout_s=90)
-    assert "rank 0: rank 1 has ended" in said
+    message, _ = labkit.launch(wait, tp_size=2, timeout_s=90)
+    assert "rank 0: rank 1 has ended" in message

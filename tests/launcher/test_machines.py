@@ -1,4 +1,4 @@
-"""The machines of a run hear why it ends, and that one of them is no longer there."""
+"""Every machine of a run learns why the run ends and which machine was lost."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
 def both(store: dist.TCPStore) -> Iterator[tuple[Machines, Machines]]:
     """Two machines that have heard of each other."""
     pair = machine(store, has_store=True), machine(store)
-    until(lambda: all(len(each._heard) == 2 for each in pair))
+    until(lambda: all(len(member._heard) == 2 for member in pair))
     yield pair
-    for each in pair:
-        each.leave()
+    for member in pair:
+        member.leave()
 
 
 def machine(store: dist.TCPStore, has_store: bool = False) -> Machines:
@@ -44,7 +44,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_the_first_cause_is_told_to_all(both: tuple[Machines, Machines]) -> None:
     first, second = both
     assert (first.told, first.lost(0.0)) == (None, None)
-    telling = Thread(target=first.tell, args=["rank 0 failed"])  # which waits for the other to hear
+    telling = Thread(target=first.tell, args=["rank 0 failed"])  # tell() waits until the other machine has heard it
     telling.start()
     until(lambda: second.told is not None)
     assert second.lost(0.0) == "rank 0 failed"
@@ -71,13 +71,13 @@ def test_a_machine_that_said_that_it_pauses_is_not_lost(both: tuple[Machines, Ma
 
 
 def test_a_store_that_is_lost_is_named(both: tuple[Machines, Machines]) -> None:
-    """Its machine stands still: no round ends any more."""
+    """The machine of the store has stopped, so that no round ends any more."""
     first, _ = both
     first.leave()
     first._pulse.join()
-    found = [first.lost(0.25) for _ in range(4)]
-    assert found[:2] == [None, None]
-    assert "the machine of the rendezvous 127.0.0.1:" in str(found[-1])
+    causes = [first.lost(0.25) for _ in range(4)]
+    assert causes[:2] == [None, None]
+    assert "the machine of the rendezvous 127.0.0.1:" in str(causes[-1])
     assert Machines(ADDRESS, 1, 2, has_store=False, join_s=0.1).tell("why") == "why"
 
 

@@ -1,4 +1,4 @@
-"""`labkit.launch` in a real kernel: cells' functions and classes, output in the cell, the interrupt button."""
+"""`labkit.launch` in a real kernel: functions and classes of cells, output in the cell, the interrupt button."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,17 +14,17 @@ import labkit
 from dataclasses import dataclass
 
 @dataclass
-class Found:
+class Report:
     rank: int
 
 def look():
     import torch.distributed as dist
     print("looking")
-    return Found(dist.get_rank())
+    return Report(dist.get_rank())
 """
 USE = """
-found = labkit.launch(look)
-print(found == [Found(0), Found(1)])
+reports = labkit.launch(look)
+print(reports == [Report(0), Report(1)])
 """
 SPIN = """
 def spin():
@@ -47,12 +47,12 @@ def kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
 
 
 def ranks() -> list[psutil.Process]:
-    """Those of the kernel, which is a child of this process."""
+    """Rank processes of the kernel, which is a child of this process."""
     return children_that_run("labkit.launcher.rank")
 
 
 def run(client: BlockingKernelClient, cell: str, on_line: Callable[[str], None] = lambda line: None) -> tuple[str, str]:
-    """What a cell prints, and its error."""
+    """Runs a cell and returns its output and its error."""
     printed: list[str] = []
 
     def hear(message: dict[str, dict[str, str]]) -> None:
@@ -73,14 +73,14 @@ def test_cells_are_launched_shown_and_interrupted(kernel: tuple[KernelManager, B
     assert error == ""
     assert sorted(printed.splitlines()) == ["True", "[rank 0] looking", "[rank 1] looking"]
 
-    seen: list[psutil.Process] = []
+    spinning: list[psutil.Process] = []
 
     def interrupt(line: str) -> None:
-        if "spinning" in line and not seen:
-            seen.extend(ranks())
+        if "spinning" in line and not spinning:
+            spinning.extend(ranks())
             manager.interrupt_kernel()
 
     _, error = run(client, SPIN, interrupt)
     assert error.startswith("KeyboardInterrupt")
-    assert len(seen) == 2
-    assert not any(each.is_running() for each in seen)
+    assert len(spinning) == 2
+    assert not any(process.is_running() for process in spinning)

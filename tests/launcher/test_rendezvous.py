@@ -1,4 +1,4 @@
-"""Where machines meet: mistakes are told before torch is loaded."""
+"""The rendezvous of machines: mistakes are reported before torch is loaded."""
 
 import socket
 import threading
@@ -40,7 +40,7 @@ def test_a_port_in_use_is_named() -> None:
 
 def test_node_rank_0_has_to_be_the_machine_that_it_names() -> None:
     with pytest.raises(ValueError, match="expected an address of this machine"):
-        Rendezvous("192.0.2.1", 29500).check_here()  # an address for documentation, which no machine has
+        Rendezvous("192.0.2.1", 29500).check_here()  # reserved for documentation: no machine has it
 
 
 def test_a_host_without_an_address_is_named() -> None:
@@ -49,21 +49,21 @@ def test_a_host_without_an_address_is_named() -> None:
 
 
 def test_a_name_that_leads_to_loopback_is_no_place_for_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian maps a machine's own name to 127.0.1.1. Who writes 127.0.0.1 or localhost has said so."""
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 29500))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    """Debian maps a machine's own name to 127.0.1.1. A user who writes 127.0.0.1 or localhost means loopback."""
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 29500))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
     with pytest.raises(ValueError, match=r"node0:29500: the name resolves to 127\.0\.1\.1 here.*; give an IP address"):
         World(2, nodes=2, rendezvous=Rendezvous("node0", 29500))
     World(2, rendezvous=Rendezvous("node0", 29500))
-    for meant in ("localhost", "127.0.1.1"):
-        World(2, nodes=2, rendezvous=Rendezvous(meant, 29500))
+    for host in ("localhost", "127.0.1.1"):
+        World(2, nodes=2, rendezvous=Rendezvous(host, 29500))
 
 
 def test_one_that_is_not_reached_is_said_once_and_then_given_up() -> None:
-    said: list[str] = []
+    notes: list[str] = []
     with pytest.raises(TimeoutError, match=r"was not reached within 1 s .*refused.*start node rank 0"):
-        Rendezvous("127.0.0.1", free_port()).wait_until_open(1, said.append)
-    assert len(said) == 1
+        Rendezvous("127.0.0.1", free_port()).wait_until_open(1, notes.append)
+    assert len(notes) == 1
 
 
 def test_one_that_opens_later_is_waited_for() -> None:

@@ -1,4 +1,4 @@
-"""Every rank has processors of its own, and nobody is pinned who was told or bound otherwise."""
+"""Every rank has its own processors; a rank that must not be pinned, or is bound already, is left alone."""
 
 import os
 from collections.abc import Iterator
@@ -12,21 +12,21 @@ several = pytest.mark.skipif(len(ALL) < 2, reason="one processor can't be shared
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def restore_affinity() -> Iterator[None]:
     yield
     for thread in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(thread), ALL)
 
 
-def rank(local: int, ranks: int, **more: str) -> dict[str, str]:
-    return {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(ranks)} | more
+def rank(local: int, ranks: int, **variables: str) -> dict[str, str]:
+    return {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(ranks)} | variables
 
 
 @pytest.mark.parametrize(("processors", "ranks"), [(8, 2), (7, 3), (5, 5), (64, 8), (3, 1)])
 def test_shares_are_disjoint_nearly_equal_and_leave_none_idle(processors: int, ranks: int) -> None:
-    shares = [share(each, ranks, range(processors)) for each in range(ranks)]
-    assert sorted(processor for each in shares for processor in each) == list(range(processors))
-    sizes = [len(each) for each in shares]
+    shares = [share(number, ranks, range(processors)) for number in range(ranks)]
+    assert sorted(processor for part in shares for processor in part) == list(range(processors))
+    sizes = [len(part) for part in shares]
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) == processors // ranks
 
@@ -46,12 +46,12 @@ def test_a_rank_keeps_to_its_share_with_all_of_its_threads() -> None:
     expected = share(1, 2, allowed())
     assert pin_this_rank(rank(1, 2)) == expected
     bound = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
-    assert all(each == set(expected) for each in bound)
+    assert all(mask == set(expected) for mask in bound)
 
 
 @several
 def test_a_thread_that_ends_meanwhile_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, listed, ended = share(1, 2, allowed()), os.listdir, 1 << 30  # no thread has so high a number
+    expected, listed, ended = share(1, 2, allowed()), os.listdir, 1 << 30  # above the number of any thread
     monkeypatch.setattr(os, "listdir", lambda folder: [str(ended), *listed(folder)])
     assert pin_this_rank(rank(1, 2)) == expected
     assert os.sched_getaffinity(0) == set(expected)

@@ -1,4 +1,4 @@
-"""`labkit.launch`: results by rank, the first cause of a failure, and never a process or a file left."""
+"""`labkit.launch`: results by rank, the first cause of a failure, and no process or file left over."""
 
 import os
 import signal
@@ -46,25 +46,27 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     yield
     assert list(tmp_path.iterdir()) == []
-    assert [each.pid for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])] == []
+    assert [
+        process.pid for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(process.info["cmdline"])
+    ] == []
 
 
 def test_results_come_by_rank_exactly_and_prints_with_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    """A closure over the caller's tensor, as a cell of a notebook would define it."""
+    """The function is a closure over the caller's tensor, as a cell of a notebook would define it."""
     weights = torch.randn(5, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
 
     def split(scale: float, *, words: dict[str, int]) -> tuple[torch.Tensor, dict[str, int], int]:
         import torch.distributed as dist
 
         total = weights[dist.get_rank() :] * scale
-        everybody = torch.ones(1)
-        dist.all_reduce(everybody)
-        sys.stdout.write(f"sum {everybody.item()}\n")
+        rank_count = torch.ones(1)
+        dist.all_reduce(rank_count)
+        sys.stdout.write(f"sum {rank_count.item()}\n")
         os.write(2, b"aside\n")
         return total, words, torch.get_num_threads()
 
-    found = labkit.launch(split, 3.0, words={"a": 1}, tp_size=2, threads=1)
-    for rank, (total, words, threads) in enumerate(found):
+    results = labkit.launch(split, 3.0, words={"a": 1}, tp_size=2, threads=1)
+    for rank, (total, words, threads) in enumerate(results):
         torch.testing.assert_close(total, weights[rank:] * 3.0, rtol=0, atol=0)
         assert words == {"a": 1}
         assert threads == 1
@@ -88,36 +90,36 @@ def test_an_error_comes_with_its_rank_type_and_traceback_while_others_wait() -> 
     assert __file__ in error.rank_traceback
 
 
-def crash(how: int) -> Any:
+def crash(signal_number: int) -> Any:
     def run() -> None:
         import ctypes
 
         import torch.distributed as dist
 
         if dist.get_rank() == 0:
-            ctypes.PyDLL(None).sleep(120)  # with the GIL: no handler of Python's can run
+            ctypes.PyDLL(None).sleep(120)  # holds the GIL, so that no Python signal handler can run
         sys.stdout.write("last words\n")
-        if how == 0:
+        if signal_number == 0:
             os._exit(0)
-        os.kill(os.getpid(), how)
+        os.kill(os.getpid(), signal_number)
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"),
+    ("signal_number", "reason"),
     [
         pytest.param(signal.SIGKILL, "killed by SIGKILL", id="killed", marks=pytest.mark.sweep),
         pytest.param(signal.SIGSEGV, "killed by SIGSEGV", id="crashed"),
         pytest.param(0, "exit code 0", id="left", marks=pytest.mark.sweep),
     ],
 )
-def test_a_rank_that_dies_ends_the_others_even_in_c(how: int, reason: str) -> None:
+def test_a_rank_that_dies_ends_the_others_even_in_c(signal_number: int, reason: str) -> None:
     with pytest.raises(labkit.RankError, match=reason) as raised:
-        labkit.launch(crash(int(how)), echo=lambda line: None)
+        labkit.launch(crash(int(signal_number)), echo=lambda line: None)
     assert (raised.value.rank, raised.value.error_type) == (1, None)
     assert "last words" in raised.value.rank_traceback
-    if how == signal.SIGSEGV:
+    if signal_number == signal.SIGSEGV:
         assert "Fatal Python error: Segmentation fault" in raised.value.rank_traceback
 
 
@@ -139,9 +141,9 @@ def test_a_run_that_takes_too_long_says_where_it_stood() -> None:
 
 def test_a_rank_that_is_stopped_before_the_ranks_meet_is_named() -> None:
     def stop_rank_1() -> None:
-        while not (found := [each for each in ranks() if each.environ().get("RANK") == "1"]):
+        while not (matches := [process for process in ranks() if process.environ().get("RANK") == "1"]):
             time.sleep(0.01)
-        found[0].suspend()
+        matches[0].suspend()
 
     stopping = threading.Thread(target=stop_rank_1)
     stopping.start()
@@ -152,7 +154,7 @@ def test_a_rank_that_is_stopped_before_the_ranks_meet_is_named() -> None:
 
 
 def test_the_next_run_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
-    """A run whose ranks could not clean up either; the folder of a live one stays."""
+    """The ranks of the killed run could not clean up either. The folder of a live run stays."""
     program = "import labkit, time; labkit.launch(time.sleep, 100, echo=print)"
     with subprocess.Popen([sys.executable, "-P", "-c", program]) as running:
         while len(ranks()) < 2:
@@ -168,17 +170,17 @@ def test_the_next_run_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
 
 
 def ranks() -> list[psutil.Process]:
-    """Those that this test has started."""
+    """Rank processes that this test has started."""
     folder = tempfile.gettempdir()
-    words = ((each, " ".join(each.info["cmdline"] or [])) for each in psutil.process_iter(["cmdline"]))
-    return [each for each, command in words if "labkit.launcher.rank" in command and folder in command]
+    words = ((process, " ".join(process.info["cmdline"] or [])) for process in psutil.process_iter(["cmdline"]))
+    return [process for process, command in words if "labkit.launcher.rank" in command and folder in command]
 
 
 def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", PRESSED], capture_output=True, text=True, timeout=100, check=False
     )
-    assert done.stdout == "all ended\n", done.stderr
+    assert process.stdout == "all ended\n", process.stderr
 
 
 def test_what_cannot_be_sent_is_refused_either_way() -> None:

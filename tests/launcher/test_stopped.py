@@ -1,4 +1,4 @@
-"""Which rank of a machine is taken for stopped: one that others wait for, and not for a moment."""
+"""A rank counts as stopped if other ranks wait for it and it stays stopped for several looks."""
 
 import signal
 import subprocess
@@ -29,29 +29,29 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.001)
 
 
-def found(ranks: Processes, *, looks: int = LOOKS, alone: bool = True) -> list[int | None]:
+def stopped_at_each_look(ranks: Processes, *, looks: int = LOOKS, alone: bool = True) -> list[int | None]:
     watch = StoppedRanks(alone=alone)
-    return [watch.look({4 + place: rank.pid for place, rank in enumerate(ranks)}) for _ in range(looks)]
+    return [watch.look({4 + index: rank.pid for index, rank in enumerate(ranks)}) for _ in range(looks)]
 
 
 def test_a_rank_that_others_wait_for_is_found_at_the_last_look(ranks: Processes) -> None:
-    assert found(ranks) == [None] * LOOKS
+    assert stopped_at_each_look(ranks) == [None] * LOOKS
     stop(ranks[1])
-    assert found(ranks) == [None] * (LOOKS - 1) + [5]
+    assert stopped_at_each_look(ranks) == [None] * (LOOKS - 1) + [5]
 
 
 def test_ranks_that_are_stopped_together_are_left_alone_unless_other_machines_wait(ranks: Processes) -> None:
     for rank in ranks:
         stop(rank)
-    assert found(ranks) == [None] * LOOKS
-    assert found(ranks, alone=False)[-1] == 4
+    assert stopped_at_each_look(ranks) == [None] * LOOKS
+    assert stopped_at_each_look(ranks, alone=False)[-1] == 4
     ranks[2].kill()
     ranks[2].wait()
-    assert found(ranks) == [None] * LOOKS
+    assert stopped_at_each_look(ranks) == [None] * LOOKS
 
 
 def test_a_rank_that_goes_on_is_no_longer_stopped(ranks: Processes) -> None:
-    watch, pids = StoppedRanks(), {place: rank.pid for place, rank in enumerate(ranks)}
+    watch, pids = StoppedRanks(), {index: rank.pid for index, rank in enumerate(ranks)}
     stop(ranks[0])
     assert [watch.look(pids) for _ in range(LOOKS - 1)] == [None] * (LOOKS - 1)
     ranks[0].send_signal(signal.SIGCONT)

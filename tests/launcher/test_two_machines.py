@@ -1,4 +1,4 @@
-"""One run on two machines: `labkit launch` on each, and they meet."""
+"""One run on two machines, with `labkit launch` on each."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from two_machines import Machine, missing, two_machines
 
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
 REASON = missing()
-TOLD = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+REMOVED_VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 SCRIPT = """
 import labkit, os, socket, sys, torch, torch.distributed as dist
 from labkit.launcher.agreement import check_agreement, versions
@@ -71,12 +71,12 @@ stages.generate(ids, max_new_tokens=6, do_sample=False)
 def start(
     machine: Machine, node: int | None, script: Path, *arguments: str, ranks: int = 4, size: str = "--tp"
 ) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in TOLD}
-    where = ["--nodes", "2", "--rendezvous", "10.77.0.1:29500"]
+    environment = {name: value for name, value in os.environ.items() if name not in REMOVED_VARIABLES}
+    options = ["--nodes", "2", "--rendezvous", "10.77.0.1:29500"]
     if node is not None:
-        where += ["--node-rank", str(node)]
+        options += ["--node-rank", str(node)]
     return subprocess.Popen(
-        [*machine.prefix, *LABKIT, "launch", size, str(ranks), *where, "--", str(script), *arguments],
+        [*machine.prefix, *LABKIT, "launch", size, str(ranks), *options, "--", str(script), *arguments],
         env=environment | {"TMPDIR": str(script.parent)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -87,26 +87,26 @@ def start(
 
 @pytest.mark.parametrize("ranks", swept([2, 4], ["2"]))
 def test_ranks_of_two_machines_run_one_model_and_fail_together(tmp_path: Path, ranks: int) -> None:
-    """Ranks follow the node rank, whichever machine was first."""
+    """Ranks follow the node rank, in whatever order the machines start."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("tp_size=4", f"tp_size={ranks}").replace('"tp_size": 4', f'"tp_size": {ranks}'))
     of_first, of_second = list(range(ranks // 2)), list(range(ranks // 2, ranks))
     with two_machines() as (first, second):
-        other = start(second, 1, script, "fail", ranks=ranks)
-        one = start(first, 0, script, "fail", ranks=ranks)
-        said, errors = one.communicate(timeout=120)
-        other_said, other_errors = other.communicate(timeout=60)
+        second_run = start(second, 1, script, "fail", ranks=ranks)
+        first_run = start(first, 0, script, "fail", ranks=ranks)
+        output, errors = first_run.communicate(timeout=120)
+        second_output, second_errors = second_run.communicate(timeout=60)
     disagreement = (
         f'the ranks do not agree on what they run: host is "{first.name}" on {numbered(of_first)} and "{second.name}" '
         f"on {numbered(of_second)}. Start every rank with the same model, options and versions"
     )
-    for printed, machine, its in ((said, first, of_first), (other_said, second, of_second)):
-        of_each = [["gloo True", disagreement, f"{machine.name} {rank} {2**ranks - 1}"] for rank in its]
-        assert sorted(printed.splitlines()) == sorted(line for lines in of_each for line in lines)
-    assert (one.returncode, other.returncode) == (1, 1)
-    for said in (errors, other_errors):  # the machine that it happened on has told the other one
-        assert f"error: rank {ranks - 1} failed on {second.name}" in said
-        assert said.rstrip().endswith("KeyError: 'layer.7'")
+    for printed, machine, own_ranks in ((output, first, of_first), (second_output, second, of_second)):
+        expected = [["gloo True", disagreement, f"{machine.name} {rank} {2**ranks - 1}"] for rank in own_ranks]
+        assert sorted(printed.splitlines()) == sorted(line for lines in expected for line in lines)
+    assert (first_run.returncode, second_run.returncode) == (1, 1)
+    for message in (errors, second_errors):  # the machine of the failed rank has told the other one
+        assert f"error: rank {ranks - 1} failed on {second.name}" in message
+        assert message.rstrip().endswith("KeyError: 'layer.7'")
     assert [path.name for path in tmp_path.iterdir() if "inductor" not in path.name] == ["script.py"]
 
 
@@ -115,11 +115,11 @@ def test_machines_without_node_ranks_meet_by_c10d(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.partition("try:")[0].replace("tp_size=4", "tp_size=2"))
     with two_machines() as (first, second):
-        both = [start(first, None, script, ranks=2), start(second, None, script, ranks=2)]
-        said = [machine.communicate(timeout=120)[0].splitlines() for machine in both]
-    assert [machine.returncode for machine in both] == [0, 0]
-    assert [{line.split()[0] for line in lines} for lines in said] == [{first.name}, {second.name}]
-    assert sorted(line.split(maxsplit=1)[1] for lines in said for line in lines) == ["0 3", "1 3"]
+        runs = [start(first, None, script, ranks=2), start(second, None, script, ranks=2)]
+        outputs = [run.communicate(timeout=120)[0].splitlines() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert [{line.split()[0] for line in lines} for lines in outputs] == [{first.name}, {second.name}]
+    assert sorted(line.split(maxsplit=1)[1] for lines in outputs for line in lines) == ["0 3", "1 3"]
 
 
 @sweep
@@ -127,24 +127,27 @@ def test_stages_on_two_machines_give_the_tokens_of_one_process(tmp_path: Path) -
     script = tmp_path / "script.py"
     script.write_text(PIPELINE)
     with two_machines() as machines:
-        both = [start(each, node, script, ranks=2, size="--pp") for node, each in enumerate(machines)]
-        said = [machine.communicate(timeout=120) for machine in both]
-    assert [machine.returncode for machine in both] == [0, 0], said
-    assert [printed.splitlines() for printed, _ in said] == [[f"stage {stage} gloo True"] for stage in (0, 1)]
+        runs = [start(machine, node, script, ranks=2, size="--pp") for node, machine in enumerate(machines)]
+        outputs = [run.communicate(timeout=120) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    assert [printed.splitlines() for printed, _ in outputs] == [[f"stage {stage} gloo True"] for stage in (0, 1)]
 
 
 @sweep
-@pytest.mark.parametrize("which", swept([0, 1], ["1"]))
-def test_a_rank_that_is_stopped_ends_the_run_on_both_machines_with_one_cause(tmp_path: Path, which: int) -> None:
-    """All of its machine's ranks stand still then, but not all of the run."""
+@pytest.mark.parametrize("stopped", swept([0, 1], ["1"]))
+def test_a_rank_that_is_stopped_ends_the_run_on_both_machines_with_one_cause(tmp_path: Path, stopped: int) -> None:
+    """All ranks of its machine have stopped then, but not all ranks of the run."""
     script = tmp_path / "script.py"
     script.write_text(STOPPED)
     with two_machines() as machines:
-        both = [start(each, node, script, str(which), ranks=2, size="--pp") for node, each in enumerate(machines)]
-        last = [machine.communicate(timeout=100)[1].rstrip().splitlines()[-1] for machine in both]
-    assert [machine.returncode for machine in both] == [1, 1]
+        runs = [
+            start(machine, node, script, str(stopped), ranks=2, size="--pp") for node, machine in enumerate(machines)
+        ]
+        last = [run.communicate(timeout=100)[1].rstrip().splitlines()[-1] for run in runs]
+    assert [run.returncode for run in runs] == [1, 1]
     assert last[0] == last[1]
     assert re.fullmatch(
-        rf"error: rank {which} failed on {machines[which].name}: its process, \d+, is stopped, and the other ranks .*",
+        rf"error: rank {stopped} failed on {machines[stopped].name}: "
+        r"its process, \d+, is stopped, and the other ranks .*",
         last[0],
     )

@@ -1,4 +1,4 @@
-"""The notebooks that labkit brings along are found by name, and a file of a person's own comes first."""
+"""The notebooks that come with labkit are found by name, and a file of the user comes first."""
 
 import re
 import shutil

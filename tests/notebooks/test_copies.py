@@ -1,4 +1,4 @@
-"""Copies of the notebooks follow labkit's own, and what a person did in one is never lost."""
+"""Copies of the notebooks follow labkit's own, and changes that a user made in a copy are never lost."""
 
 import shutil
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Write = Callable[[Path, str], None]
 
 
 def type_into(path: Path, text: str) -> None:
-    """What a person types into the first code cell."""
+    """Adds text to the first code cell, as a user types it."""
     notebook = nbformat.read(path, as_version=4)
     next(cell for cell in notebook.cells if cell.cell_type == "code").source += text
     nbformat.write(notebook, path)
@@ -31,7 +31,7 @@ def run_in(path: Path, text: str) -> None:
 
 
 def save_unchanged(path: Path, name: str) -> None:
-    """As JupyterLab does by itself, with its own facts about the kernel."""
+    """Saves other metadata of the kernel, as JupyterLab does by itself."""
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata["kernelspec"] = {"name": name, "display_name": name}
     nbformat.write(notebook, path)
@@ -43,7 +43,7 @@ def replace_by(path: Path, text: str) -> None:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """labkit's own notebooks, which a test may change as a new version of labkit would."""
+    """A replacement of labkit's own notebooks; a test may change it, as a new version of labkit would."""
     folder = tmp_path / "own"
     shutil.copytree(carried_notebooks()[FIRST].parent, folder, ignore=shutil.ignore_patterns(".*"))
     for module in (carried, copies):
@@ -52,8 +52,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_copies_are_those_of_labkit_and_a_second_time_nothing_is_written(tmp_path: Path) -> None:
-    made = copy_notebooks(tmp_path / "mine")
-    assert set(made.written) == carried_notebooks().keys()
+    report = copy_notebooks(tmp_path / "mine")
+    assert set(report.written) == carried_notebooks().keys()
     for name, source in carried_notebooks().items():
         assert (tmp_path / "mine" / f"{name}.ipynb").read_bytes() == source.read_bytes()
     again = copy_notebooks(tmp_path / "mine")
@@ -67,14 +67,14 @@ def test_a_copy_that_a_person_changed_or_ran_is_kept_whatever_becomes_of_labkits
     copy = tmp_path / "mine" / f"{FIRST}.ipynb"
     copy_notebooks(copy.parent)
     change(copy, "mine")
-    theirs = copy.read_bytes()
-    found = copy_notebooks(copy.parent)
-    assert (found.written, found.changed, found.outdated) == ((), (FIRST,), ())
+    changed_bytes = copy.read_bytes()
+    report = copy_notebooks(copy.parent)
+    assert (report.written, report.changed, report.outdated) == ((), (FIRST,), ())
     type_into(own / copy.name, "newer")
-    found = copy_notebooks(copy.parent)
-    assert (found.written, found.changed, found.outdated) == ((), (FIRST,), (FIRST,))
-    assert copy.read_bytes() == theirs
-    assert "delete or rename yours to get it" in str(found)
+    report = copy_notebooks(copy.parent)
+    assert (report.written, report.changed, report.outdated) == ((), (FIRST,), (FIRST,))
+    assert copy.read_bytes() == changed_bytes
+    assert "delete or rename yours to get it" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_a_copy_that_nobody_changed_follows_labkits_own(change: Write, own: Path
 
 def test_a_file_that_was_there_before_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / f"{FIRST}.ipynb").write_text("a person's own")
-    found = copy_notebooks(tmp_path)
+    report = copy_notebooks(tmp_path)
     assert (tmp_path / f"{FIRST}.ipynb").read_text() == "a person's own"
-    assert found.changed == (FIRST,)
+    assert report.changed == (FIRST,)
 
 
 def test_labkits_own_folder_is_refused(own: Path) -> None:

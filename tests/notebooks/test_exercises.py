@@ -1,4 +1,4 @@
-"""The checker knows right answers from the usual mistakes."""
+"""The checker tells right answers from the usual mistakes."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -26,8 +26,8 @@ from labkit.notebooks.exercises import (
 )
 from labkit.system.errors import UserError
 
-GPT2 = 768, 12, 50_257  # width, layers, words
-CACHE_MB = 2 * GPT2[0] * GPT2[1] * 2 * CONTEXT / 1e6  # of one sequence: keys and values of two bytes
+GPT2 = 768, 12, 50_257  # width, layers, size of the vocabulary
+CACHE_MB = 2 * GPT2[0] * GPT2[1] * 2 * CONTEXT / 1e6  # one sequence: keys and values of two bytes
 READ_MB = 2 * (12 * GPT2[0] ** 2 * GPT2[1] + GPT2[0] * GPT2[2]) / 1e6 + BATCH * CACHE_MB
 LIMIT_MS = READ_MB / BANDWIDTH_GB_S
 
@@ -41,13 +41,13 @@ def test_no_answer_is_no_error() -> None:
     assert all("not answered yet" in verdict for verdict in verdicts(None, None))
 
 
-@pytest.mark.parametrize("off", [0.995, 1.0, 1.005])
-def test_right_within_one_percent(off: float) -> None:
-    assert all("**right**" in verdict for verdict in verdicts(READ_MB * off, LIMIT_MS * off))
+@pytest.mark.parametrize("factor", [0.995, 1.0, 1.005])
+def test_right_within_one_percent(factor: float) -> None:
+    assert all("**right**" in verdict for verdict in verdicts(READ_MB * factor, LIMIT_MS * factor))
 
 
-def test_what_was_measured_and_is_told_is_not_the_answer() -> None:
-    """The figures and notes above the exercise name the bytes of the step that ran."""
+def test_the_measured_and_printed_bytes_are_not_the_answer() -> None:
+    """The figures and notes above the exercise name the bytes of the measured step, which is another case."""
     record = comparison()
     work = record.candidate.work
     assert work is not None
@@ -118,7 +118,7 @@ TINY_KB = 2 * 2 * 64 * 4 / 1e3  # sums, layers, numbers, bytes
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (TINY_KB, "**right**"),
         (TINY_KB / 2, "half of it"),
@@ -128,15 +128,15 @@ TINY_KB = 2 * 2 * 64 * 4 / 1e3  # sums, layers, numbers, bytes
         (None, "not answered yet"),
     ],
 )
-def test_the_kilobytes_of_a_step_are_counted_for_the_model_at_hand(answer: float | None, said: str) -> None:
-    assert said in sum_verdicts({}, answer)
+def test_the_kilobytes_of_a_step_are_counted_for_the_model_at_hand(answer: float | None, message: str) -> None:
+    assert message in sum_verdicts({}, answer)
 
 
 SHARE = 40.0
 
 
 def gap_verdict(share: object, stage: object = "mlp") -> str:
-    """Of a pair whose stage `mlp` changed most, from 4 ms of a step of 10 ms."""
+    """Verdict on a pair whose stage `mlp` changed most: it took 4 ms of a step of 10 ms."""
     stages = pd.DataFrame({"ms": [-3.0, 0.5], "vanilla_ms": [4.0, 2.0]}, index=["mlp", "qkv"])
     pair: Any = SimpleNamespace(difference=SimpleNamespace(by_stage=stages, vanilla=SimpleNamespace(mean_ms=10.0)))
     text: str = check_gap(pair, stage, share).data
@@ -144,14 +144,15 @@ def gap_verdict(share: object, stage: object = "mlp") -> str:
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(SHARE, "**right**"), (SHARE / 100, "a fraction"), (70, "too high"), (None, "not answered yet")]
+    ("share", "message"),
+    [(SHARE, "**right**"), (SHARE / 100, "a fraction"), (70, "too high"), (None, "not answered yet")],
 )
-def test_the_share_of_what_changed_most(share: float | None, said: str) -> None:
-    assert said in gap_verdict(share).splitlines()[1]
+def test_the_share_of_what_changed_most(share: float | None, message: str) -> None:
+    assert message in gap_verdict(share).splitlines()[1]
 
 
 @pytest.mark.parametrize(
-    ("stage", "said"),
+    ("stage", "message"),
     [
         ("mlp", "**right**"),
         ("qkv", "another one changed more"),
@@ -160,14 +161,14 @@ def test_the_share_of_what_changed_most(share: float | None, said: str) -> None:
         (3, "expected the name of a stage"),
     ],
 )
-def test_the_stage_that_changed_most_is_asked_for_and_not_told(stage: object, said: str) -> None:
+def test_the_stage_that_changed_most_is_asked_for_and_not_told(stage: object, message: str) -> None:
     text = gap_verdict(SHARE, stage)
-    assert said in text.splitlines()[0]
+    assert message in text.splitlines()[0]
     assert ("mlp" in text) == (stage == "mlp")
     assert ("name the stage first" in text) == (stage != "mlp")
 
 
-BUDGETED_MB = NUMBERS * 4.5 / 8e6  # of int4-64, with scales and minima
+BUDGETED_MB = NUMBERS * 4.5 / 8e6  # int4-64, with scales and minima
 
 
 def group_verdicts(precision: object, layer_mb: object = None) -> list[str]:
@@ -176,7 +177,7 @@ def group_verdicts(precision: object, layer_mb: object = None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("precision", "said"),
+    ("precision", "message"),
     [
         ("int4-64", "**right**"),
         (" int4-64 ", "**right**"),
@@ -190,14 +191,14 @@ def group_verdicts(precision: object, layer_mb: object = None) -> list[str]:
         (4, "expected its name as text"),
     ],
 )
-def test_groups_under_a_byte_budget(precision: object, said: str) -> None:
+def test_groups_under_a_byte_budget(precision: object, message: str) -> None:
     line = group_verdicts(precision)[0]
-    assert said in line
-    assert ("**right**" in line) == (said == "**right**")
+    assert message in line
+    assert ("**right**" in line) == (message == "**right**")
 
 
 @pytest.mark.parametrize(
-    ("layer_mb", "said"),
+    ("layer_mb", "message"),
     [
         (BUDGETED_MB, "**right**"),
         (BUDGETED_MB * 4 / 4.5, "only the codes"),
@@ -209,8 +210,8 @@ def test_groups_under_a_byte_budget(precision: object, said: str) -> None:
         (None, "not answered yet"),
     ],
 )
-def test_the_bytes_of_groups(layer_mb: float | None, said: str) -> None:
-    assert said in group_verdicts("int4-64", layer_mb)[1]
+def test_the_bytes_of_groups(layer_mb: float | None, message: str) -> None:
+    assert message in group_verdicts("int4-64", layer_mb)[1]
 
 
 def test_bytes_are_checked_for_a_precision_that_does_not_fit_too_and_for_none_without_one() -> None:
@@ -226,7 +227,7 @@ def test_the_budget_is_told_and_not_what_fits() -> None:
 
 
 class Unhelpful:
-    """What has no text."""
+    """An object whose repr() fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -261,10 +262,10 @@ NO_NUMBERS = {
 
 @pytest.mark.parametrize("answer", NO_NUMBERS.values(), ids=NO_NUMBERS)
 def test_an_answer_that_is_no_number_is_told_what_is_expected(answer: object) -> None:
-    said = [*verdicts(answer, answer), *sum_verdicts({"tiny-gpt2": answer}, answer).splitlines()]
-    said += [gap_verdict(answer).splitlines()[1], group_verdicts("int4-64", answer)[1]]
-    assert len(said) == 6
-    for line in said:
+    messages = [*verdicts(answer, answer), *sum_verdicts({"tiny-gpt2": answer}, answer).splitlines()]
+    messages += [gap_verdict(answer).splitlines()[1], group_verdicts("int4-64", answer)[1]]
+    assert len(messages) == 6
+    for line in messages:
         assert "not yet: got" in line
         assert "number" in line
         assert len(line) < 300
@@ -292,7 +293,7 @@ def test_sums_that_are_no_dict_are_told_so(answer: object) -> None:
 
 @pytest.mark.parametrize("name", [None, 5, b"gpt2", ["gpt2"], {"gpt2": 1}, ...])
 def test_names_of_another_type_are_refused(name: Any) -> None:
-    for refused in (
+    for call in (
         lambda: model_shape(name),
         lambda: model_cut(name, 2),
         lambda: check_sums(name, {}, None),
@@ -300,7 +301,7 @@ def test_names_of_another_type_are_refused(name: Any) -> None:
         lambda: try_kernel("residual", name),
     ):
         with pytest.raises(UserError, match="expected its name as text"):
-            refused()
+            call()
     if not isinstance(name, list | dict):
         with pytest.raises(UserError, match="expected its name as text"):
             check_sums("tiny-gpt2", {name: 2}, None)

@@ -1,4 +1,4 @@
-"""Checks of exercises that ask about the run: its model, its batch, and its bandwidth as it is shown."""
+"""Checks of exercises about the run: its model, its batch, and its bandwidth as printed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ READ_MB = decode_bytes(model_config_of(PRESETS["gpt2"].hf_config), torch.bfloat1
 
 
 def kernel_study() -> Any:
-    """What `check_batches` looks at of a study."""
+    """The part of a study that `check_batches` reads."""
     case = layer_case("tiny-llama", batch=4, context=32, threads=1, layers=1)
     return SimpleNamespace(ladder=SimpleNamespace(case=case))
 
@@ -29,11 +29,11 @@ def kernel_study() -> Any:
 def test_predictions_about_the_batch_are_judged_by_the_bytes_of_the_run() -> None:
     config, context = model_config_of(resolve("tiny-llama").hf_config), 32
 
-    def grows(region: Stage) -> float:
-        one, many = (region_bytes(config, region, torch.float32, batch, context) for batch in (1, 8))
-        return many / one
+    def growth(region: Stage) -> float:
+        bytes_of_1, bytes_of_8 = (region_bytes(config, region, torch.float32, batch, context) for batch in (1, 8))
+        return bytes_of_8 / bytes_of_1
 
-    mlp, attention = grows(Stage.MLP), grows(Stage.ATTENTION)
+    mlp, attention = growth(Stage.MLP), growth(Stage.ATTENTION)
     assert mlp < 1.5 < attention
     right = check_batches(kernel_study(), mlp, attention).data
     assert right.count("**right**") == 2
@@ -43,16 +43,16 @@ def test_predictions_about_the_batch_are_judged_by_the_bytes_of_the_run() -> Non
     assert check_batches(kernel_study(), None, "many").data.count("not") >= 2
 
 
-def test_yours_is_the_model_that_was_run() -> None:
+def test_yours_means_the_model_of_the_run() -> None:
     text = check_sums("tiny-gptj", {"yours": 1, "tiny-llama": 2}, None).data
     assert text.count("**right**") == 2
     assert "a layer of tiny-gptj" in text
 
 
 @pytest.mark.parametrize("digits", [0, 1])
-def test_a_limit_worked_out_from_the_bandwidth_as_it_is_shown_is_right(digits: int) -> None:
-    found = comparison()
-    slow = found.model_copy(update={side: _at(getattr(found, side), 24.4) for side in ("baseline", "candidate")})
+def test_a_limit_computed_from_the_printed_bandwidth_is_right(digits: int) -> None:
+    record = comparison()
+    slow = record.model_copy(update={side: _at(getattr(record, side), 24.4) for side in ("baseline", "candidate")})
     assert slow.read_bandwidth_gb_s == pytest.approx(24.4)
     text = check_limit(slow, 1.0, READ_MB / round(24.4, digits)).data
     assert "least ms per step: **right**" in text

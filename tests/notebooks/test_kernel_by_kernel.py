@@ -1,4 +1,4 @@
-"""The second notebook, as `labkit run` does it."""
+"""The second notebook, run by `labkit run`."""
 
 import re
 from pathlib import Path

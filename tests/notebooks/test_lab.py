@@ -27,15 +27,15 @@ def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(
 ) -> None:
     started: list[list[str]] = []
 
-    def start(program: str, words: list[str]) -> None:
-        started.append(words)
-        raise SystemExit(0)  # in the place of this process goes the server
+    def start(program: str, arguments: list[str]) -> None:
+        started.append(arguments)
+        raise SystemExit(0)  # the server would replace this process
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execv", start)
-    code, said, _ = command_line(monkeypatch, capsys)("lab", "--port", "8890", "--", "--collaborative")
+    code, output, _ = command_line(monkeypatch, capsys)("lab", "--port", "8890", "--", "--collaborative")
     assert code == 0
-    assert said.startswith("lab: ")
+    assert output.startswith("lab: ")
     assert {path.stem for path in (tmp_path / "runs" / "notebooks").glob("*.ipynb")} - {"00_start"} == {
         path.stem for path in carried_notebooks().values() if path.parent.name == "notebooks"
     }
@@ -48,7 +48,7 @@ def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(
 
 
 def test_the_server_sees_the_folder_that_the_results_go_to(tmp_path: Path) -> None:
-    """Beside copies in `runs` lies the checkout; copies elsewhere have their `runs` in them."""
+    """The root is the parent of `runs` for copies in `runs`; copies elsewhere contain their own `runs`."""
     assert f"--ServerApp.root_dir={tmp_path}" in lab_command(tmp_path / "runs" / "my notebooks")
     assert "--LabApp.default_url=/lab/tree/runs/my%20notebooks/00_start.ipynb" in lab_command(
         tmp_path / "runs" / "my notebooks"
@@ -62,15 +62,15 @@ def test_each_notebook_says_its_minutes_and_needs_on_the_start_page() -> None:
 
 @pytest.mark.parametrize("terminal", swept({"in a terminal": True, "without one": False}, ["in a terminal"]))
 def test_one_interrupt_ends_the_server_with_its_kernels(terminal: bool, tmp_path: Path) -> None:
-    """Jupyter itself handles an interrupt in a terminal alone."""
+    """Jupyter itself handles an interrupt only in a terminal."""
     runtime = tmp_path / "RUNTIME"
-    places = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    words = lab_command(tmp_path, browser=False, port=0)
-    ours, theirs = pty.openpty()
+    directories = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    command = lab_command(tmp_path, browser=False, port=0)
+    controller, terminal_end = pty.openpty()
     with (tmp_path / "log").open("wb") as log:
-        stdin = theirs if terminal else subprocess.DEVNULL
+        stdin = terminal_end if terminal else subprocess.DEVNULL
         server = subprocess.Popen(
-            words, env=os.environ | places, stdin=stdin, stdout=log, stderr=log, start_new_session=True
+            command, env=os.environ | directories, stdin=stdin, stdout=log, stderr=log, start_new_session=True
         )
     try:
         while not (addresses := re.findall(r"lab: (http://\S+)\n", (tmp_path / "log").read_text())):
@@ -80,17 +80,19 @@ def test_one_interrupt_ends_the_server_with_its_kernels(terminal: bool, tmp_path
         kernel = start_kernel(address, runtime)
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0, (tmp_path / "log").read_text()
-        told = (tmp_path / "log").read_text()
-        said, *end = told.splitlines()
-        assert re.fullmatch(r"lab: http://\S+:\d+/lab\S*\?\S*token=\w+", said), told
-        assert all("Shutting down" in line or "stopping" in line or not line for line in end), told
+        log_text = (tmp_path / "log").read_text()
+        first_line, *rest = log_text.splitlines()
+        assert re.fullmatch(r"lab: http://\S+:\d+/lab\S*\?\S*token=\w+", first_line), log_text
+        assert all("Shutting down" in line or "stopping" in line or not line for line in rest), log_text
         assert not [*runtime.glob("jpserver-*"), *runtime.glob("kernel-*")]
-        assert not [one.pid for one in psutil.process_iter(["cmdline"]) if kernel in str(one.info["cmdline"])]
+        assert not [
+            process.pid for process in psutil.process_iter(["cmdline"]) if kernel in str(process.info["cmdline"])
+        ]
     finally:
         server.kill()
         server.wait()
-        os.close(ours)
-        os.close(theirs)
+        os.close(controller)
+        os.close(terminal_end)
 
 
 def start_kernel(address: str, runtime: Path) -> str:
@@ -101,7 +103,7 @@ def start_kernel(address: str, runtime: Path) -> str:
         kernel = str(json.load(answer)["id"])
     client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel}.json"))
     client.load_connection_file()
-    client.start_channels(hb=False)  # a busy machine misses beats
+    client.start_channels(hb=False)  # a busy machine misses heartbeats
     client.kernel_info()
     client.get_shell_msg(timeout=60)
     client.stop_channels()

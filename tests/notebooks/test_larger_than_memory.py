@@ -1,4 +1,4 @@
-"""The sixth notebook, as `labkit run` does it, and its controls live."""
+"""The sixth notebook, run by `labkit run`, and its live controls."""
 
 import re
 from pathlib import Path
@@ -21,18 +21,18 @@ SETTINGS: dict[str, Any] = {
     "model": "tiny-llama", "precision": "float32", "memory_gb": 0.2, "batches": "1, 2, 100000", "prompt_tokens": 6,
     "new_tokens": 5, "baselines": "other-disk", "rounds": 2, "path": "", "threads": 1,
 }  # fmt: skip
-FIGURES = 5  # what batch pays, the slots, the memory, the slider, others
+FIGURES = 5  # gains by batch, the slots, the memory, the slider, the baselines
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
-    """Of a model with more layers than slots, in as little memory as two sequences and three layers more take."""
+    """Report on a model with more layers than slots, in just enough memory for two sequences and three more layers."""
     folder = tmp_path_factory.mktemp("report")
     model = saved_model(folder / "small-llama")
     memory_gb = tight_gb(model, 3.5, prompt=6, new=5, threads=1, precision="float32")
     (folder / "disk").mkdir()
-    given = {"model": str(model), "memory_gb": memory_gb, "path": str(folder / "disk")}
-    return run_in(folder, NOTEBOOK, SETTINGS | given)
+    settings = {"model": str(model), "memory_gb": memory_gb, "path": str(folder / "disk")}
+    return run_in(folder, NOTEBOOK, SETTINGS | settings)
 
 
 def test_every_parameter_is_typed_and_documented() -> None:
@@ -62,19 +62,19 @@ def test_the_page_has_all_figures_loads_nothing_and_says_what_was_not_measured(r
     assert "unknown side 'other-disk'" in page.text
     assert page.text.count("not answered yet") == 2
     (slider,) = [figure["layout"]["sliders"][0] for figure in page.figures if "sliders" in figure["layout"]]
-    assert len(slider["steps"]) > 1  # it works without a kernel: each step has the data
+    assert len(slider["steps"]) > 1  # each step has its data, so that it works without a kernel
 
 
 @sweep
 @pytest.mark.timeout(240)
-def test_the_study_is_kept_and_the_weights_stay_where_they_were_wanted(report: RunReport) -> None:
+def test_the_study_is_kept_and_the_weights_are_in_the_requested_folder(report: RunReport) -> None:
     folder = report.html.parents[1]
     (file,) = (folder / "runs").glob("*-small-llama-larger-than-memory.json")
-    found = load_study(file)
-    assert [each.batch for each in found.points] == [1, 2]
-    assert found.points[0].streamed_bytes > 0
-    assert found.shown.spans
-    assert max(sample.bytes for sample in found.memory) <= found.plan.memory
+    result = load_study(file)
+    assert [point.batch for point in result.points] == [1, 2]
+    assert result.points[0].streamed_bytes > 0
+    assert result.shown.spans
+    assert max(sample.bytes for sample in result.memory) <= result.plan.memory
     assert list((folder / "disk").glob("Llama*"))
 
 

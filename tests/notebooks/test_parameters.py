@@ -1,4 +1,4 @@
-"""Parameters come from the tagged cell, and values are held to it."""
+"""Parameters come from the tagged cell, and values are checked against it."""
 
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,15 @@ def parameters(source: str = CELL) -> Any:
 
 
 def test_name_type_default_and_help_are_read() -> None:
-    found = {parameter.name: parameter for parameter in parameters()}
-    assert list(found) == ["model", "batch", "scale", "verbose", "threads", "sizes", "untyped", *REST]
-    assert (found["batch"].type, found["batch"].default, found["batch"].help) == ("int", 1, "sequences at once")
-    assert found["threads"].type == "int | None"
-    assert found["untyped"].type == "int"
-    assert str(found["computed"]) == "computed: any = max(1, 2)"
-    assert found["way"].type == "Literal['fast', 'exact', 4]"
-    assert found["several"].type == "int | list | None".replace("list", "List")
-    assert str(found["place"]) == "place: Path = Path('runs') / 'here'"
+    by_name = {parameter.name: parameter for parameter in parameters()}
+    assert list(by_name) == ["model", "batch", "scale", "verbose", "threads", "sizes", "untyped", *REST]
+    assert (by_name["batch"].type, by_name["batch"].default, by_name["batch"].help) == ("int", 1, "sequences at once")
+    assert by_name["threads"].type == "int | None"
+    assert by_name["untyped"].type == "int"
+    assert str(by_name["computed"]) == "computed: any = max(1, 2)"
+    assert by_name["way"].type == "Literal['fast', 'exact', 4]"
+    assert by_name["several"].type == "int | list | None".replace("list", "List")
+    assert str(by_name["place"]) == "place: Path = Path('runs') / 'here'"
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def test_text_from_a_command_line_becomes_the_type(name: str, text: str, value: 
     ],
 )
 def test_a_value_of_the_wrong_type_says_got_and_expected(name: str, value: object) -> None:
-    with pytest.raises(ParameterError, match=f"'{name}': got .*, expected") as caught:
+    with pytest.raises(ParameterError, match=f"'{name}': got .*, expected") as error_info:
         checked_values(parameters(), {name: value})
-    assert "batch: int = 1  # sequences at once" in str(caught.value)
+    assert "batch: int = 1  # sequences at once" in str(error_info.value)
 
 
 def test_an_unknown_parameter_lists_all_and_suggests_the_closest() -> None:
-    with pytest.raises(ParameterError, match=r"unknown parameter 'modle' \(did you mean 'model'\?\)") as caught:
+    with pytest.raises(ParameterError, match=r"unknown parameter 'modle' \(did you mean 'model'\?\)") as error_info:
         checked_values(parameters(), {"modle": "gpt2", "batch": "x"})
-    text = str(caught.value)
+    text = str(error_info.value)
     assert all(f"\n  {parameter}" in text for parameter in parameters())
     assert "'batch': got 'x', expected int" in text
 
@@ -139,17 +139,19 @@ def test_a_parameters_cell_that_is_not_python_names_the_line() -> None:
 def test_plain_papermill_takes_every_parameter_of_ours(
     notebook: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A whole run under plain papermill is in test_timelines."""
-    values = {each.name: each.default for each in read_parameters(nbformat.read(notebook, as_version=4))}
-    made = papermill.execute_notebook(notebook, tmp_path / "out.ipynb", values, prepare_only=True, progress_bar=False)
+    """test_timelines runs a whole notebook under plain papermill."""
+    values = {parameter.name: parameter.default for parameter in read_parameters(nbformat.read(notebook, as_version=4))}
+    prepared = papermill.execute_notebook(
+        notebook, tmp_path / "out.ipynb", values, prepare_only=True, progress_bar=False
+    )
     assert values
     assert "unknown parameter" not in caplog.text
-    (injected,) = [cell for cell in made.cells if "injected-parameters" in cell.metadata.get("tags", [])]
+    (injected,) = [cell for cell in prepared.cells if "injected-parameters" in cell.metadata.get("tags", [])]
     assert all(f"{name} = {value!r}" in injected.source.replace('"', "'") for name, value in values.items())
 
 
 @pytest.mark.parametrize(
-    ("bench", "given", "expected"),
+    ("bench", "options", "expected"),
     [
         (StreamingBench, {"memory_gb": 1, "batches": 4}, {"memory_gb": 1.0, "batches": "4"}),
         (StreamingBench, {"batches": [1, 4], "baselines": ["hf-disk"]}, {"batches": "1, 4", "baselines": "hf-disk"}),
@@ -159,15 +161,15 @@ def test_plain_papermill_takes_every_parameter_of_ours(
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
-def test_benches_take_values_as_papermill_types_them(bench: Any, given: Any, expected: dict[str, object]) -> None:
-    """`papermill -p batches 4` writes a number into the notebook, whatever is annotated there."""
-    settings = bench(model="tiny-gpt2", **given).settings
+def test_benches_take_values_as_papermill_types_them(bench: Any, options: Any, expected: dict[str, object]) -> None:
+    """`papermill -p batches 4` writes a number into the notebook and ignores the annotation."""
+    settings = bench(model="tiny-gpt2", **options).settings
     assert {name: settings[name] for name in expected} == expected
     assert all(type(settings[name]) is type(value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize(
-    ("bench", "given"),
+    ("bench", "options"),
     [
         (StreamingBench, {"precision": 4}),
         (StreamingBench, {"memory_gb": "much"}),
@@ -179,6 +181,6 @@ def test_benches_take_values_as_papermill_types_them(bench: Any, given: Any, exp
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_a_bench_refuses_what_no_text_says(bench: Any, given: Any) -> None:
+def test_a_bench_refuses_what_no_text_says(bench: Any, options: Any) -> None:
     with pytest.raises(UserError):
-        bench(model="tiny-gpt2", **given)
+        bench(model="tiny-gpt2", **options)

@@ -1,4 +1,4 @@
-"""The seventh notebook, as `labkit run` does it, and its controls live."""
+"""The seventh notebook, run by `labkit run`, and its live controls."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {
     "model": "tiny-llama", "dtype": "float32", "stages": 2, "batch": 4, "prompt_tokens": 6, "new_tokens": 5,
     "schedules": "queue, barrier, naive", "micro_batches": "2, 4", "rounds": 2, "threads": 1,
 }  # fmt: skip
-FIGURES = 8  # who works when, the prompt, bubbles, the sliders, micro-batches, ways, the paper, the puzzle
+FIGURES = 8  # timeline, prompt, bubbles, sliders, micro-batches, ways to split, the paper, the puzzle
 
 
 @pytest.fixture(scope="module")

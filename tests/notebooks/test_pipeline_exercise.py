@@ -1,4 +1,4 @@
-"""The exercise on pipelines takes any order that works, and nothing that only looks like one."""
+"""The exercise on pipelines accepts every order that works, and no order that only seems to work."""
 
 from itertools import product
 from typing import Any
@@ -9,7 +9,7 @@ from pipeline_studies import STAGES, study
 
 from labkit.notebooks.pipeline_exercise import LEAST, TOKENS, check_pipeline, drawn_order, pipeline_puzzle
 
-PARTS = 9 * (STAGES + 1)  # by hand: P - 1 of m + P - 1 is a tenth
+PARTS = 9 * (STAGES + 1)  # computed by hand: (P - 1) / (m + P - 1) is a tenth
 RIGHT = ("ABCABCABDABDABEABE", "BAEBAEBADBADBACBAC", "abc abc, abd abd, abe abe")
 
 
@@ -63,7 +63,7 @@ def test_a_wrong_number_is_told_its_mistake(parts: Any, hint: str) -> None:
 
 
 def test_no_order_beats_filling_and_draining() -> None:
-    """Of all ways to interleave the short ones between the long ones in turns, none is called right with more."""
+    """Tries all ways to place the short sequences between turns of the long ones: each is judged right."""
     for fill in product("CDE", repeat=6):
         order = "".join(f"AB{letter}" for letter in fill)
         if all(order.count(name) == count for name, count in TOKENS.items()):

@@ -1,4 +1,4 @@
-"""The fifth notebook, as `labkit run` does it, and its controls live."""
+"""The fifth notebook, run by `labkit run`, and its live controls."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ SETTINGS = {
     "model": "tiny-gpt2", "precisions": "float32, int4-64+head8, int4-128", "question": "Where?", "tokens": 64,
     "new_tokens": 3, "rounds": 2, "threads": 1,
 }  # fmt: skip
-FIGURES = 4  # the front, what a token costs, where the error sits, outliers
+FIGURES = 4  # the front, the cost of a token, the errors by matrix, the outliers
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,10 @@ def test_the_page_has_all_figures_loads_nothing_and_says_what_cannot_be(report: 
 @sweep
 def test_the_study_is_kept(report: RunReport) -> None:
     (file,) = (report.html.parents[1] / "runs").glob("*-tiny-gpt2-precisions.json")
-    found = load_study(file)
-    assert [side.precision for side in found.sides] == ["float32", "int4-64+head8"]
-    assert found.first.evaluation.kl.value == 0
-    assert found.sides[1].evaluation.weights == "int4-row, LM head int8-32"  # a group of 64 inputs is a row here
+    result = load_study(file)
+    assert [side.precision for side in result.sides] == ["float32", "int4-64+head8"]
+    assert result.first.evaluation.kl.value == 0
+    assert result.sides[1].evaluation.weights == "int4-row, LM head int8-32"  # a group of 64 inputs is a row here
 
 
 def test_every_setting_has_a_control_with_help() -> None:

@@ -1,5 +1,6 @@
-"""A live notebook whose page is loaded again, closed during a run, or opened on a new server, in a real JupyterLab.
-Its figures show the latest run.
+"""A live notebook in a real JupyterLab: its figures show the latest run.
+
+The page is loaded again, closed during a run, and opened on a new server.
 """
 
 from pathlib import Path
@@ -34,16 +35,16 @@ SAVED = """async () => {
 }"""
 NOTICE = """() => getComputedStyle(document.querySelector(".labkit-box"), "::before").content"""
 INK = "getComputedStyle(document.querySelector('.ytick text')).fill"
-PAPER = "'rgb(31, 41, 51)'"  # the ink of a light page
+PAPER = "'rgb(31, 41, 51)'"  # text colour of a light page
 
 
 def no_errors(lab: Lab) -> bool:
-    """anywidget gives up what takes two seconds, which on a busy machine is nobody's mistake."""
+    """Ignores anywidget's limit of two seconds, which a busy machine may exceed."""
     return [error for error in lab.errors if "Failed to initialize" not in error] == []
 
 
-def press(lab: Lab, words: str) -> None:
-    lab.page.locator(".jupyter-button", has_text=words).first.click()
+def press(lab: Lab, label: str) -> None:
+    lab.page.locator(".jupyter-button", has_text=label).first.click()
 
 
 def wait_for(page: Any, dtype: str) -> None:
@@ -55,8 +56,8 @@ def wait_for(page: Any, dtype: str) -> None:
 @pytest.mark.timeout(900)
 def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> None:
     folder, home = tmp_path / "work", tmp_path / "home"
-    for each in (folder, home):
-        each.mkdir()
+    for path in (folder, home):
+        path.mkdir()
     hold, name = folder / "hold", write_notebook(folder, *CELLS)
     hold.write_text("")
     with jupyterlab(folder, home=home) as lab:

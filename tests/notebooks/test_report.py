@@ -1,4 +1,4 @@
-"""The HTML report needs nothing but itself."""
+"""The HTML report is self-contained: it loads no other file."""
 
 import re
 
@@ -19,7 +19,8 @@ from labkit.widgets.live import as_bundle
 def notebook(*bundles: dict[str, object]) -> NotebookNode:
     cells = [new_markdown_cell("# A question\n\nSome *text*.")]
     cells += [
-        new_code_cell(f"show({at})", outputs=[new_output("display_data", data)]) for at, data in enumerate(bundles)
+        new_code_cell(f"show({index})", outputs=[new_output("display_data", data)])
+        for index, data in enumerate(bundles)
     ]
     return new_notebook(cells=cells)
 
@@ -78,14 +79,14 @@ def test_a_figures_text_cannot_end_its_script() -> None:
     assert page.figures[0]["layout"]["title"]["text"] == title
 
 
-def test_a_title_of_ours_is_a_caption_in_which_nothing_is_markup_but_what_is_bold() -> None:
-    ours = finish(figure(), "<b>a</b> < <script>b</script>", "one<br>two & three", 300)
-    html = report(notebook(as_bundle(ours)))
+def test_a_title_of_labkit_becomes_a_caption_in_which_only_bold_is_markup() -> None:
+    labkit_figure = finish(figure(), "<b>a</b> < <script>b</script>", "one<br>two & three", 300)
+    html = report(notebook(as_bundle(labkit_figure)))
     assert "<b><b>a</b> &lt; &lt;script&gt;b&lt;/script&gt;</b><span>one</span><span>two &amp; three</span>" in html
     (drawn,) = Page(html).figures
     assert "title" not in drawn["layout"]
     assert drawn["layout"]["height"] == 300
-    assert drawn["layout"]["margin"]["t"] < ours.layout.margin.t
+    assert drawn["layout"]["margin"]["t"] < labkit_figure.layout.margin.t
 
 
 SWALLOWING = ("<!--<script>", "<!--", "<script>", "<style>", "<textarea>", "<title>", "<script><!-- <script> </script>")
@@ -93,22 +94,22 @@ SWALLOWING = ("<!--<script>", "<!--", "<script>", "<style>", "<textarea>", "<tit
 
 def test_no_text_swallows_the_rest_of_the_page() -> None:
     cells = []
-    for at, text in enumerate(SWALLOWING):
+    for index, text in enumerate(SWALLOWING):
         bundles = [{"text/html": f"<b>{text}</b>"}, {"text/markdown": f"*{text}*"}, as_bundle(figure(text))]
         outputs = [new_output("display_data", bundle) for bundle in bundles]
         cells += [
             new_markdown_cell(f"# A question {text}\n\n{text}"),
             new_code_cell(f"show('{text}')", outputs=outputs),
-            new_markdown_cell(f"last words {at}."),
+            new_markdown_cell(f"last words {index}."),
         ]
     text = SWALLOWING[0]
     html = html_report(
         new_notebook(cells=cells), title=text, parameters={"model": text}, seconds=1.0, failure=Failure(1, text, text)
     )
     page = Page(html)
-    for at in range(len(SWALLOWING)):
-        assert f"last words {at}." in page.text
-    assert tuple(each["layout"]["title"]["text"] for each in page.figures) == SWALLOWING
+    for index in range(len(SWALLOWING)):
+        assert f"last words {index}." in page.text
+    assert tuple(drawn["layout"]["title"]["text"] for drawn in page.figures) == SWALLOWING
     assert "Plotly.react" in page.scripts[-1]
     for script in re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL):
         assert "<!--" not in script or "<script" not in script
@@ -154,7 +155,7 @@ def test_it_begins_with_the_result_its_grade_and_the_machine() -> None:
     order = ["A question", "twice <as> fast", "not trustworthy: 2 rounds", "a CPU", "Some text.", "said in its cell"]
     places = [text.index(part, text.index("</style>") if "</style>" in text else 0) for part in order]
     assert places == sorted(places)
-    assert text.count("A question") == 2  # the page's own title, and its heading
+    assert text.count("A question") == 2  # the title of the page, and its heading
 
 
 def test_parameters_are_told_in_words_and_empty_ones_not_at_all() -> None:

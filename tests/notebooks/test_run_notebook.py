@@ -1,4 +1,4 @@
-"""A run tells the truth about how it went, and leaves whole files or none."""
+"""The report of a run states its true outcome, and a run leaves complete files or none."""
 
 import errno
 import json
@@ -30,7 +30,9 @@ PARAMETERS = 'name: str = "world"  # whom to greet\ntimes: int = 1\n'
 
 def write(path: Path, *sources: str, tags: dict[int, list[str]] | None = None, kernel: str = "python3") -> Path:
     cells = [new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})]
-    cells += [new_code_cell(source, metadata={"tags": (tags or {}).get(at, [])}) for at, source in enumerate(sources)]
+    cells += [
+        new_code_cell(source, metadata={"tags": (tags or {}).get(index, [])}) for index, source in enumerate(sources)
+    ]
     kernelspec = {"name": kernel, "display_name": kernel, "language": "python"}
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernelspec}), path)
     return path
@@ -68,9 +70,9 @@ def test_progress_counts_cells_and_passes_on_what_a_cell_shows(tmp_path: Path) -
         "from IPython.display import display\nfrom labkit.system.progress import as_output\n"
         "display(as_output(1, 4, 'a quarter'), raw=True)"
     )
-    seen: list[tuple[float, float, str]] = []
-    run_notebook(write(tmp_path / "n.ipynb", source, "1"), None, tmp_path / "out", lambda *step: seen.append(step))
-    assert seen == [
+    steps: list[tuple[float, float, str]] = []
+    run_notebook(write(tmp_path / "n.ipynb", source, "1"), None, tmp_path / "out", lambda *step: steps.append(step))
+    assert steps == [
         (0, 3, 'name: str = "world"  # whom to greet'),
         (1, 3, "from IPython.display import display"),
         (1.25, 3, "a quarter"),
@@ -106,7 +108,7 @@ def test_a_cell_that_ends_the_run_fails_it_by_name(tmp_path: Path, source: str, 
 
 
 def test_a_cell_that_takes_too_long_is_interrupted_and_fails_the_run(tmp_path: Path) -> None:
-    """It says what was done until then, and the cell has time to clean up."""
+    """The report has the output until then, and the cell has time to clean up."""
     cleaned = tmp_path / "cleaned"
     slow = f"import time\nprint('began', flush=True)\ntry: time.sleep(600)\nfinally: open({str(cleaned)!r}, 'w')"
     notebook = write(tmp_path / "n.ipynb", "print('before')", slow, "print('after')")
@@ -181,9 +183,9 @@ FOUR = {"metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 )
 def test_what_is_no_notebook_is_refused_in_one_line(tmp_path: Path, content: bytes, cause: str) -> None:
     (tmp_path / "n.ipynb").write_bytes(content)
-    with pytest.raises(NotebookError, match=re.escape(cause)) as caught:
+    with pytest.raises(NotebookError, match=re.escape(cause)) as error_info:
         run_notebook(tmp_path / "n.ipynb", None, tmp_path / "out")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error_info.value)
 
 
 def test_the_output_never_replaces_the_notebook(tmp_path: Path) -> None:
@@ -198,18 +200,18 @@ def test_the_output_never_replaces_the_notebook(tmp_path: Path) -> None:
 def test_a_run_whose_last_write_fails_keeps_its_notebook(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*rest: Any, **more: Any) -> str:
+    def fails(*args: Any, **kwargs: Any) -> str:
         raise OSError(errno.ENOSPC, "", "out/n.html") if broken == "write" else RecursionError("too deep")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(execution, "_execute", lambda *rest: None)
+    monkeypatch.setattr(execution, "_execute", lambda *args: None)
     monkeypatch.setattr(execution, "_write_whole" if broken == "write" else "html_report", fails)
     with pytest.raises(
         RunError, match=r"the report could not be written: .*; the executed notebook is kept as "
-    ) as got:
+    ) as error_info:
         run_notebook(write(tmp_path / "n.ipynb", "print('hours')"), None, tmp_path / "out")
-    kept = Path(str(got.value).rpartition(" ")[2])
+    kept = Path(str(error_info.value).rpartition(" ")[2])
     assert nbformat.read(kept, as_version=4).cells[1].source == "print('hours')"
     assert names(tmp_path / "out") == []
 
@@ -237,7 +239,7 @@ def test_an_interrupted_run_leaves_no_files_and_no_kernel(tmp_path: Path, number
 
 @sweep
 def test_a_kernel_that_takes_long_to_end_is_waited_for_after_an_interrupt(tmp_path: Path) -> None:
-    """Longer than an interrupted cell has to end."""
+    """The kernel takes longer than an interrupted cell may take."""
     pid_file = tmp_path / "pid"
     source = (
         "import atexit, os, time\natexit.register(time.sleep, 2)\n"
@@ -257,14 +259,14 @@ def test_a_kernel_that_takes_long_to_end_is_waited_for_after_an_interrupt(tmp_pa
 
 
 def test_what_is_left_to_do_at_exit_needs_no_kernel() -> None:
-    """nbclient stops the kernel once more when the process ends, where Ctrl-C cut the first time short."""
+    """nbclient stops the kernel again at the end of the process if Ctrl-C interrupted the first attempt."""
     _Client(new_notebook(), None, None)._cleanup_kernel()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -282,7 +284,7 @@ def test_the_command_takes_a_limit_for_each_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["labkit", "run", str(tmp_path / "n.ipynb"), "--timeout", "0", "-p", "x", "1"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert "expected a number of seconds above 0" in capsys.readouterr().err

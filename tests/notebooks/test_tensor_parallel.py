@@ -1,4 +1,4 @@
-"""The fourth notebook, as `labkit run` does it, and its controls live."""
+"""The fourth notebook, run by `labkit run`, and its live controls."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from labkit.widgets.controls import Controls
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "04_tensor_parallel.ipynb"
 SMALL = {"model": "tiny-gptj", "prompt_tokens": 9, "new_tokens": 5, "rounds": 2, "threads": 1}
-FIGURES = 2 + 1 + 1 + 1  # what is cut where, twice; the scaling; the step of every rank; the articles
+FIGURES = 2 + 1 + 1 + 1  # two of the shards, the scaling, the step of every rank, the articles
 SETTINGS = {
     "model": "tiny-llama", "tp_sizes": "1,2", "dtype": "float32", "prompt_tokens": 9, "new_tokens": 5, "rounds": 2,
     "threads": 1,
@@ -64,10 +64,8 @@ def test_a_record_and_a_capture_of_each_rank_are_kept(report: RunReport) -> None
 @pytest.mark.timeout(240)
 @sweep
 def test_the_capture_has_the_sums_that_the_exercise_asks_for(report: RunReport) -> None:
-    (waiting,) = [each for each in Page(report.html.read_text()).figures if "every rank" in title_of(each)]
-    assert waiting["layout"]["meta"]["labkit"]["subtitle"].startswith(
-        "2 sums in the step"
-    )  # one for each of its layers
+    (waiting,) = [drawn for drawn in Page(report.html.read_text()).figures if "every rank" in title_of(drawn)]
+    assert waiting["layout"]["meta"]["labkit"]["subtitle"].startswith("2 sums in the step")  # one for each layer
 
 
 def test_every_setting_has_a_control_with_help() -> None:

@@ -1,4 +1,4 @@
-"""A timeline's page in a real browser says what Python says, and loads nothing; what is in it without a browser."""
+"""The page of a timeline agrees with Python in a real browser and loads nothing; some tests need no browser."""
 
 import json
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def shared_browser() -> Iterator[Any]:
 
 @pytest.fixture
 def browser(shared_browser: Any) -> Any:
-    """A window of one size: an earlier test may have changed it."""
+    """The shared browser, with its window reset to a fixed size."""
     shared_browser.set_viewport_size({"width": 1000, "height": 700})
     return shared_browser
 
@@ -77,20 +77,20 @@ def test_tiles_and_details_are_those_of_python(browser: Any, tmp_path: Path, nam
     for level in (0, 1, tiles.exponent // 2):
         for index in range(0, 1 << level, max((1 << level) // 5, 1)):
             tile = tiles.tile(level, index)
-            wide = tile.events
+            events = tile.events
             expected: list[np.ndarray] = [
-                wide, lanes.start[wide], lanes.end[wide], lanes.lane[wide], lanes.shade[wide], tile.lanes,
+                events, lanes.start[events], lanes.end[events], lanes.lane[events], lanes.shade[events], tile.lanes,
                 tile.shade[tile.fill > 0], tile.fill,
             ]  # fmt: skip
-            *found, shade, fill = browser.evaluate(TILE, [level, index])
-            shade = np.array(shade)[np.array(fill) > 0]  # an empty column has any
-            for ours, theirs in zip(expected, (*found, shade, fill), strict=True):
-                assert np.array_equal(ours.ravel(), theirs)
+            *columns, shade, fill = browser.evaluate(TILE, [level, index])
+            shade = np.array(shade)[np.array(fill) > 0]  # the shade of an empty column is arbitrary
+            for of_python, of_browser in zip(expected, (*columns, shade, fill), strict=True):
+                assert np.array_equal(of_python.ravel(), of_browser)
     for event in range(0, len(lanes), max(len(lanes) // 40, 1)):
-        told = browser.evaluate(f"(event) => {VIEW}.model.events.details(event)", event)
-        said = details(lanes, event)
-        said["facts"].pop("correlation", None)
-        assert told == json.loads(json.dumps(said))
+        browser_details = browser.evaluate(f"(event) => {VIEW}.model.events.details(event)", event)
+        python_details = details(lanes, event)
+        python_details["facts"].pop("correlation", None)
+        assert browser_details == json.loads(json.dumps(python_details))
 
 
 @needs_browser
@@ -99,13 +99,13 @@ def test_places_neighbours_and_names_are_found(browser: Any, tmp_path: Path) -> 
     begin, end = lanes.span
     for lane in range(lanes.count):
         for time in np.linspace(begin, end, 7).astype(int).tolist():
-            asked = f"([lane, time]) => {VIEW}.model.events.nearest(lane, time)"
-            assert browser.evaluate(asked, [lane, time]) == nearest(lanes, lane, time)
-    for event, by in ((0, 1), (5, -2), (len(lanes) - 1, 1)):
-        asked = f"([event, by]) => {VIEW}.model.events.beside(event, by)"
-        assert browser.evaluate(asked, [event, by]) == beside(lanes, event, by)
-    asked = f"(text) => {VIEW}.model.events.search(text)"
-    assert browser.evaluate(asked, "GEMV") == search(lanes, "gemv").tolist()
+            script = f"([lane, time]) => {VIEW}.model.events.nearest(lane, time)"
+            assert browser.evaluate(script, [lane, time]) == nearest(lanes, lane, time)
+    for event, step in ((0, 1), (5, -2), (len(lanes) - 1, 1)):
+        script = f"([event, by]) => {VIEW}.model.events.beside(event, by)"
+        assert browser.evaluate(script, [event, step]) == beside(lanes, event, step)
+    script = f"(text) => {VIEW}.model.events.search(text)"
+    assert browser.evaluate(script, "GEMV") == search(lanes, "gemv").tolist()
     browser.locator(".lkt-bar input").fill("gemv")
     browser.wait_for_function("() => /^[0-9]+ of [0-9]+$/.test(document.querySelector('.lkt-count').innerText)")
     assert "gemv" in browser.locator(".lkt-details code").inner_text()
@@ -149,8 +149,8 @@ def test_a_page_loads_nothing_and_is_small() -> None:
 def test_a_page_holds_the_part_that_was_asked_for() -> None:
     trace = decode_trace(steps=4, layers=2)
     end = int(trace.ranges["end_ns"].max())
-    some = timeline_page(trace, selection=Selection(window_ns=(0, end // 2)), lane="gpu")
-    assert len(some) < len(timeline_page(trace))
+    part = timeline_page(trace, selection=Selection(window_ns=(0, end // 2)), lane="gpu")
+    assert len(part) < len(timeline_page(trace))
     with pytest.raises(
         TraceError, match=r"got the lane 'nowhere', which none of the \d+ threads and streams matches: .*GPU"
     ):
@@ -160,21 +160,22 @@ def test_a_page_holds_the_part_that_was_asked_for() -> None:
 
 
 def numbered_trace() -> Trace:
-    """As torch.autograd.profiler.emit_nvtx names ranges, an hour after the capture began."""
+    """Ranges with names as of torch.autograd.profiler.emit_nvtx, an hour after the start of the capture."""
     recorder = Recorder()
-    for at in range(640):
-        recorder.range(f"step {at % 3}, op_id = {at}", 3.6e9 + 10 * at, 3.6e9 + 10 * at + 9, domain="")
+    for number in range(640):
+        recorder.range(f"step {number % 3}, op_id = {number}", 3.6e9 + 10 * number, 3.6e9 + 10 * number + 9, domain="")
     return recorder.trace()
 
 
 @needs_browser
 def test_what_people_do_on_a_page(browser: Any, tmp_path: Path) -> None:
-    """Keys work wherever the focus is, a search begins with the first match in view, ticks are short, and what is not
-    emphasised has no bright text.
+    """Keys work wherever the focus is, and a search begins with the first match in view.
+
+    Ticks are short, and events that are not emphasised have no bright text.
     """
     browser.goto(write_timeline_page({"model-1.5B.v2": numbered_trace()}, tmp_path / "timeline.html").as_uri())
     browser.wait_for_function(DRAWN)
-    legend = browser.eval_on_selector_all(".lkt-legend button span", "all => all.map((each) => each.textContent)")
+    legend = browser.eval_on_selector_all(".lkt-legend button span", "all => all.map((span) => span.textContent)")
     assert sorted(legend) == ["step 0", "step 1", "step 2"]
     browser.fill(".lkt-bar input", "step")
     browser.wait_for_function("() => document.querySelector('.lkt-count').textContent === '1 of 640'")
@@ -188,7 +189,7 @@ def test_what_people_do_on_a_page(browser: Any, tmp_path: Path) -> None:
     assert all(len(text.partition(".")[2]) <= len("123 ms") for text in ticks)
     styles = browser.evaluate(f"""() => {{
       const view = {VIEW}, context = view.painter.context, styles = new Set(), write = context.fillText;
-      view.emphasised.add(0); // of none of these
+      view.emphasised.add(0); // a shade of none of these ranges
       context.fillText = (text) => text.startsWith("step") && styles.add(context.fillStyle);
       view.draw();
       context.fillText = write;

@@ -1,6 +1,6 @@
-"""The timeline in a real JupyterLab: what keys, mouse and search do, and that nothing is logged as an error.
+"""The timeline in a real JupyterLab: keys, mouse and search work, and no error is logged.
 
-Then what Python answers without a browser, and what a batch run shows instead.
+Further tests: Python's answers without a browser, and the static figure of a batch run.
 """
 
 import re
@@ -40,7 +40,7 @@ READY = '.labkit-timeline[data-state="ready"]'
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A notebook in JupyterLab that has been run; in the end its page has logged no errors."""
+    """A notebook in JupyterLab after a run. At the end its page must have logged no errors."""
     folder = tmp_path_factory.mktemp("lab")
     name = write_notebook(folder, SOURCE)
     with jupyterlab(folder) as lab:
@@ -53,7 +53,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 def page(shown: Lab) -> Any:
-    """The page, with everything shown, nothing selected and the keys going to the timeline."""
+    """The page with the whole timeline in view, no selection, and the focus on the timeline."""
     canvas = shown.page.locator(".labkit-timeline canvas")
     shown.page.locator(".lkt-bar input").fill("")
     shown.page.wait_for_function("() => document.querySelector('.lkt-count').innerText === ''")
@@ -70,7 +70,7 @@ def span_ns(page: Any) -> float:
 
 
 def place(page: Any, time: float, lane: int) -> tuple[float, float]:
-    """Where on the page a time of a lane is."""
+    """Coordinates on the page of a time in a lane."""
     box = page.locator(".labkit-timeline canvas").bounding_box()
     x, y = page.evaluate(PLACE, [time, lane])
     return box["x"] + x, box["y"] + y
@@ -132,7 +132,7 @@ def test_dragging_moves_what_is_under_the_mouse_with_it(page: Any) -> None:
 def test_a_click_on_a_kernel_tells_its_stage_and_what_launched_it(page: Any, side: str) -> None:
     lanes = build_lanes(TRACES)
     kernels = search(lanes, "decode_attention")
-    (event, *_) = (each for each in kernels if lanes.traces[lanes.source[each] // 3] is TRACES[side])
+    (event, *_) = (kernel for kernel in kernels if lanes.traces[lanes.source[kernel] // 3] is TRACES[side])
     page.evaluate(
         f"([begin, end]) => {VIEW}.show(begin, end)", [int(lanes.start[event]) - 20_000, int(lanes.end[event]) + 20_000]
     )
@@ -143,8 +143,8 @@ def test_a_click_on_a_kernel_tells_its_stage_and_what_launched_it(page: Any, sid
     assert expected["stage"] == "attention"
     assert [fact(page, name) for name in ("stage", "layer", "phase", "trace")] == ["attention", "0", "decode", side]
     assert "decode_attention" in page.locator(".lkt-details code").inner_text()
-    inside = page.locator(".lkt-parents button b").all_inner_texts()
-    assert inside == ["decode", "decode/step", "decode/layer.0/attention"]
+    parents = page.locator(".lkt-parents button b").all_inner_texts()
+    assert parents == ["decode", "decode/step", "decode/layer.0/attention"]
     assert page.locator(".lkt-linked button b").all_inner_texts() == ["cudaLaunchKernel"]
 
 
@@ -220,10 +220,10 @@ def test_it_has_the_colours_of_the_pages_theme(page: Any) -> None:
 
 def test_python_and_the_browser_agree_on_a_tiles_buffers() -> None:
     types = {"float64": "Float64Array", "int32": "Int32Array", "uint16": "Uint16Array", "uint8": "Uint8Array"}
-    listed = re.search(r"const BUFFERS = \{(.*?)\};", (HERE / "timeline_tiles.js").read_text(), re.DOTALL)
-    assert listed
-    found = re.findall(r"(\w+): (\w+Array)", listed[1])
-    assert found == [(name, types[np.dtype(dtype).name]) for name, dtype in BUFFERS.items()]
+    match = re.search(r"const BUFFERS = \{(.*?)\};", (HERE / "timeline_tiles.js").read_text(), re.DOTALL)
+    assert match
+    buffers = re.findall(r"(\w+): (\w+Array)", match[1])
+    assert buffers == [(name, types[np.dtype(dtype).name]) for name, dtype in BUFFERS.items()]
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
@@ -234,11 +234,11 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 
 @pytest.fixture
 def widget(monkeypatch: pytest.MonkeyPatch) -> Timeline:
-    """One that keeps in `sent` what it would send to the browser."""
-    made = Timeline(TRACES)
-    made.sent = []
-    monkeypatch.setattr(made, "send", lambda content, buffers=None: made.sent.append((content, buffers)))
-    return made
+    """A timeline that records in `sent` the messages it would send to the browser."""
+    timeline = Timeline(TRACES)
+    timeline.sent = []
+    monkeypatch.setattr(timeline, "send", lambda content, buffers=None: timeline.sent.append((content, buffers)))
+    return timeline
 
 
 def test_the_first_view_comes_with_its_tiles(widget: Timeline) -> None:
@@ -262,14 +262,14 @@ def test_a_tile_is_sent_with_every_buffer(widget: Timeline) -> None:
 
 
 def test_the_search_goes_round(widget: Timeline) -> None:
-    asked = {"kind": "search", "text": "lm_head", "time": -1e9, "view": "v"}
-    for by in (0, 1, -1, -1):
-        widget._answer(widget, asked | {"by": by}, [])
-    found = [content for content, _ in widget.sent]
-    count = found[0]["count"]
-    assert [content["at"] for content in found] == [1, 2, 1, count]
-    assert {content["view"] for content in found} == {"v"}
-    assert len({content["details"]["event"] for content in found}) == 3
+    request = {"kind": "search", "text": "lm_head", "time": -1e9, "view": "v"}
+    for step in (0, 1, -1, -1):
+        widget._answer(widget, request | {"by": step}, [])
+    answers = [content for content, _ in widget.sent]
+    count = answers[0]["count"]
+    assert [content["at"] for content in answers] == [1, 2, 1, count]
+    assert {content["view"] for content in answers} == {"v"}
+    assert len({content["details"]["event"] for content in answers}) == 3
 
 
 def test_a_message_that_is_not_known_is_let_pass(widget: Timeline) -> None:
@@ -284,7 +284,7 @@ def test_a_trace_of_nothing_is_refused() -> None:
 
 @sweep
 def test_in_batch_it_is_a_figure() -> None:
-    """As on the page of the third notebook, in a kernel of its own."""
+    """As in the report of the third notebook, run in a kernel of its own."""
     notebook = new_notebook(cells=[new_code_cell(SOURCE)])
     NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
     (output,) = notebook.cells[0].outputs

@@ -1,4 +1,4 @@
-"""The third notebook: under papermill, as `labkit run` does it, and live in a real JupyterLab."""
+"""The third notebook: under papermill, run by `labkit run`, and live in a real JupyterLab."""
 
 import re
 import subprocess
@@ -58,8 +58,8 @@ def test_plain_papermill_captures_both_sides_itself(tmp_path: Path) -> None:
     values = {"model": "tiny-gpt2", "steps": 6, "threads": 1, "source": "torch"}
     parameters = [part for name, value in values.items() for part in ("-p", name, str(value))]
     command = [sys.executable, "-m", "papermill", str(NOTEBOOK), "out.ipynb", *parameters]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert process.returncode == 0, process.stderr
     kept = {file.name.partition(".")[0] for file in (tmp_path / "runs").iterdir()}
     assert kept == {"tiny-gpt2-hf-eager", "tiny-gpt2-fused"}
 

@@ -1,4 +1,4 @@
-"""The first notebook, as `labkit run` does it."""
+"""The first notebook, run by `labkit run`."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The workbench: the same calls live and in batch."""
+"""The workbench: the same calls work live and in batch."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ CHOICES = {"dtype": ["float32", "bfloat16"], "baseline": ["hf-eager", "hf-compil
 
 
 class Client(NotebookClient):
-    """Somebody at the kernel: outputs can be replaced, and a prompt would be answered."""
+    """Client of a live kernel: outputs can be replaced, and input prompts are allowed."""
 
     async def async_start_new_kernel_client(self) -> Any:
         client = await super().async_start_new_kernel_client()
@@ -41,7 +41,7 @@ def execute(client: type[NotebookClient], *sources: str) -> list[Any]:
 
 
 def printed(outputs: list[Any]) -> list[str]:
-    """The lines that a cell printed."""
+    """Lines that a cell printed."""
     return "".join(output["text"] for output in outputs if output.output_type == "stream").splitlines()
 
 
@@ -52,7 +52,7 @@ def subtitle(output: Any) -> str:
 
 @sweep
 def test_in_batch_everything_is_static_and_done_in_its_cell() -> None:
-    """As in the first notebook, cell by cell."""
+    """Runs the calls of the first notebook, cell by cell."""
     settings, run, view = execute(NotebookClient, "bench", "bench.run()", "bench.view(figures.per_token_figure)")
     assert "<td>tiny-gpt2</td>" in settings[0]["data"]["text/html"]
     assert "hf-eager" in run[0]["data"]["text/plain"]
@@ -64,14 +64,14 @@ def test_in_batch_everything_is_static_and_done_in_its_cell() -> None:
 def test_live_nothing_runs_before_run_is_pressed_and_every_view_and_check_follows_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything is in widgets, which live as long as the kernel. A second workbench offers the result of the first."""
+    """All outputs are widgets, which live as long as the kernel. A second workbench offers the result of the first."""
     monkeypatch.chdir(tmp_path)
     settings, run, view, _, _, pressed, offered = execute(
         Client,
         "bench",
         "bench.run()",
         "bench.view(figures.per_token_figure)",
-        "bench.check(lambda found, answer: f'{found.case.dtype}: {answer}', 42)",
+        "bench.check(lambda record, answer: f'{record.case.dtype}: {answer}', 42)",
         "bench.of_model(lambda model, ranks: f'{model} on {ranks}', 2)",
         "shown = lambda: [view.slot._widget.outputs[0]['data'] for view in bench._views]\n"
         "print(len(asked), *[data['text/markdown'] for data in shown()[1:]])\n"
@@ -81,7 +81,7 @@ def test_live_nothing_runs_before_run_is_pressed_and_every_view_and_check_follow
         "print(outcome['application/vnd.labkit.outcome+json']['machine'])\n"
         f"print('bfloat16' in figure[{PLOTLY_MIME_TYPE!r}]['layout']['title']['subtitle']['text'])\n"
         "print(check['text/markdown'], of_model['text/markdown'])",
-        f"bench = widgets.Workbench(**{SETTINGS})\nbench.run()\nbench.view(lambda found: found.case.dtype)\n"
+        f"bench = widgets.Workbench(**{SETTINGS})\nbench.run()\nbench.view(lambda record: record.case.dtype)\n"
         "print(bench._controls._label.value)\nbench._controls._last.click()\n"
         "print(shown()[1]['text/markdown'], bench._controls.settings['model'], bench._controls._label.value)",
     )
@@ -137,11 +137,11 @@ def test_a_view_fills_when_its_part_is_measured_and_a_run_that_fails_shows_the_o
 
 
 def test_outputs_of_a_cell_that_was_run_again_are_gone() -> None:
-    first, again, other = Execution("a", "1"), Execution("a", "2"), Execution("b", "3")
-    assert first.replaced_by(again)
+    first, second, of_other_cell = Execution("a", "1"), Execution("a", "2"), Execution("b", "3")
+    assert first.replaced_by(second)
     assert not first.replaced_by(first)
-    assert not first.replaced_by(other)
-    assert not Execution("", "1").replaced_by(Execution("", "2"))  # a page that does not tell which cell it is
+    assert not first.replaced_by(of_other_cell)
+    assert not Execution("", "1").replaced_by(Execution("", "2"))  # a page that does not say which cell it is
 
 
 def test_a_view_before_the_run_says_what_to_do() -> None:
@@ -149,7 +149,7 @@ def test_a_view_before_the_run_says_what_to_do() -> None:
         Workbench(**SETTINGS).view(figures.per_token_figure)
 
 
-def test_outside_a_kernel_nobody_is_there() -> None:
+def test_outside_a_kernel_nothing_is_live() -> None:
     assert not is_live()
 
 
@@ -187,17 +187,17 @@ def test_stop_ends_the_run_at_the_next_step(controls: Controls) -> None:
 
 
 def test_stop_is_said_at_once_and_ends_a_run_that_tells_no_progress() -> None:
-    begun = threading.Event()
+    started = threading.Event()
 
     def measure(settings: dict[str, Any], follow: Progress) -> None:
         follow(0, 1, "round 1")
-        begun.set()
+        started.set()
         while True:
             time.sleep(0.01)
 
     controls = Controls(SETTINGS, CHOICES, measure)
     controls._run.click()
-    assert begun.wait(60)
+    assert started.wait(60)
     controls._end.click()
     assert controls._label.value in ("stopping…", STOPPED)
     assert controls._end.disabled
@@ -228,7 +228,7 @@ def test_a_setting_of_the_wrong_type_is_refused(name: str, value: object, expect
 
 @pytest.mark.parametrize(("name", "value"), [("rounds", 100), ("rounds", 1), ("batch", 0), ("threads", -1)])
 def test_a_setting_out_of_its_limits_is_refused(name: str, value: int) -> None:
-    """A control would take the nearest one instead, and say nothing."""
+    """A control would silently take the nearest value instead."""
     with pytest.raises(ValueError, match=rf"got {name} = {value}, expected \d+ to \d+"):
         Workbench(**(SETTINGS | {name: value}))
 
@@ -252,7 +252,7 @@ def test_a_failed_run_turns_the_bar_red_and_frees_the_controls(controls: Control
     assert not controls._run.disabled
 
 
-def test_what_went_wrong_is_shown_beside_the_bar() -> None:
+def test_an_error_is_shown_next_to_the_bar() -> None:
     def measure(settings: dict[str, Any], follow: object) -> None:
         raise ValueError("unknown model <x>")
 

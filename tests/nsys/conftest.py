@@ -1,4 +1,4 @@
-"""The real Nsight Systems, for tests that need it."""
+"""The installed Nsight Systems, for tests that need it."""
 
 import pytest
 from installations import nsys_here
@@ -8,5 +8,5 @@ from labkit.nsys.tool import Nsys
 
 @pytest.fixture
 def real() -> Nsys:
-    """Skips where it is not installed."""
+    """The installed nsys; the test is skipped if there is none."""
     return nsys_here()

@@ -1,4 +1,4 @@
-"""An nsys that lost its agent is started again, unless somebody stopped it."""
+"""An nsys that lost its agent before the command began is started again; other ends are not retried."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,48 +10,48 @@ from labkit.nsys.agent import ATTEMPTS, run_with_agent
 from labkit.nsys.process import Ended
 
 LOST = Ended(1, 1.0, ("Agent launcher failed.",), interrupted=False, late=False)
-THROWN = (  # nsys 2022.4, two of them at once
+THROWN = (  # nsys 2022.4, if two run at once
     "/build/QuadD/Common/ProtobufComm/Client/ClientProxy.cpp(381): Throw in function Endpoint GetLocalEndpoint() const",
     "Dynamic exception type: boost::wrapexcept<QuadDCommon::RuntimeException>",
     "std::exception::what: RuntimeException",
     "[QuadDCommon::tag_message*] = Local Endpoint is not available.",
 )
-VANISHED = (  # a semaphore that another capture took away
+VANISHED = (  # a semaphore that another capture removed
     "/build/QuadD/Common/ProcessWaiter/Src/POSIX/ProcessWaiterImpl.cpp(166): Throw in function ProcessWaiterImpl()",
     "std::exception::what: SystemException",
     '[boost::errinfo_errno_*] = 2, "No such file or directory"',
     "[boost::errinfo_api_function_*] = sem_open",
 )
-WELL = Ended(0, 1.0, (), interrupted=False, late=False)
+SUCCESS = Ended(0, 1.0, (), interrupted=False, late=False)
 
 
 @pytest.fixture(autouse=True)
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    done: list[str] = []
-    monkeypatch.setattr(agent, "sweep_shared_memory", lambda **patience: done.append("swept"))
-    return done
+    calls: list[str] = []
+    monkeypatch.setattr(agent, "sweep_shared_memory", lambda **options: calls.append("swept"))
+    return calls
 
 
 def first(runs: Iterator[Ended]) -> Ended:
     return run_with_agent(lambda: next(runs))
 
 
-@pytest.mark.parametrize("said", [LOST.said, THROWN, VANISHED, ("Connection reset by peer",)])
-def test_a_lost_agent_is_worth_some_more_runs(sweeps: list[str], said: tuple[str, ...]) -> None:
-    assert first(iter([replace(LOST, said=said), WELL])) is WELL
+@pytest.mark.parametrize("lines", [LOST.said, THROWN, VANISHED, ("Connection reset by peer",)])
+def test_a_lost_agent_is_retried_a_few_times(sweeps: list[str], lines: tuple[str, ...]) -> None:
+    assert first(iter([replace(LOST, said=lines), SUCCESS])) is SUCCESS
     assert sweeps == ["swept"] * 2
-    assert first(iter([*[LOST] * (ATTEMPTS - 1), WELL])) is WELL
-    assert first(iter([*[LOST] * ATTEMPTS, WELL])) is LOST
+    assert first(iter([*[LOST] * (ATTEMPTS - 1), SUCCESS])) is SUCCESS
+    assert first(iter([*[LOST] * ATTEMPTS, SUCCESS])) is LOST
 
 
 @pytest.mark.parametrize(
     "ended",
     [
-        WELL,
+        SUCCESS,
         Ended(1, 1.0, LOST.said, interrupted=True, late=False),
         Ended(1, 1.0, LOST.said, interrupted=False, late=True),
         Ended(1, 1.0, ("my own trouble", *LOST.said), interrupted=False, late=False),
     ],
 )
-def test_no_other_end_is(ended: Ended) -> None:
+def test_no_other_end_is_retried(ended: Ended) -> None:
     assert first(iter([ended])) is ended

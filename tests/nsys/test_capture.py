@@ -1,4 +1,4 @@
-"""Captures of real programs by the real nsys, and by torch.profiler: what is kept, what it says, what goes wrong."""
+"""Captures of real programs by nsys and torch.profiler: kept files, their records, and failures."""
 
 import gzip
 import os
@@ -21,7 +21,7 @@ from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.stages import Phase
 
 TOKEN = "hf_planted0123456789"
-SAID = "planted-in-the-command"
+PLANTED = "planted-in-the-command"
 STEPS = 3
 GENERATE = """
 import os, sys, time
@@ -43,9 +43,9 @@ def script(folder: Path, text: str) -> list[str]:
     return [sys.executable, "-P", str(path)]
 
 
-def names(taken: Capture) -> list[str]:
-    """Messages of the ranges, in order."""
-    return taken.trace().ranges["name"].astype(str).tolist()
+def names(captured: Capture) -> list[str]:
+    """Names of the ranges, in order."""
+    return captured.trace().ranges["name"].astype(str).tolist()
 
 
 def expected(*phases: Phase) -> list[str]:
@@ -55,7 +55,7 @@ def expected(*phases: Phase) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def taken(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     folder = tmp_path_factory.mktemp("taken")
     command = script(folder, "generate(); print(os.environ['API_TOKEN'])")
     environment = {"API_TOKEN": TOKEN, "USER": "somebody-here"}
@@ -63,15 +63,15 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Capture:
 
 
 @needs_nsys
-def test_a_capture_holds_every_range(taken: Capture) -> None:
-    assert names(taken) == expected(Phase.PREFILL, Phase.DECODE)
-    assert taken.trace().source.profiler == "nsys"
+def test_a_capture_holds_every_range(captured: Capture) -> None:
+    assert names(captured) == expected(Phase.PREFILL, Phase.DECODE)
+    assert captured.trace().source.profiler == "nsys"
 
 
 @needs_nsys
-def test_the_record_says_what_how_and_at_what_cost(taken: Capture) -> None:
-    record = read_record(taken.record_file)
-    assert record == taken.record
+def test_the_record_has_command_profiler_environment_and_tax(captured: Capture) -> None:
+    record = read_record(captured.record_file)
+    assert record == captured.record
     assert record.profiler.startswith("nsys 20")
     assert record.command[-1] == "program.py"
     assert record.case == {"impl": "mine"}
@@ -84,23 +84,23 @@ def test_the_record_says_what_how_and_at_what_cost(taken: Capture) -> None:
 
 
 @needs_nsys
-def test_nothing_but_capture_and_record_is_kept_and_no_secret_in_them(taken: Capture) -> None:
-    kept = sorted(taken.record_file.parent.iterdir())
+def test_nothing_but_capture_and_record_is_kept_and_no_secret_in_them(captured: Capture) -> None:
+    kept = sorted(captured.record_file.parent.iterdir())
     assert [file.name for file in kept] == ["run.json", "run.sqlite"]
     for file in kept:
         content = file.read_bytes()
-        for secret in (TOKEN, "somebody-here", os.uname().nodename + "\0", str(taken.record_file.parents[1])):
+        for secret in (TOKEN, "somebody-here", os.uname().nodename + "\0", str(captured.record_file.parents[1])):
             assert secret.encode() not in content
 
 
 @needs_nsys
 def test_a_window_captures_one_phase_and_no_other(tmp_path: Path) -> None:
-    taken = profile(
+    captured = profile(
         script(tmp_path, "generate(1); generate()"), output=tmp_path, window=Window.of_phase(Phase.DECODE, 2), tax=False
     )
-    assert names(taken) == expected(Phase.DECODE)
-    assert taken.record.window == "decode@labkit"
-    assert taken.record.tax is None
+    assert names(captured) == expected(Phase.DECODE)
+    assert captured.record.window == "decode@labkit"
+    assert captured.record.tax is None
 
 
 @sweep
@@ -115,31 +115,31 @@ def test_a_function_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
             with Range(message):
                 pass
 
-    taken = profile(announce, output=tmp_path, tax=False)
-    assert names(taken) == messages
-    assert taken.files[0].name.startswith("announce-")
+    captured = profile(announce, output=tmp_path, tax=False)
+    assert names(captured) == messages
+    assert captured.files[0].name.startswith("announce-")
 
 
 @needs_nsys
 def test_a_failing_program_is_quoted_and_what_was_captured_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailedError) as failed:
+    with pytest.raises(CommandFailedError) as error_info:
         profile(script(tmp_path, "generate(); print('disk on fire'); sys.exit(5)"), output=tmp_path)
-    assert failed.value.exit_code == 5
-    assert "exit code 5" in str(failed.value)
-    assert "disk on fire" in str(failed.value)
-    assert failed.value.capture is not None
-    assert names(failed.value.capture) == expected(Phase.PREFILL, Phase.DECODE)
-    assert failed.value.capture.record.exit_code == 5
+    assert error_info.value.exit_code == 5
+    assert "exit code 5" in str(error_info.value)
+    assert "disk on fire" in str(error_info.value)
+    assert error_info.value.capture is not None
+    assert names(error_info.value.capture) == expected(Phase.PREFILL, Phase.DECODE)
+    assert error_info.value.capture.record.exit_code == 5
 
 
 @pytest.fixture
 def losing_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The real nsys, but that it loses its agent as often as this file says: as it does, rarely, on a busy machine."""
+    """The installed nsys, which loses its agent as often as this file says, as it rarely does on a busy machine."""
     losses, program = tmp_path / "losses", tmp_path / "nsys"
-    lost = f"echo $(($(cat {losses}) - 1)) > {losses}; echo 'End of file'; exit 1"
-    asked = f'[ "$1 $2" != "profile --help" ] && [ "$1" = profile ] && [ $(cat {losses}) -gt 0 ]'
+    lose = f"echo $(($(cat {losses}) - 1)) > {losses}; echo 'End of file'; exit 1"
+    condition = f'[ "$1 $2" != "profile --help" ] && [ "$1" = profile ] && [ $(cat {losses}) -gt 0 ]'
     assert NSYS is not None
-    program.write_text(f'#!/bin/sh\nif {asked}; then {lost}; fi\nexec {NSYS.path} "$@"\n')
+    program.write_text(f'#!/bin/sh\nif {condition}; then {lose}; fi\nexec {NSYS.path} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("LABKIT_NSYS", str(program))
     return losses
@@ -188,14 +188,14 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield disk
     finally:
-        subprocess.run(["umount", disk], check=True)  # fails while a process of the run is left on it
+        subprocess.run(["umount", disk], check=True)  # fails while a process of the run still uses the disk
 
 
 @needs_nsys
-@pytest.mark.parametrize("what", ["the folder of the capture", "TMPDIR"])
-def test_a_full_disk_is_named_and_nothing_is_left(what: str, full_disk: Path, tmp_path: Path) -> None:
-    output = full_disk if what != "TMPDIR" else tmp_path / "out"
-    environment = {"TMPDIR": str(full_disk)} if what == "TMPDIR" else {}
+@pytest.mark.parametrize("full_folder", ["the folder of the capture", "TMPDIR"])
+def test_a_full_disk_is_named_and_nothing_is_left(full_folder: str, full_disk: Path, tmp_path: Path) -> None:
+    output = full_disk if full_folder != "TMPDIR" else tmp_path / "out"
+    environment = {"TMPDIR": str(full_disk)} if full_folder == "TMPDIR" else {}
     with pytest.raises(CaptureError, match=r"disk is full \(0 MB free\)"):
         profile(script(tmp_path, "generate()"), output=output, environment=environment)
     assert not output.exists() or not list(output.iterdir())
@@ -215,14 +215,14 @@ def test_ctrl_c_ends_the_program_and_keeps_the_report(tmp_path: Path) -> None:
         "--",
         *program,
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
-        for line in running.stderr:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
             if "ready" in line:
                 break
-        running.send_signal(signal.SIGINT)
-        rest = running.stderr.read()
-    assert running.returncode == 130
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130
     assert "interrupted; kept" in rest
     record = read_record(tmp_path / "stopped.json")
     assert record.remarks == ("interrupted by Ctrl-C",)
@@ -241,36 +241,36 @@ with torch.inference_mode():
         with torch.profiler.record_function(f"user {word}"):
             print(word)
 """
-    command = [*script(tmp_path, text), f"--hub-token={SAID}", "https://ada:tiger-lily@example.org/model"]
+    command = [*script(tmp_path, text), f"--hub-token={PLANTED}", "https://ada:tiger-lily@example.org/model"]
     lines: list[str] = []
-    taken = profile(
+    captured = profile(
         command,
         name="run",
         output=tmp_path / "out",
         environment={"API_TOKEN": TOKEN},
         echo=lines.append,
-        case={"x": SAID},
+        case={"x": PLANTED},
     )
-    *stages, first, second, third = names(taken)
+    *stages, first, second, third = names(captured)
     assert stages == expected(Phase.PREFILL, Phase.DECODE)
     assert (first, third) == ("user --hub-token=<redacted>", "user <redacted>")
     assert second == "user https://ada:<redacted>@example.org/model"
-    assert taken.record.command[-2:] == ("--hub-token=<redacted>", "https://ada:<redacted>@example.org/model")
-    kept = taken.record_file.read_text() + gzip.decompress(taken.files[0].read_bytes()).decode()
-    for secret in (TOKEN, SAID, "tiger-lily", str(tmp_path)):
+    assert captured.record.command[-2:] == ("--hub-token=<redacted>", "https://ada:<redacted>@example.org/model")
+    kept = captured.record_file.read_text() + gzip.decompress(captured.files[0].read_bytes()).decode()
+    for secret in (TOKEN, PLANTED, "tiger-lily", str(tmp_path)):
         assert secret not in kept + str(lines)
-    assert taken.record.profiler.startswith("torch.profiler ")
-    assert taken.trace().source.profiler == "torch.profiler"
-    assert "aten::add" in set(taken.trace().calls["name"])
+    assert captured.record.profiler.startswith("torch.profiler ")
+    assert captured.trace().source.profiler == "torch.profiler"
+    assert "aten::add" in set(captured.trace().calls["name"])
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["run.json", "run.json.gz"]
-    assert taken.record.tax is not None
+    assert captured.record.tax is not None
 
 
 @sweep
 def test_torch_profiler_can_wait_for_a_phase(tmp_path: Path) -> None:
     command = script(tmp_path, "import torch; generate(1); generate()")
-    taken = profile(command, output=tmp_path, window=Window.of_phase(Phase.DECODE, 2), source="torch", tax=False)
-    assert names(taken) == expected(Phase.DECODE)
+    captured = profile(command, output=tmp_path, window=Window.of_phase(Phase.DECODE, 2), source="torch", tax=False)
+    assert names(captured) == expected(Phase.DECODE)
 
 
 @sweep
@@ -280,9 +280,9 @@ def test_every_rank_has_a_capture(source: str, tmp_path: Path) -> None:
         pytest.skip("nsys is not installed")
     program = script(tmp_path, "generate()")[-1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
-    taken = profile(torchrun, name="run", output=tmp_path / "out", ranks="per-rank", source=source, tax=False)  # type: ignore[arg-type]
-    assert [file.name.partition(".")[0] for file in taken.files] == ["run-r0", "run-r1"]
-    trace = taken.trace()
+    captured = profile(torchrun, name="run", output=tmp_path / "out", ranks="per-rank", source=source, tax=False)  # type: ignore[arg-type]
+    assert [file.name.partition(".")[0] for file in captured.files] == ["run-r0", "run-r1"]
+    trace = captured.trace()
     assert sorted(trace.processes["rank"]) == [0, 1]
     assert trace.ranges.groupby("process").size().tolist() == [len(expected(*Phase))] * 2
 
@@ -300,7 +300,7 @@ def test_one_report_of_all_ranks_tells_them_apart(tmp_path: Path) -> None:
 @sweep
 @needs_nsys
 def test_nvtx_that_drops_ranges_does_not_drop_ours(tmp_path: Path) -> None:
-    """nvtx 0.2.17 hands out a dummy under nsys 2022 and 2023; ours arrive, others are missed aloud."""
+    """nvtx 0.2.17 drops ranges under nsys 2022 and 2023; labkit's arrive, and the loss of others is reported."""
     newer = tmp_path / "newer"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(newer), "nvtx==0.2.17"]
     if subprocess.run(pip, check=False, capture_output=True).returncode:
@@ -308,8 +308,8 @@ def test_nvtx_that_drops_ranges_does_not_drop_ours(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": os.pathsep.join([str(newer), os.environ.get("PYTHONPATH", "")])}
     lines: list[str] = []
     command = [sys.executable, script(tmp_path, "import nvtx; generate()")[-1]]
-    taken = profile(command, output=tmp_path / "out", environment=environment, tax=False, echo=lines.append)
-    assert names(taken) == expected(*Phase)
+    captured = profile(command, output=tmp_path / "out", environment=environment, tax=False, echo=lines.append)
+    assert names(captured) == expected(*Phase)
     foreign = [sys.executable, "-c", "import nvtx, time\nwith nvtx.annotate('mine', domain='mine'): time.sleep(0.01)"]
     assert NSYS is not None
     if NSYS.version < (2024,):

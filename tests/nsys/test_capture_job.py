@@ -1,4 +1,4 @@
-"""What is kept of a capture and said of it, without a profiler: the reports are made up."""
+"""Kept files and records of captures. The reports are made up, so that no profiler is needed."""
 
 import sys
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from labkit.nsys.trace import TraceError
 from labkit.system.errors import RunError
 
 TOKEN = "hf_planted0123456789"
-WELL, FAILED, STOPPED, LATE = (
+SUCCESS, FAILED, STOPPED, LATE = (
     Ended(code, 1.0, (), interrupted, late)
     for code, interrupted, late in ((0, False, False), (5, False, False), (0, True, False), (0, False, True))
 )
@@ -28,7 +28,7 @@ WELL, FAILED, STOPPED, LATE = (
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaptureJob:
-    """One of two ranks by nsys, on a machine that nobody looks at."""
+    """A job that captures two ranks with nsys; the machine is not examined."""
     place = Workplace(tmp_path / "place", tmp_path / "scratch")
     for folder in (place.folder, place.scratch):
         folder.mkdir()
@@ -46,39 +46,39 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaptureJob:
     )
 
 
-def whole(job: CaptureJob, rank: int) -> Path:
+def write_report(job: CaptureJob, rank: int) -> Path:
     return random_database(job.place.folder / f"report-r{rank}.sqlite", rank, "2022.4")
 
 
-def half(job: CaptureJob, rank: int) -> None:
-    content = whole(job, rank).read_bytes()
+def write_half_report(job: CaptureJob, rank: int) -> None:
+    content = write_report(job, rank).read_bytes()
     (job.place.folder / f"report-r{rank}.sqlite").write_bytes(content[: len(content) // 2])
 
 
 @pytest.mark.parametrize("ended", [FAILED, STOPPED, LATE], ids=["failed", "stopped", "late"])
 def test_half_a_report_of_a_run_that_did_not_end_well_is_left_out(ended: Ended, job: CaptureJob) -> None:
-    whole(job, 0)
-    half(job, 1)
-    kept = job.keep(job.collect(ended), ended, None)
-    assert kept is not None
-    assert [file.name for file in kept.files] == ["run-r0.sqlite"]
-    assert kept.record.remarks[-1] == "left out, because the run ended before they were whole: run-r1.sqlite"
+    write_report(job, 0)
+    write_half_report(job, 1)
+    capture = job.keep(job.collect(ended), ended, None)
+    assert capture is not None
+    assert [file.name for file in capture.files] == ["run-r0.sqlite"]
+    assert capture.record.remarks[-1] == "left out, because the run ended before they were whole: run-r1.sqlite"
     (job.place.folder / "report-r0.sqlite").unlink()
     assert job.keep(job.collect(ended), ended, None) is None
 
 
 def test_half_a_report_of_a_run_that_ended_well_is_an_error(job: CaptureJob) -> None:
-    half(job, 0)
+    write_half_report(job, 0)
     with pytest.raises(TraceError, match="damaged"):
-        job.collect(WELL)
+        job.collect(SUCCESS)
 
 
 def test_texts_in_the_case_are_shared_without_secrets_however_deep_they_are(job: CaptureJob) -> None:
     job.case.update(model="/home/ada/gpt2", options={"words": ["as", f"token {TOKEN}"], "count": 3})
-    whole(job, 0)
-    kept = job.keep(job.collect(WELL), WELL, None)
-    assert kept is not None
-    assert kept.record.case == {"model": "gpt2", "options": {"words": ["as", "token <redacted>"], "count": 3}}
+    write_report(job, 0)
+    capture = job.keep(job.collect(SUCCESS), SUCCESS, None)
+    assert capture is not None
+    assert capture.record.case == {"model": "gpt2", "options": {"words": ["as", "token <redacted>"], "count": 3}}
 
 
 def test_a_case_that_no_record_could_hold_is_refused(tmp_path: Path) -> None:
@@ -92,24 +92,24 @@ def test_a_machine_that_cannot_be_described_is_remarked(job: CaptureJob, monkeyp
         raise RunError(f"the machine of this run is not known: {variables['API_TOKEN']}")
 
     monkeypatch.setattr(job_module, "environment_of", fails)
-    whole(job, 0)
-    kept = job.keep(job.collect(WELL), WELL, None)
-    assert kept is not None
-    assert kept.record.environment is None
-    assert kept.record.remarks == ("the machine of this run is not known: <redacted>",)
+    write_report(job, 0)
+    capture = job.keep(job.collect(SUCCESS), SUCCESS, None)
+    assert capture is not None
+    assert capture.record.environment is None
+    assert capture.record.remarks == ("the machine of this run is not known: <redacted>",)
 
 
-@pytest.mark.parametrize(("taken", "trusted"), [(1.5, False), (0.04, True), (None, True)])
-def test_the_record_keeps_the_load_and_grades_it(taken: float | None, trusted: bool, job: CaptureJob) -> None:
-    whole(job, 0)
-    ended = replace(WELL, taken_cores=taken)
-    kept = job.keep(job.collect(ended), ended, None)
-    assert kept is not None
-    found = record_beside(kept.files[0])
-    assert found == kept.record
-    assert found.taken_cores == taken
-    assert found.trust.trustworthy == trusted
-    assert trusted or found.trust.sentence == (
+@pytest.mark.parametrize(("cores", "trusted"), [(1.5, False), (0.04, True), (None, True)])
+def test_the_record_keeps_the_load_and_grades_it(cores: float | None, trusted: bool, job: CaptureJob) -> None:
+    write_report(job, 0)
+    ended = replace(SUCCESS, taken_cores=cores)
+    capture = job.keep(job.collect(ended), ended, None)
+    assert capture is not None
+    record = record_beside(capture.files[0])
+    assert record == capture.record
+    assert record.taken_cores == cores
+    assert record.trust.trustworthy == trusted
+    assert trusted or record.trust.sentence == (
         "not trustworthy: other programs used 1.5 of the processors that it was measured on. To mend it: close other "
         "programs, and capture again."
     )
@@ -117,7 +117,7 @@ def test_the_record_keeps_the_load_and_grades_it(taken: float | None, trusted: b
 
 @pytest.fixture
 def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A python that says with which variable and which number of threads it was called."""
+    """A fake python that prints its variable KIND and its number of threads."""
     path = tmp_path / "python"
     path.write_text('#!/bin/sh\necho "{\\"kind\\": \\"$KIND\\", \\"threads\\": $4}"\n')
     path.chmod(0o755)
@@ -126,10 +126,10 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize(("named", "threads"), [("3", 3), ("4,2", 4), (" 5 ", 5)])
-def test_the_machine_is_described_as_the_command_finds_it(named: str, threads: int) -> None:
+@pytest.mark.parametrize(("value", "threads"), [("3", 3), ("4,2", 4), (" 5 ", 5)])
+def test_the_machine_is_described_as_the_command_finds_it(value: str, threads: int) -> None:
     for kind in ("first", "second"):
-        assert environment_of({"OMP_NUM_THREADS": named, "KIND": kind}) == {"kind": kind, "threads": threads}
+        assert environment_of({"OMP_NUM_THREADS": value, "KIND": kind}) == {"kind": kind, "threads": threads}
 
 
 @pytest.mark.usefixtures("interpreter")

@@ -1,4 +1,4 @@
-"""What one profiler cannot see or do beside another is said: a profiler of the program's own, and forked processes."""
+"""Limits of a profiler are reported: a second profiler in the program, and forked processes."""
 
 import json
 import sys
@@ -61,33 +61,33 @@ def test_a_program_with_a_profiler_of_its_own_is_told_so_and_does_not_crash(kind
     lines: list[str] = []
     with pytest.raises(
         CommandFailedError, match=r"(?s)exit code 1; what was captured is in .*torch\.profiler of its own"
-    ) as stopped:
+    ) as error_info:
         profile(command, name="run", output=tmp_path, source="torch", tax=False, echo=lines.append)
     assert "before" in lines
     assert "after" not in lines
-    assert stopped.value.capture is not None
-    assert "aten::add" in set(stopped.value.capture.trace().calls["name"])
+    assert error_info.value.capture is not None
+    assert "aten::add" in set(error_info.value.capture.trace().calls["name"])
 
 
 @sweep
 @pytest.mark.parametrize("source", ["torch", pytest.param("nsys", marks=[needs_nsys, pytest.mark.sweep])])
-def test_forked_processes_end_as_ever_and_are_counted(source: str, tmp_path: Path) -> None:
+def test_forked_processes_end_as_usual_and_are_counted(source: str, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", FORKS]
-    taken = profile(command, output=tmp_path, source=source, tax=False)  # type: ignore[arg-type]
-    assert taken.trace().ranges["name"].astype(str).tolist() == ["decode", "decode/step"]
-    assert taken.record.remarks == ("3 processes were forked, which no profiler sees: start workers with spawn",)
+    capture = profile(command, output=tmp_path, source=source, tax=False)  # type: ignore[arg-type]
+    assert capture.trace().ranges["name"].astype(str).tolist() == ["decode", "decode/step"]
+    assert capture.record.remarks == ("3 processes were forked, which no profiler sees: start workers with spawn",)
 
 
-def test_what_operators_were_called_with_is_left_out() -> None:
+def test_inputs_of_operators_are_left_out() -> None:
     recorder = Recorder()
     recorder.operator("aten::add", 0, 10)
     recorder.kernel(1, 2, 8)
     trace = recorder.trace()
-    told = pd.Categorical([json.dumps({"values": ['pä"ss']})] * len(trace.calls))
+    inputs = pd.Categorical([json.dumps({"values": ['pä"ss']})] * len(trace.calls))
     trace = replace(
         trace,
-        calls=trace.calls.assign(inputs=told),
-        operations=trace.operations.assign(collective=pd.Categorical([told[0]] * len(trace.operations))),
+        calls=trace.calls.assign(inputs=inputs),
+        operations=trace.operations.assign(collective=pd.Categorical([inputs[0]] * len(trace.operations))),
     )
     clean = scrub_trace(trace, Redaction({}))
     assert set(clean.calls["inputs"]) == set(clean.operations["collective"]) == {""}
@@ -99,8 +99,8 @@ def test_sizes_of_a_strangers_kernel_are_data_in_what_is_written(tmp_path: Path)
     recorder.operator("aten::add", 0, 10)
     recorder.kernel(1, 2, 8)
     trace = recorder.trace()
-    evil = '1], "evil": [2 x 3'
-    trace = replace(trace, operations=trace.operations.assign(grid=evil, block="4 x 5 x 6"))
+    hostile = '1], "evil": [2 x 3'
+    trace = replace(trace, operations=trace.operations.assign(grid=hostile, block="4 x 5 x 6"))
     trace = replace(trace, operations=trace.operations.astype({"grid": "category", "block": "category"}))
     events = json.loads(write_chrome(trace, tmp_path / "x.json").read_text())["traceEvents"]
     (kernel,) = (event for event in events if event.get("cat") == "kernel")

@@ -1,4 +1,4 @@
-"""What cannot be captured is refused before anything is started or looked for."""
+"""Impossible captures are refused before anything is started or searched for."""
 
 import threading
 from pathlib import Path
@@ -33,22 +33,22 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_request_is_checked_before_nsys_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a machine's faulty nsys in the way, a user would be sent to repair it first."""
+    """Otherwise a user with a faulty nsys would first be told to repair it."""
 
-    def found() -> None:
+    def fail() -> None:
         raise AssertionError("looked for nsys")
 
-    monkeypatch.setattr(capture, "find_nsys", found)
+    monkeypatch.setattr(capture, "find_nsys", fail)
     for options in ({"source": "perf"}, {"ranks": "all"}, {"ranks": "per-rank"}, {"name": "a/b"}):
         with pytest.raises(ValueError, match="expected"):
             profile(["python", "x.py"], output=tmp_path / "out", **options)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("what", ["python x.py", []])
-def test_a_command_is_a_list_of_words(what: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["python x.py", []])
+def test_a_command_is_a_list_of_words(command: object, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a command as a list of words"):
-        profile(what, output=tmp_path)  # type: ignore[arg-type]
+        profile(command, output=tmp_path)  # type: ignore[arg-type]
 
 
 def test_a_function_that_cannot_be_sent_says_so(tmp_path: Path) -> None:

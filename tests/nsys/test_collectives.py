@@ -1,4 +1,4 @@
-"""Waiting is charged to the rank that came last, and only matched collectives are compared."""
+"""Waiting is attributed to the rank that came last, and only matched collectives are compared."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from labkit.nsys.analysis.collectives import collectives
 from labkit.nsys.trace import Trace, TraceError
 
 STEPS, LAYERS = 3, 2
-ENDS = 30  # of a collective, after the step's own time of arrival
+ENDS = 30  # end of a collective, in us after its time of arrival
 
 
 def run(late_us: Sequence[float], *, gpu: bool = False, ranks: Sequence[int] = (), nccl: bool = False) -> Trace:
-    """Ranks that arrive so much too late at each all-reduce, which ends 30 us after the time of arrival."""
+    """Trace of ranks that arrive `late_us` late at each all-reduce, which ends 30 us after the time of arrival."""
     recorder = Recorder()
     for process, late in enumerate(late_us):
         for step in range(STEPS):
@@ -36,16 +36,16 @@ def run(late_us: Sequence[float], *, gpu: bool = False, ranks: Sequence[int] = (
 
 @pytest.mark.parametrize(("gpu", "nccl"), [(False, False), (True, False), (True, True)])
 def test_everybody_waits_for_the_last(gpu: bool, nccl: bool) -> None:
-    found = collectives(run([0, 7, 3], gpu=gpu, nccl=nccl))
+    result = collectives(run([0, 7, 3], gpu=gpu, nccl=nccl))
     count = STEPS * LAYERS
-    assert found.ranks["collectives"].tolist() == [count] * 3
-    assert found.ranks["last"].tolist() == [0, count, 0]
-    assert found.ranks["wait_ms"].tolist() == pytest.approx([count * 0.007, 0, count * 0.004])
-    assert found.ranks["transfer_ms"].tolist() == pytest.approx([count * 0.023] * 3)
-    assert found.ranks["mostly_for"].tolist() == [1, pd.NA, 1]
-    assert found.waits_ms[1].tolist() == found.ranks["wait_ms"].tolist()
-    assert not found.waits_ms[[0, 2]].any(axis=None)
-    assert found.frame["skew_ns"].eq(7000).all()
+    assert result.ranks["collectives"].tolist() == [count] * 3
+    assert result.ranks["last"].tolist() == [0, count, 0]
+    assert result.ranks["wait_ms"].tolist() == pytest.approx([count * 0.007, 0, count * 0.004])
+    assert result.ranks["transfer_ms"].tolist() == pytest.approx([count * 0.023] * 3)
+    assert result.ranks["mostly_for"].tolist() == [1, pd.NA, 1]
+    assert result.waits_ms[1].tolist() == result.ranks["wait_ms"].tolist()
+    assert not result.waits_ms[[0, 2]].any(axis=None)
+    assert result.frame["skew_ns"].eq(7000).all()
 
 
 def test_each_collective_is_matched_by_phase_step_layer_and_order() -> None:
@@ -61,41 +61,43 @@ def test_two_all_reduces_of_a_layer_keep_their_order() -> None:
         recorder.range("decode/step", 0, 100, process=process)
         recorder.range("decode/layer.0/all_reduce", 10 + first_late, 30, process=process)
         recorder.range("decode/layer.0/all_reduce", 50 + second_late, 70, process=process)
-    found = collectives(recorder.trace(ranks=(0, 1)))
-    assert found.frame["order"].tolist() == [0, 0, 1, 1]
-    assert found.waits_ms.to_numpy().tolist() == [[0, 0.004], [0.005, 0]]
+    result = collectives(recorder.trace(ranks=(0, 1)))
+    assert result.frame["order"].tolist() == [0, 0, 1, 1]
+    assert result.waits_ms.to_numpy().tolist() == [[0, 0.004], [0.005, 0]]
 
 
 def test_a_collective_without_partners_is_left_out_and_remarked() -> None:
     trace = run([0, 2])
-    lonely = trace.ranges["process"].eq(1) & trace.ranges["name"].eq("decode/layer.1/all_reduce")
-    cut = Trace(trace.source, ranges=trace.ranges.drop(index=lonely[lonely].index[-1:]), processes=trace.processes)
-    found = collectives(cut)
-    assert found.ranks["collectives"].tolist() == [5, 5]
-    assert any("1 of 11 arrivals have no partner" in remark for remark in found.remarks)
+    unmatched = trace.ranges["process"].eq(1) & trace.ranges["name"].eq("decode/layer.1/all_reduce")
+    without_one = Trace(
+        trace.source, ranges=trace.ranges.drop(index=unmatched[unmatched].index[-1:]), processes=trace.processes
+    )
+    result = collectives(without_one)
+    assert result.ranks["collectives"].tolist() == [5, 5]
+    assert any("1 of 11 arrivals have no partner" in remark for remark in result.remarks)
 
 
 def test_unknown_ranks_are_numbered() -> None:
-    found = collectives(run([0, 2], ranks=(-1, -1)))
-    assert found.ranks.index.tolist() == [0, 1]
-    assert any("not known" in remark for remark in found.remarks)
+    result = collectives(run([0, 2], ranks=(-1, -1)))
+    assert result.ranks.index.tolist() == [0, 1]
+    assert any("not known" in remark for remark in result.remarks)
 
 
 def test_clocks_that_do_not_line_up_are_remarked() -> None:
     trace = run([0, 2])
-    apart = trace.ranges.assign(start_ns=trace.ranges["start_ns"] + 10**9 * trace.ranges["process"])
-    apart["end_ns"] += 10**9 * trace.ranges["process"]
-    found = collectives(Trace(trace.source, ranges=apart, processes=trace.processes))
-    assert any("do not line up" in remark for remark in found.remarks)
+    shifted = trace.ranges.assign(start_ns=trace.ranges["start_ns"] + 10**9 * trace.ranges["process"])
+    shifted["end_ns"] += 10**9 * trace.ranges["process"]
+    result = collectives(Trace(trace.source, ranges=shifted, processes=trace.processes))
+    assert any("do not line up" in remark for remark in result.remarks)
 
 
-def test_what_the_reader_says_of_clocks_is_said_again() -> None:
+def test_remarks_of_the_reader_about_clocks_are_repeated() -> None:
     recorder = Recorder()
     for process in (0, 1):
         recorder.range("decode/step", 0, 100, process=process)
         recorder.range("decode/layer.0/all_reduce", 10, 30, process=process)
-    said = "rank 1's clock could not be aligned"
-    assert said in collectives(recorder.trace(ranks=(0, 1), skipped=(said, "a table"))).remarks
+    remark = "rank 1's clock could not be aligned"
+    assert remark in collectives(recorder.trace(ranks=(0, 1), skipped=(remark, "a table"))).remarks
 
 
 @pytest.mark.parametrize("trace", [run([0]), decode({}, steps=2)], ids=["one rank", "no collectives"])

@@ -1,4 +1,4 @@
-"""Command lines: what runs under which profiler, and what is refused."""
+"""Command lines of the profilers, and refused commands."""
 
 import sys
 from pathlib import Path
@@ -125,6 +125,6 @@ def test_without_nsys_only_phases_can_be_waited_for() -> None:
 
 
 def test_a_folder_with_a_percent_sign_is_the_folder_that_it_says() -> None:
-    """nsys writes the host for %h and a variable for %q{...}."""
+    """nsys replaces %h by the host and %q{...} by a variable."""
     line = nsys_command(NSYS, ["torchrun", "x.py"], Path("/tmp/100%h/%q{HOME}"), ranks="per-rank")
     assert "--output=/tmp/100%%h/%%q{HOME}-r%q{RANK}" in line

@@ -1,4 +1,4 @@
-"""The difference of two traces in parts: that they add up, and that each is what it is called."""
+"""The parts of the difference of two traces add up, and each is what its name says."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from labkit.system.asked_from import from_command_line
 
 
 def steps(attention: tuple[str, ...], *, kernel_us: float = 10.0, ranges: bool = True, wait_us: float = 0.0) -> Trace:
-    """Three steps of a product, the given kernels, and a norm, launched one by one; before each the CPU waits."""
-    recorder, now = Recorder(), 0.0
+    """Three steps of a product, the kernels `attention`, and a norm; the CPU waits `wait_us` before each step."""
+    recorder, time_us = Recorder(), 0.0
     for step in range(3):
-        begin = now
-        now += wait_us
+        begin = time_us
+        time_us += wait_us
         for name in ("product", *attention, "norm"):
-            recorder.kernel(now, now + 5, now + 5 + kernel_us, name=name)
-            now += 20
+            recorder.kernel(time_us, time_us + 5, time_us + 5 + kernel_us, name=name)
+            time_us += 20
         if ranges:
-            recorder.range("attention", begin + wait_us + 15, now - 25, domain="")
-            recorder.range(f"ProfilerStep#{step}", begin, now, domain="")
+            recorder.range("attention", begin + wait_us + 15, time_us - 25, domain="")
+            recorder.range(f"ProfilerStep#{step}", begin, time_us, domain="")
     return recorder.trace()
 
 
 def paced(pace_us: float, *, ranges: bool = True, steps: int = 50) -> Trace:
-    """Steps of two kernels, so long apart."""
+    """Steps of two kernels; a step begins every `pace_us`."""
     recorder = Recorder()
     for step in range(steps):
         begin = pace_us * step
-        for at in (0, 20):
-            recorder.kernel(begin + at, begin + at + 5, begin + at + 15)
+        for offset in (0, 20):
+            recorder.kernel(begin + offset, begin + offset + 5, begin + offset + 15)
         if ranges:
             recorder.range(f"forward, op_id = {step}", begin, begin + 30, domain="")
     return recorder.trace()
@@ -44,26 +44,26 @@ def paced(pace_us: float, *, ranges: bool = True, steps: int = 50) -> Trace:
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_windows_of_one_length_are_compared_by_what_is_done_in_them(ranges: bool) -> None:
-    """B does 20 of the 25 steps that A does in the same time."""
+    """B does 20 steps in the time in which A does 25."""
     window = Selection(window_ns=(0, 1_000_000))
-    found = compare_traces(paced(40, ranges=ranges), paced(50, ranges=ranges), window)
-    assert found.b_ns / found.a_ns == pytest.approx(1, rel=0.03)
-    told = " ".join(found.remarks)
+    comparison = compare_traces(paced(40, ranges=ranges), paced(50, ranges=ranges), window)
+    assert comparison.b_ns / comparison.a_ns == pytest.approx(1, rel=0.03)
+    remarks = " ".join(comparison.remarks)
     if not ranges:
-        assert found.units is None
-        assert "50 and 40 operations" in told
-        assert "do both do the same work?" in told
+        assert comparison.units is None
+        assert "50 and 40 operations" in remarks
+        assert "do both do the same work?" in remarks
         return
-    assert found.units is not None
-    assert (found.units.name, found.units.a, found.units.b) == ("forward", 25, 20)
-    assert found.ratio == pytest.approx(1.25, rel=0.03)
-    assert "A has 25 and B 20 of 'forward'" in told
-    for parts in (found.ranges, found.kernels):
-        assert parts["a_unit_ns"].sum() == pytest.approx(found.a_ns / 25)
-        assert parts["unit_change"].sum() == pytest.approx(found.ratio - 1)
+    assert comparison.units is not None
+    assert (comparison.units.name, comparison.units.a, comparison.units.b) == ("forward", 25, 20)
+    assert comparison.ratio == pytest.approx(1.25, rel=0.03)
+    assert "A has 25 and B 20 of 'forward'" in remarks
+    for parts in (comparison.ranges, comparison.kernels):
+        assert parts["a_unit_ns"].sum() == pytest.approx(comparison.a_ns / 25)
+        assert parts["unit_change"].sum() == pytest.approx(comparison.ratio - 1)
     named = compare_traces(paced(40), paced(50), Selection(window_ns=(0, 1_000_000), range="forward"))
     assert named.ratio == pytest.approx(1.0)
-    assert named.units == found.units
+    assert named.units == comparison.units
 
 
 def test_a_step_that_a_window_cuts_counts_by_its_part() -> None:
@@ -77,10 +77,10 @@ def test_a_step_that_a_window_cuts_counts_by_its_part() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_parts_add_up_to_the_difference_of_the_spans(seed: int) -> None:
     a, b = disorder(seed, ranks=2), disorder(seed + 10, ranks=2)
-    found = compare_traces(a, b)
+    comparison = compare_traces(a, b)
     spans = [int(budget(trace)["span_ns"].sum()) for trace in (a, b)]
-    assert (found.a_ns, found.b_ns) == tuple(spans)
-    for parts in (found.ranges, found.kernels):
+    assert (comparison.a_ns, comparison.b_ns) == tuple(spans)
+    for parts in (comparison.ranges, comparison.kernels):
         assert (parts["a_ns"].sum(), parts["b_ns"].sum()) == tuple(spans)
         assert parts["difference_ns"].sum() == spans[1] - spans[0]
         assert parts["change"].sum() == pytest.approx(spans[1] / spans[0] - 1)
@@ -91,16 +91,16 @@ def test_the_parts_add_up_to_the_difference_of_the_spans(seed: int) -> None:
 
 
 def test_kernels_in_the_same_place_are_compared_with_each_other() -> None:
-    found = compare_traces(steps(("scores", "softmax", "values")), steps(("flash",), kernel_us=12.0))
-    parts = found.kernels.set_index("name")
+    comparison = compare_traces(steps(("scores", "softmax", "values")), steps(("flash",), kernel_us=12.0))
+    parts = comparison.kernels.set_index("name")
     assert parts.loc["scores -> flash", ["a_count", "b_count", "a_ns", "b_ns"]].tolist() == [9, 3, 90_000, 36_000]
     assert parts.loc["product", "difference_ns"] == 3 * 2_000
     assert not [name for name in parts.index if "nothing" in name]
 
 
 def test_ranges_are_told_apart_by_their_paths_without_the_numbers_of_steps() -> None:
-    found = compare_traces(steps(("flash",)), steps(("flash",), kernel_us=11.0))
-    paths = found.ranges.set_index("name")
+    comparison = compare_traces(steps(("flash",)), steps(("flash",), kernel_us=11.0))
+    paths = comparison.ranges.set_index("name")
     assert {"ProfilerStep", "ProfilerStep/attention"} < set(paths.index)
     assert paths.loc["ProfilerStep/attention", ["a_count", "b_count", "difference_ns"]].tolist() == [3, 3, 3_000]
     without = compare_traces(steps(("flash",)), steps(("flash",), ranges=False))
@@ -109,27 +109,27 @@ def test_ranges_are_told_apart_by_their_paths_without_the_numbers_of_steps() -> 
 
 
 def test_idle_time_is_a_part_with_its_cause() -> None:
-    found = compare_traces(steps(("flash",)), steps(("flash",), wait_us=100.0))
-    worst = found.kernels.iloc[0]
+    comparison = compare_traces(steps(("flash",)), steps(("flash",), wait_us=100.0))
+    worst = comparison.kernels.iloc[0]
     assert worst["name"] == "idle: host code"
-    assert worst["difference_ns"] == pytest.approx(2 * 100_000, rel=0.01)  # nothing waits for the first launch
+    assert worst["difference_ns"] == pytest.approx(2 * 100_000, rel=0.01)  # the first wait precedes all GPU work
 
 
 def test_where_idle_time_is_not_known_busy_time_is_compared() -> None:
     trace = steps(("flash",))
     calls = trace.calls.assign(name=trace.calls["name"].cat.rename_categories({"launch": "cudaGraphLaunch"}))
     lost = replace(trace, calls=calls.assign(correlation=calls["correlation"] + 100))
-    found = compare_traces(trace, lost)
-    assert found.a_ns == budget(trace)["busy_ns"].sum()
-    assert "busy time is compared" in found.remarks[0]
+    comparison = compare_traces(trace, lost)
+    assert comparison.a_ns == budget(trace)["busy_ns"].sum()
+    assert "busy time is compared" in comparison.remarks[0]
 
 
 def test_different_work_is_remarked_and_none_refused() -> None:
     sides = steps(("flash",)), steps(("flash",) * 4)
-    found = compare_traces(*sides)
-    assert "do both do the same work? window_ns or range of a Selection choose a part" in " ".join(found.remarks)
+    comparison = compare_traces(*sides)
+    assert "do both do the same work? window_ns or range of a Selection choose a part" in " ".join(comparison.remarks)
     with from_command_line():
-        told = " ".join(compare_traces(*sides).remarks)
-    assert "do both do the same work? --window or --range choose a part" in told
+        remarks = " ".join(compare_traces(*sides).remarks)
+    assert "do both do the same work? --window or --range choose a part" in remarks
     with pytest.raises(TraceError, match="got no GPU operation in trace B"):
         compare_traces(steps(("flash",)), disorder(0, gpu=False))

@@ -1,4 +1,4 @@
-"""Intervals within intervals: what the sweeps find is what looking at every pair finds."""
+"""Intervals within intervals: the fast sweeps agree with a comparison of every pair."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.nsys.analysis.containment import (
 from labkit.nsys.trace import typed
 
 
-def some(random: np.random.Generator, count: int, span: int) -> Intervals:
+def random_intervals(random: np.random.Generator, count: int, span: int) -> Intervals:
     start = random.integers(0, span, count)
     return Intervals(start, start + random.integers(0, span // 2, count))
 
@@ -32,11 +32,11 @@ def contains(outer: Intervals, inner: Intervals) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_tightest_is_the_shortest_of_all_around_it(seed: int) -> None:
     random = np.random.default_rng(seed)
-    span = int(random.choice([6, 40, 10_000]))  # in a small one many bounds are equal
-    outer, inner = some(random, 63, span), some(random, 90, span)
-    found, around = tightest(outer, inner), contains(outer, inner)
+    span = int(random.choice([6, 40, 10_000]))  # in a small span many bounds are equal
+    outer, inner = random_intervals(random, 63, span), random_intervals(random, 90, span)
+    tightest_rows, around = tightest(outer, inner), contains(outer, inner)
     length = outer.end - outer.start
-    for row, holder in enumerate(found.tolist()):
+    for row, holder in enumerate(tightest_rows.tolist()):
         holders = np.flatnonzero(around[:, row])
         assert (holder == NONE) == (len(holders) == 0)
         assert holder == NONE or (holder in holders and length[holder] == length[holders].min())
@@ -46,7 +46,7 @@ def test_the_tightest_is_the_shortest_of_all_around_it(seed: int) -> None:
 def test_a_parent_is_the_tightest_other_and_levels_count_parents(seed: int) -> None:
     random = np.random.default_rng(seed)
     span = int(random.choice([6, 40, 10_000]))
-    ranges = some(random, 63, span)
+    ranges = random_intervals(random, 63, span)
     parent, level = parents(ranges)
     length, around = ranges.end - ranges.start, contains(ranges, ranges)
     for row, holder in enumerate(parent.tolist()):
@@ -61,7 +61,7 @@ def test_a_parent_is_the_tightest_other_and_levels_count_parents(seed: int) -> N
             assert level[row] == level[holder] + 1
 
 
-def test_of_equal_bounds_each_is_the_child_of_the_one_before() -> None:
+def test_intervals_with_equal_bounds_are_children_of_the_one_before() -> None:
     parent, level = parents(Intervals(np.array([0, 5, 5, 5, 6]), np.array([20, 9, 9, 9, 7])))
     assert parent.tolist() == [NONE, 0, 1, 2, 3]
     assert level.tolist() == [0, 1, 2, 3, 4]
@@ -70,7 +70,7 @@ def test_of_equal_bounds_each_is_the_child_of_the_one_before() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_windows_hold_every_contained_interval_once(seed: int) -> None:
     random = np.random.default_rng(seed)
-    outer, inner = some(random, 40, 60), some(random, 70, 60)
+    outer, inner = random_intervals(random, 40, 60), random_intervals(random, 70, 60)
     seen = np.zeros((40, 70), int)
     for rows, low, high in windows(outer, inner):
         around, place = runs(low, high)
@@ -97,15 +97,22 @@ def test_minima_over_windows(seed: int) -> None:
 
 
 def test_matches_are_a_left_join() -> None:
-    rows, found = matches(np.array([3, 7, 3, 1]), np.array([3, 9, 1, 3]))
-    assert list(zip(rows.tolist(), found.tolist(), strict=True)) == [(0, 0), (0, 3), (1, NONE), (2, 0), (2, 3), (3, 2)]
-    nothing = np.empty(0, np.int64)
-    assert matches(np.array([5]), nothing)[1].tolist() == [NONE]
-    assert matches(nothing, np.array([5]))[0].tolist() == []
+    rows, partners = matches(np.array([3, 7, 3, 1]), np.array([3, 9, 1, 3]))
+    assert list(zip(rows.tolist(), partners.tolist(), strict=True)) == [
+        (0, 0),
+        (0, 3),
+        (1, NONE),
+        (2, 0),
+        (2, 3),
+        (3, 2),
+    ]
+    empty = np.empty(0, np.int64)
+    assert matches(np.array([5]), empty)[1].tolist() == [NONE]
+    assert matches(empty, np.array([5]))[0].tolist() == []
 
 
 def test_threads_laid_end_to_end_do_not_contain_each_other() -> None:
-    """The same tid in two processes is two threads, and clocks that began at an epoch do not overflow."""
+    """The same tid in two processes means two threads, and times since the epoch do not overflow."""
     epoch = 1_795_308_548_674_607_415
     columns = {"process": [0, 1, 1], "tid": [7, 7, 8], "start_ns": [0, epoch, 5], "end_ns": [90, epoch + 50, 6]}
     ranges, calls = typed("ranges", columns), typed("calls", columns)

@@ -1,4 +1,4 @@
-"""The parts add up to the measured difference whatever the traces are, and each says what it claims to."""
+"""The parts of a difference add up to the measured difference, whatever the traces, and each is what it claims."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,16 +25,16 @@ def _fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resampling, "RESAMPLES", 299)
 
 
-def parts(found: Difference) -> dict[StepPart, float]:
+def parts(difference: Difference) -> dict[StepPart, float]:
     """The parts that are not zero, in microseconds."""
-    return {part: 1e3 * ms for part, ms in found.parts["ms"].items() if abs(ms) > 1e-9}
+    return {part: 1e3 * ms for part, ms in difference.parts["ms"].items() if abs(ms) > 1e-9}
 
 
 def measured_ms(trace: Trace) -> float:
-    """Mean of the steps that all ranks have and whose end is known."""
-    found = steps(trace)
-    by_index = found.groupby("index").agg(ranks=("whole", "size"), whole=("whole", "all"), ns=("duration_ns", "mean"))
-    by_index = by_index[by_index["ranks"] == found.groupby(["process", "tid"]).ngroups]
+    """Mean time of the steps that all ranks have and that have a known end."""
+    table = steps(trace)
+    by_index = table.groupby("index").agg(ranks=("whole", "size"), whole=("whole", "all"), ns=("duration_ns", "mean"))
+    by_index = by_index[by_index["ranks"] == table.groupby(["process", "tid"]).ngroups]
     whole = by_index[by_index["whole"]] if by_index["whole"].sum() > 1 else by_index
     return float(whole["ns"].mean() / 1e6)
 
@@ -42,61 +42,63 @@ def measured_ms(trace: Trace) -> float:
 @pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize("seed", swept(range(16), ("0", "3")))
 def test_the_parts_add_up_to_the_measured_difference(seed: int, gpu: bool) -> None:
-    ours, theirs = (disorder(seed + other, steps=3 + seed % 5, ranks=1 + seed % 2, gpu=gpu) for other in (0, 1000))
-    found = explain(ours, theirs, keep_warm_up=True)
-    assert found.step.ms == pytest.approx(measured_ms(ours) - measured_ms(theirs))
-    assert found.parts["ms"].sum() == pytest.approx(found.step.ms)
-    assert found.by_stage["ms"].sum() == pytest.approx(found.step.ms)
-    assert found.by_stage["vanilla_ms"].sum() == pytest.approx(measured_ms(ours))
-    assert found.by_stage["fused_ms"].sum() == pytest.approx(measured_ms(theirs))
-    assert not found.parts.isna().any(axis=None)
+    vanilla, fused = (disorder(seed + offset, steps=3 + seed % 5, ranks=1 + seed % 2, gpu=gpu) for offset in (0, 1000))
+    difference = explain(vanilla, fused, keep_warm_up=True)
+    assert difference.step.ms == pytest.approx(measured_ms(vanilla) - measured_ms(fused))
+    assert difference.parts["ms"].sum() == pytest.approx(difference.step.ms)
+    assert difference.by_stage["ms"].sum() == pytest.approx(difference.step.ms)
+    assert difference.by_stage["vanilla_ms"].sum() == pytest.approx(measured_ms(vanilla))
+    assert difference.by_stage["fused_ms"].sum() == pytest.approx(measured_ms(fused))
+    assert not difference.parts.isna().any(axis=None)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_other_way_round_every_part_has_the_other_sign(seed: int) -> None:
-    ours, theirs = disorder(seed), disorder(seed + 500)
-    there, back = explain(ours, theirs).parts["ms"], explain(theirs, ours).parts["ms"]
+    vanilla, fused = disorder(seed), disorder(seed + 500)
+    forward, backward = explain(vanilla, fused).parts["ms"], explain(fused, vanilla).parts["ms"]
     for part in StepPart:
-        assert there[part] == pytest.approx(-back[MIRRORED.get(part, part)], abs=1e-12)
+        assert forward[part] == pytest.approx(-backward[MIRRORED.get(part, part)], abs=1e-12)
 
 
 @pytest.mark.parametrize("gpu", [True, False])
 def test_a_capture_is_the_same_as_itself(gpu: bool) -> None:
     trace = decode(layers(VANILLA, 2), steps=10, noise=0.003, gpu=gpu)
-    found = explain(trace, trace)
-    assert parts(found) == {}
-    assert found.verdict is Verdict.SAME
-    assert set(found.by_stage["verdict"]) <= {Verdict.SAME, Verdict.UNDECIDED}
+    difference = explain(trace, trace)
+    assert parts(difference) == {}
+    assert difference.verdict is Verdict.SAME
+    assert set(difference.by_stage["verdict"]) <= {Verdict.SAME, Verdict.UNDECIDED}
 
 
 def test_removed_and_faster_kernels_have_their_share() -> None:
-    """A GPU that is always busy: four kernels of 50 us and two of 30 us become one of 80 us and two of 20 us."""
-    ours = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(4, 50, 2), "layer.0/mlp": Does(2, 30, 2)}
-    theirs = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(1, 80, 2), "layer.0/mlp": Does(2, 20, 2)}
-    found = explain(decode(ours, steps=6), decode(theirs, steps=6))
-    assert parts(found) == pytest.approx({StepPart.REMOVED: 150.0, StepPart.FASTER: -30.0 + 20.0})
-    assert found.parts.loc[StepPart.REMOVED, "name"] == "removed kernels"
-    assert found.parts.loc[StepPart.FASTER, "name"] == "slower kernels"
-    assert found.parts.loc[StepPart.REMOVED, "note"] == "4 → 1 a step"
-    assert found.verdict is Verdict.FASTER
+    """The GPU is always busy; four kernels of 50 us and two of 30 us become one of 80 us and two of 20 us."""
+    vanilla = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(4, 50, 2), "layer.0/mlp": Does(2, 30, 2)}
+    fused = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(1, 80, 2), "layer.0/mlp": Does(2, 20, 2)}
+    difference = explain(decode(vanilla, steps=6), decode(fused, steps=6))
+    assert parts(difference) == pytest.approx({StepPart.REMOVED: 150.0, StepPart.FASTER: -30.0 + 20.0})
+    assert difference.parts.loc[StepPart.REMOVED, "name"] == "removed kernels"
+    assert difference.parts.loc[StepPart.FASTER, "name"] == "slower kernels"
+    assert difference.parts.loc[StepPart.REMOVED, "note"] == "4 → 1 a step"
+    assert difference.verdict is Verdict.FASTER
 
 
 def test_added_kernels_are_a_part_of_their_own() -> None:
-    ours = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(1, 80, 2), "layer.0/mlp": Does(3, 10, 2)}
-    theirs = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(4, 50, 2), "lm_head": Does(1, 7, 2)}
-    found = explain(decode(ours, steps=6), decode(theirs, steps=6))
-    assert parts(found) == pytest.approx({StepPart.REMOVED: 30.0, StepPart.ADDED: -150.0 - 7.0, StepPart.FASTER: 30.0})
+    vanilla = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(1, 80, 2), "layer.0/mlp": Does(3, 10, 2)}
+    fused = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(4, 50, 2), "lm_head": Does(1, 7, 2)}
+    difference = explain(decode(vanilla, steps=6), decode(fused, steps=6))
+    assert parts(difference) == pytest.approx(
+        {StepPart.REMOVED: 30.0, StepPart.ADDED: -150.0 - 7.0, StepPart.FASTER: 30.0}
+    )
 
 
 def test_launches_that_the_gpu_waits_for_are_gaps() -> None:
     slow, fast = (decode({"embed": Does(5, 1.0, launch)}, steps=8) for launch in (30.0, 10.0))
-    found = explain(slow, fast)
-    assert parts(found) == pytest.approx({StepPart.GAPS: 5 * 20.0})
-    assert "in which nothing runs" in found.parts.loc[StepPart.GAPS, "note"]
+    difference = explain(slow, fast)
+    assert parts(difference) == pytest.approx({StepPart.GAPS: 5 * 20.0})
+    assert "in which nothing runs" in difference.parts.loc[StepPart.GAPS, "note"]
 
 
 def all_reduces(kernel_us: float, hidden_us: float) -> Trace:
-    """Six steps of 100 us of computing and an all-reduce that begins before its end."""
+    """Six steps of 100 us of computing; an all-reduce begins `hidden_us` before the end of computing."""
     recorder = Recorder()
     for step in range(6):
         begin = 100 * step + step * (kernel_us - hidden_us)
@@ -110,10 +112,10 @@ def all_reduces(kernel_us: float, hidden_us: float) -> Trace:
 
 
 def test_only_exposed_communication_counts_and_hiding_it_saves_it() -> None:
-    found = explain(all_reduces(30, 0), all_reduces(30, 25))
-    assert parts(found) == pytest.approx({StepPart.COMMUNICATION: 25.0})
-    assert found.by_stage.loc["overlap", "fused_ms"] == pytest.approx(-0.025)
-    assert found.by_stage.loc["all_reduce", "ms"] == pytest.approx(0)
+    difference = explain(all_reduces(30, 0), all_reduces(30, 25))
+    assert parts(difference) == pytest.approx({StepPart.COMMUNICATION: 25.0})
+    assert difference.by_stage.loc["overlap", "fused_ms"] == pytest.approx(-0.025)
+    assert difference.by_stage.loc["all_reduce", "ms"] == pytest.approx(0)
 
 
 def test_work_of_no_stage_is_unexplained() -> None:
@@ -127,10 +129,10 @@ def test_work_of_no_stage_is_unexplained() -> None:
             recorder.kernel(begin + 15, begin + 52, begin + 52 + unstaged_us)
         return recorder.trace()
 
-    found = explain(trace(20), trace(5))
-    assert parts(found) == pytest.approx({StepPart.UNEXPLAINED: 15.0})
-    assert found.by_stage.loc[NO_STAGE, ["vanilla_ms", "fused_ms"]].tolist() == pytest.approx([0.020, 0.005])
-    assert "71% of vanilla's GPU time and 91% of fused's" in found.remarks[0]
+    difference = explain(trace(20), trace(5))
+    assert parts(difference) == pytest.approx({StepPart.UNEXPLAINED: 15.0})
+    assert difference.by_stage.loc[NO_STAGE, ["vanilla_ms", "fused_ms"]].tolist() == pytest.approx([0.020, 0.005])
+    assert "71% of vanilla's GPU time and 91% of fused's" in difference.remarks[0]
 
 
 def test_joined_stages_are_compared_with_the_sum_of_what_they_join() -> None:
@@ -142,32 +144,32 @@ def test_joined_stages_are_compared_with_the_sum_of_what_they_join() -> None:
     joined |= {
         f"layer.{layer}/{stage}": Does(1, 70, 2) for layer in (0, 1) for stage in ("qkv+mlp", "attn_out+mlp_out")
     }
-    found = explain(decode(apart, steps=6), decode(joined, steps=6))
-    assert parts(found) == pytest.approx({StepPart.REMOVED: 4 * 60.0, StepPart.FASTER: -4 * 50.0})
-    assert found.by_stage.loc[["qkv+mlp", "attn_out+mlp_out"], "ms"].tolist() == pytest.approx([0.02, 0.02])
-    assert not {"qkv", "mlp", "attn_out", "mlp_out"} & set(found.by_stage.index)
+    difference = explain(decode(apart, steps=6), decode(joined, steps=6))
+    assert parts(difference) == pytest.approx({StepPart.REMOVED: 4 * 60.0, StepPart.FASTER: -4 * 50.0})
+    assert difference.by_stage.loc[["qkv+mlp", "attn_out+mlp_out"], "ms"].tolist() == pytest.approx([0.02, 0.02])
+    assert not {"qkv", "mlp", "attn_out", "mlp_out"} & set(difference.by_stage.index)
 
 
 def test_layers_are_compared_one_by_one_where_both_sides_have_them() -> None:
-    """Layer 0 loses a slow kernel and layer 1 gains a quick one; all layers together, no kernel would be gone."""
-    ours = {"embed": Does(1, 500, 2), "layer.0/mlp": Does(2, 40, 2), "layer.1/mlp": Does(1, 10, 2)}
-    theirs = {"embed": Does(1, 500, 2), "layer.0/mlp": Does(1, 40, 2), "layer.1/mlp": Does(2, 10, 2)}
-    found = explain(decode(ours, steps=6), decode(theirs, steps=6))
-    assert parts(found) == pytest.approx({StepPart.REMOVED: 40.0, StepPart.ADDED: -10.0})
+    """Layer 0 loses a slow kernel and layer 1 gains a fast one; over all layers the number of kernels is the same."""
+    vanilla = {"embed": Does(1, 500, 2), "layer.0/mlp": Does(2, 40, 2), "layer.1/mlp": Does(1, 10, 2)}
+    fused = {"embed": Does(1, 500, 2), "layer.0/mlp": Does(1, 40, 2), "layer.1/mlp": Does(2, 10, 2)}
+    difference = explain(decode(vanilla, steps=6), decode(fused, steps=6))
+    assert parts(difference) == pytest.approx({StepPart.REMOVED: 40.0, StepPart.ADDED: -10.0})
     without = {"embed": Does(1, 500, 2), "mlp": Does(3, 20, 2)}
-    found = explain(decode(ours, steps=6), decode(without, steps=6))
-    assert parts(found) == pytest.approx({StepPart.FASTER: 30.0})
+    difference = explain(decode(vanilla, steps=6), decode(without, steps=6))
+    assert parts(difference) == pytest.approx({StepPart.FASTER: 30.0})
 
 
 def test_on_a_cpu_stages_and_the_time_between_them_are_compared() -> None:
-    ours = decode(
+    vanilla = decode(
         {"embed": Does(0, 0, 10), "layer.0/mlp": Does(0, 0, 60), "sample": Does(0, 0, 8)}, gpu=False, between_us=5
     )
-    theirs = decode({"embed": Does(0, 0, 10), "layer.0/mlp": Does(0, 0, 20)}, gpu=False, between_us=2)
-    found = explain(ours, theirs)
-    assert found.unit == "ranges of stages"
-    assert parts(found) == pytest.approx({StepPart.REMOVED: 8.0, StepPart.FASTER: 40.0, StepPart.GAPS: 15.0 - 4.0})
-    assert found.parts["name"].tolist()[:4] == [
+    fused = decode({"embed": Does(0, 0, 10), "layer.0/mlp": Does(0, 0, 20)}, gpu=False, between_us=2)
+    difference = explain(vanilla, fused)
+    assert difference.unit == "ranges of stages"
+    assert parts(difference) == pytest.approx({StepPart.REMOVED: 8.0, StepPart.FASTER: 40.0, StepPart.GAPS: 15.0 - 4.0})
+    assert difference.parts["name"].tolist()[:4] == [
         "removed stages",
         "added stages",
         "faster stages",
@@ -176,25 +178,27 @@ def test_on_a_cpu_stages_and_the_time_between_them_are_compared() -> None:
 
 
 def test_operators_are_compared_where_both_captures_have_them() -> None:
-    """10 % of each operator's place is the time between them."""
-    ours, theirs = {"embed": Does(5, 20, 0), "mlp": Does(4, 30, 0)}, {"embed": Does(5, 20, 0), "mlp": Does(1, 50, 0)}
-    with_them, without = (decode(ours, gpu=False, operators=operators) for operators in (True, False))
-    found = explain(with_them, decode(theirs, gpu=False, operators=True))
-    assert found.unit == "operators"
-    assert parts(found) == pytest.approx({StepPart.REMOVED: 81.0, StepPart.FASTER: -18.0, StepPart.GAPS: 7.0}, abs=0.01)
-    assert found.by_stage.loc[["mlp", IDLE], "ms"].tolist() == pytest.approx([0.070, 0.0], abs=1e-4)
-    assert explain(without, decode(theirs, gpu=False, operators=True)).unit == "ranges of stages"
+    """The time between operators is 10 % of each operator's slot."""
+    vanilla, fused = {"embed": Does(5, 20, 0), "mlp": Does(4, 30, 0)}, {"embed": Does(5, 20, 0), "mlp": Does(1, 50, 0)}
+    with_them, without = (decode(vanilla, gpu=False, operators=operators) for operators in (True, False))
+    difference = explain(with_them, decode(fused, gpu=False, operators=True))
+    assert difference.unit == "operators"
+    assert parts(difference) == pytest.approx(
+        {StepPart.REMOVED: 81.0, StepPart.FASTER: -18.0, StepPart.GAPS: 7.0}, abs=0.01
+    )
+    assert difference.by_stage.loc[["mlp", IDLE], "ms"].tolist() == pytest.approx([0.070, 0.0], abs=1e-4)
+    assert explain(without, decode(fused, gpu=False, operators=True)).unit == "ranges of stages"
 
 
 def test_a_stage_whose_kernels_the_profiler_does_not_see_is_one_piece() -> None:
-    """Its only operator allocates memory for 1 us; the kernel itself is none of PyTorch's."""
+    """Its only operator allocates memory for 1 us; the kernel itself is not an operator of PyTorch."""
     recorder = Recorder()
     for step in range(6):
         recorder.range("decode/step", 100 * step, 100 * step + 50)
         recorder.range("decode/embed", 100 * step, 100 * step + 50)
         recorder.operator("aten::empty", 100 * step + 1, 100 * step + 2)
-    found = explain(decode({"embed": Does(5, 20, 0)}, steps=6, gpu=False, operators=True), recorder.trace())
-    assert parts(found) == pytest.approx(
+    difference = explain(decode({"embed": Does(5, 20, 0)}, steps=6, gpu=False, operators=True), recorder.trace())
+    assert parts(difference) == pytest.approx(
         {StepPart.REMOVED: 4 * 18.0, StepPart.FASTER: 18.0 - 50.0, StepPart.GAPS: 10.0}, abs=0.01
     )
 
@@ -208,34 +212,34 @@ def test_ranks_are_averaged() -> None:
                 recorder.range("decode/embed", 1000 * step, 1000 * step + us, process=process)
         return recorder.trace(ranks=range(len(step_us)))
 
-    found = explain(trace(100, 140), trace(50, 60))
-    assert found.step.ms == pytest.approx(0.120 - 0.055)
-    assert any("mean of 2 ranks" in remark for remark in found.remarks)
+    difference = explain(trace(100, 140), trace(50, 60))
+    assert difference.step.ms == pytest.approx(0.120 - 0.055)
+    assert any("mean of 2 ranks" in remark for remark in difference.remarks)
 
 
 def test_the_interval_holds_the_true_difference_and_grows_with_noise() -> None:
     widths = []
     for noise in (0.01, 0.1):
-        found = explain(
+        difference = explain(
             decode(VANILLA, steps=30, noise=noise, gpu=False), decode(FUSED, steps=30, noise=noise, seed=1, gpu=False)
         )
-        true_ms = sum(d.kernels * (d.kernel_us + d.launch_us) for d in VANILLA.values()) / 1e3
-        true_ms -= sum(d.kernels * (d.kernel_us + d.launch_us) for d in FUSED.values()) / 1e3
-        assert found.step.low_ms - 0.001 < true_ms < found.step.high_ms + 0.001
-        assert (found.parts["low_ms"] <= found.parts["ms"] + 1e-12).all()
-        assert (found.parts["ms"] <= found.parts["high_ms"] + 1e-12).all()
-        widths.append(found.step.high_ms - found.step.low_ms)
+        true_ms = sum(does.kernels * (does.kernel_us + does.launch_us) for does in VANILLA.values()) / 1e3
+        true_ms -= sum(does.kernels * (does.kernel_us + does.launch_us) for does in FUSED.values()) / 1e3
+        assert difference.step.low_ms - 0.001 < true_ms < difference.step.high_ms + 0.001
+        assert (difference.parts["low_ms"] <= difference.parts["ms"] + 1e-12).all()
+        assert (difference.parts["ms"] <= difference.parts["high_ms"] + 1e-12).all()
+        widths.append(difference.step.high_ms - difference.step.low_ms)
     assert widths[1] > 3 * widths[0]
 
 
 @pytest.mark.parametrize("count", [1, 2, STEPS_NEEDED - 1])
 def test_too_few_steps_give_no_verdict(count: int) -> None:
-    found = explain(decode(VANILLA, steps=count, gpu=False), decode(FUSED, steps=20, gpu=False))
-    assert found.verdict is Verdict.UNDECIDED
-    assert set(found.by_stage["verdict"]) == {Verdict.UNDECIDED}
-    assert np.isnan(found.step.low_ms) == (count == 1)
-    assert found.headline.startswith("undecided: vanilla - fused is +")
-    assert any(f"a verdict {STEPS_NEEDED}" in remark for remark in found.remarks)
+    difference = explain(decode(VANILLA, steps=count, gpu=False), decode(FUSED, steps=20, gpu=False))
+    assert difference.verdict is Verdict.UNDECIDED
+    assert set(difference.by_stage["verdict"]) == {Verdict.UNDECIDED}
+    assert np.isnan(difference.step.low_ms) == (count == 1)
+    assert difference.headline.startswith("undecided: vanilla - fused is +")
+    assert any(f"a verdict {STEPS_NEEDED}" in remark for remark in difference.remarks)
 
 
 @sweep
@@ -252,10 +256,10 @@ def test_noise_keeps_two_equal_sides_undecided_or_the_same() -> None:
 @pytest.mark.parametrize("count", [5, 14])
 def test_warm_up_is_left_out_unless_kept(count: int) -> None:
     cold, warm = (decode(VANILLA, steps=count, noise=0.01, gpu=False, first_us=first) for first in (2000, 0))
-    found, kept = explain(cold, warm), explain(cold, warm, keep_warm_up=True)
-    assert found.vanilla.steps == count - 1
-    assert any("the first step" in remark and "left out" in remark for remark in found.remarks)
-    assert abs(found.step.ms) < 0.01
+    difference, kept = explain(cold, warm), explain(cold, warm, keep_warm_up=True)
+    assert difference.vanilla.steps == count - 1
+    assert any("the first step" in remark and "left out" in remark for remark in difference.remarks)
+    assert abs(difference.step.ms) < 0.01
     assert kept.vanilla.steps == count
     assert parts(kept)[StepPart.GAPS] == pytest.approx(2000 / count, rel=0.01)
     assert not any("warm-up" in remark for remark in kept.remarks)
@@ -267,9 +271,9 @@ def test_a_slow_step_later_on_is_kept_and_remarked() -> None:
         length = 500 if step == 11 else 100 + step % 3
         recorder.range("decode/step", 1000 * step, 1000 * step + length)
         recorder.range("decode/embed", 1000 * step, 1000 * step + length)
-    found = explain(recorder.trace(), recorder.trace())
-    assert found.vanilla.steps == 20
-    assert "vanilla: 1 of 20 steps are outliers, kept" in found.remarks
+    difference = explain(recorder.trace(), recorder.trace())
+    assert difference.vanilla.steps == 20
+    assert "vanilla: 1 of 20 steps are outliers, kept" in difference.remarks
 
 
 def test_prefill_and_decode_are_explained_apart() -> None:
@@ -284,18 +288,18 @@ def test_prefill_and_decode_are_explained_apart() -> None:
 
 
 def test_the_words_agree_with_the_figures() -> None:
-    ours, theirs = decode(slower(VANILLA, 20), noise=0.01), decode(slower(FUSED, 20), noise=0.01, seed=1)
-    found, back = explain(ours, theirs), explain(theirs, ours, names=("mine", "yours"))
-    ms, low, high = (f"{value:.2f}" for value in (found.step.ms, found.step.low_ms, found.step.high_ms))
-    assert found.headline.startswith(
+    vanilla, fused = decode(slower(VANILLA, 20), noise=0.01), decode(slower(FUSED, 20), noise=0.01, seed=1)
+    difference, reverse = explain(vanilla, fused), explain(fused, vanilla, names=("mine", "yours"))
+    ms, low, high = (f"{value:.2f}" for value in (difference.step.ms, difference.step.low_ms, difference.step.high_ms))
+    assert difference.headline.startswith(
         f"fused is faster than vanilla by {ms} ms [{low}, {high}] per decode step: removed "
     )
-    assert back.headline.startswith(f"yours is slower than mine by {ms} ms [")
-    for row in found.shown_parts.itertuples():
-        assert f"{-row.ms:+.2f} ms" in found.text()
-        assert row.name in found.text()
-    for remark in found.remarks:
-        assert remark in found.text()
+    assert reverse.headline.startswith(f"yours is slower than mine by {ms} ms [")
+    for row in difference.shown_parts.itertuples():
+        assert f"{-row.ms:+.2f} ms" in difference.text()
+        assert row.name in difference.text()
+    for remark in difference.remarks:
+        assert remark in difference.text()
 
 
 def swapped(trace: Trace, old: str, new: str) -> Trace:

@@ -1,4 +1,4 @@
-"""Each fault of a machine is found, says so in one line, and has its repair in one line."""
+"""Each fault of a machine is found and reported in one line, with its repair in one line."""
 
 import json
 import multiprocessing
@@ -30,7 +30,7 @@ from labkit.nsys.tool import Nsys
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without nsys, whose software was not looked at."""
+    """A machine without nsys, whose software is not examined."""
     monkeypatch.delenv("LABKIT_NSYS", raising=False)
     monkeypatch.setattr(tool.shutil, "which", lambda name: None)
     monkeypatch.setattr(tool, "USUAL_PLACES", ())
@@ -43,14 +43,14 @@ def test_this_machine_is_examined_without_loading_torch() -> None:
         "import json, sys; from labkit.nsys.doctor.examination import *; "
         "print(json.dumps(as_dict(examine(sampling=True))))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", f"{program}; assert 'torch' not in sys.modules"],
         capture_output=True,
         text=True,
         check=True,
     )
-    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert {"nsys", "temporary folder", "worker processes", "CPU sampling", "GPU", "driver and CUDA"} <= found.keys()
+    checks = {check["name"]: check for check in json.loads(process.stdout)["checks"]}
+    assert {"nsys", "temporary folder", "worker processes", "CPU sampling", "GPU", "driver and CUDA"} <= checks.keys()
     assert {
         "PyTorch",
         "Triton",
@@ -60,9 +60,9 @@ def test_this_machine_is_examined_without_loading_torch() -> None:
         "threads",
         "CPU frequency",
         "huge pages",
-    } <= found.keys()
-    assert found["PyTorch"]["status"] == found["CPU kernels"]["status"] == found["OpenMP"]["status"] == "OK"
-    for check in found.values():
+    } <= checks.keys()
+    assert checks["PyTorch"]["status"] == checks["CPU kernels"]["status"] == checks["OpenMP"]["status"] == "OK"
+    for check in checks.values():
         assert "\n" not in check["finding"]
         assert check["finding"]
         assert (check["repair"] is None) == (check["status"] == "OK") or "looked at" in check["finding"]
@@ -109,15 +109,15 @@ def test_ranges_arrive_with_the_installed_versions(real: Nsys) -> None:
 def test_ranges_that_nvtx_drops_are_missed_but_those_of_stages_are_not(
     real: Nsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An nvtx that, as from 0.2.12 on under these versions of nsys, hands out a domain that does nothing."""
+    """The fake nvtx returns a domain that does nothing, as nvtx from 0.2.12 on does under these versions of nsys."""
     dropping = tmp_path / "nvtx" / "__init__.py"
     dropping.parent.mkdir()
     dropping.write_text(
         f"__path__.append({str(Path(nvtx.__file__).parent)!r})\n"
         "class DummyDomain: pass\n"
         "def get_domain(name=None): return DummyDomain()\n"
-        "def push_range(*given, **named): pass\n"
-        "def pop_range(*given, **named): pass\n"
+        "def push_range(*args, **kwargs): pass\n"
+        "def pop_range(*args, **kwargs): pass\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     probe = profiler_checks.capture_probe(real)
@@ -139,10 +139,10 @@ def test_a_missing_importer_fails_and_nothing_is_captured(
 ) -> None:
     monkeypatch.setenv("LABKIT_NSYS", str(without_host_folder(real, tmp_path / "a" / "b" / "c")))
     monkeypatch.setattr(machine_checks, "take_inventory", lambda: Inventory({}))
-    found = by_name(examine())
-    assert found["importer"].status == Status.FAIL
-    assert found["importer"].repair
-    assert "test capture" not in found
+    checks = by_name(examine())
+    assert checks["importer"].status == Status.FAIL
+    assert checks["importer"].repair
+    assert "test capture" not in checks
 
 
 def test_a_capture_that_fails_says_what_nsys_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_damaged_report_is_a_warning(real: Nsys, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("level", "user", "said", "status", "repair"),
+    ("level", "user", "nsys_status", "status", "repair"),
     [
         (2, 1000, "", Status.OK, None),
         (3, 0, "", Status.OK, None),
@@ -185,17 +185,17 @@ def test_a_damaged_report_is_a_warning(real: Nsys, monkeypatch: pytest.MonkeyPat
 def test_sampling_needs_a_system_that_allows_it(
     level: int,
     user: int,
-    said: str,
+    nsys_status: str,
     status: Status,
     repair: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """nsys's own verdict counts where it gives one."""
+    """nsys's own verdict counts if it gives one."""
     (tmp_path / "paranoia").write_text(f"{level}\n")
     monkeypatch.setattr(profiler_checks, "PARANOIA", tmp_path / "paranoia")
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    nsys = Nsys(fake_nsys(tmp_path, status=said), (2024,), "2024", None) if said else None
+    nsys = Nsys(fake_nsys(tmp_path, status=nsys_status), (2024,), "2024", None) if nsys_status else None
     check = profiler_checks.sampling(nsys)
     assert check.status == status
     assert str(level) in check.finding
@@ -220,7 +220,7 @@ def test_asking_how_workers_start_leaves_the_choice_open() -> None:
 
 
 @pytest.mark.parametrize(("method", "arrives"), [("fork", False), ("forkserver", False), ("spawn", True)])
-def test_what_is_said_of_workers_is_so(real: Nsys, method: str, arrives: bool, tmp_path: Path) -> None:
+def test_the_check_of_workers_is_right(real: Nsys, method: str, arrives: bool, tmp_path: Path) -> None:
     if loses_plain_ranges(real):
         pytest.skip("the installed nvtx drops the ranges of every process under this nsys")
     (tmp_path / "workers.py").write_text(
@@ -259,7 +259,7 @@ def test_the_worst_counts_and_texts_are_shown_as_they_are() -> None:
 @pytest.mark.parametrize(("status", "code"), [(Status.OK, 0), (Status.WARN, 0), (Status.FAIL, 1)])
 def test_the_command_fails_on_a_failed_check(status: Status, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "examine", lambda **options: [DoctorCheck("a", status, "looked", "repair it")])
-    table, as_json = (CliRunner().invoke(app, ["doctor", *more]) for more in ([], ["--json"]))
+    table, as_json = (CliRunner().invoke(app, ["doctor", *flags]) for flags in ([], ["--json"]))
     assert (table.exit_code, as_json.exit_code) == (code, code)
     assert "looked" in table.stdout
     assert "repair it" in table.stdout

@@ -1,4 +1,4 @@
-"""What the doctor finds out about the machine: disks, drivers, cores, software."""
+"""The doctor's checks of the machine: disks, drivers, cores, software."""
 
 import os
 import shutil
@@ -65,9 +65,9 @@ def test_a_temporary_folder_that_is_not_there_fails_and_nothing_is_captured(
     monkeypatch.setenv("TMPDIR", "/nowhere")
     monkeypatch.setattr(machine_checks, "take_inventory", lambda: Inventory({}))
     monkeypatch.setattr(doctor, "find_nsys", lambda: real)
-    found = by_name(examine())
-    assert found["temporary folder"].status == Status.FAIL
-    assert "test capture" not in found
+    checks = by_name(examine())
+    assert checks["temporary folder"].status == Status.FAIL
+    assert "test capture" not in checks
 
 
 def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_driver_and_cuda_have_to_fit(
     nsys = Nsys(fake_nsys(tmp_path), (2024,), "2024", None)
     for version in ("9.2", cupti) if cupti else ():
         (tmp_path / f"libcupti.so.{version}").touch()
-    looked_at = inventory(driver=driver, torch=torch)
-    checks = [machine_checks.gpu(looked_at), machine_checks.driver(looked_at, nsys)]
+    facts = inventory(driver=driver, torch=torch)
+    checks = [machine_checks.gpu(facts), machine_checks.driver(facts, nsys)]
     assert [check.status for check in checks] == [gpu, fit]
     assert [check.repair is None for check in checks] == [status == Status.OK for status in (gpu, fit)]
 
@@ -145,9 +145,12 @@ def test_threads_match_the_cores(
 
 
 def test_two_openmp_runtimes_in_one_process_are_announced() -> None:
-    one, two = ["/torch/lib/libgomp.so.1"], ["/torch/lib/libgomp-a34b3233.so.1", "/usr/lib/libomp.so.5"]
-    assert machine_checks.openmp(inventory(openmp={"libraries": one})).finding.startswith("GNU")
-    check = machine_checks.openmp(inventory(openmp={"libraries": two}))
+    one_library, two_libraries = (
+        ["/torch/lib/libgomp.so.1"],
+        ["/torch/lib/libgomp-a34b3233.so.1", "/usr/lib/libomp.so.5"],
+    )
+    assert machine_checks.openmp(inventory(openmp={"libraries": one_library})).finding.startswith("GNU")
+    check = machine_checks.openmp(inventory(openmp={"libraries": two_libraries}))
     assert check.status == Status.WARN
     assert "GNU (/torch/lib/libgomp-a34b3233.so.1), LLVM (/usr/lib/libomp.so.5)" in check.finding
 
@@ -168,13 +171,13 @@ def test_software_that_cannot_be_loaded_fails_with_its_reason(monkeypatch: pytes
 def test_a_process_that_dies_of_torch_leaves_the_facts_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("import os\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = machine_checks.take_inventory()
-    assert "fact" in found["driver"]
-    assert machine_checks.torch(found).status == Status.FAIL
-    assert "exit code -6" in machine_checks.torch(found).finding
+    facts = machine_checks.take_inventory()
+    assert "fact" in facts["driver"]
+    assert machine_checks.torch(facts).status == Status.FAIL
+    assert "exit code -6" in machine_checks.torch(facts).finding
     for check in (machine_checks.triton, machine_checks.compiler, machine_checks.threads, machine_checks.openmp):
         with pytest.raises(OSError, match=r"exit code -6|come this far"):
-            check(found)
+            check(facts)
 
 
 @pytest.mark.parametrize(("governors", "status"), [({"performance"}, "OK"), ({"powersave", "performance"}, "WARN")])

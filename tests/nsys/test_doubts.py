@@ -1,4 +1,4 @@
-"""What a trace says wrongly, or does not say: it is remarked, and nothing is concluded from it."""
+"""Wrong or missing facts of a trace are remarked, and nothing is concluded from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PID, TID = global_pid(77), global_tid(77, 78)
 
 
 def launched(count: int = 6, **columns: Any) -> Recorder:
-    """Operators of one kernel each."""
+    """A recorder with `count` operators of one kernel each."""
     recorder = Recorder()
     for index in range(count):
         recorder.operator(f"aten::op{index}", 50 * index, 50 * index + 10)
@@ -39,13 +39,13 @@ def launched(count: int = 6, **columns: Any) -> Recorder:
 
 @pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_KERNEL_V3", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", KERNEL])
 def test_work_that_is_not_read_is_no_idle_time(table: str, tmp_path: Path) -> None:
-    """Its table has a name that nobody knows, or lacks the times."""
+    """The table of that work has an unknown name, or no times."""
     export = Export()
-    for at in (0, 10_000_000):
-        export.call(at, at + 10, TID, at + 1)
-        export.copy(at + 20, at + 30, PID, at + 1)
-        export.call(at + 100, at + 110, TID, at + 2)
-        export.kernel(at + 120, at + 9_000_000, PID, at + 2)
+    for begin in (0, 10_000_000):
+        export.call(begin, begin + 10, TID, begin + 1)
+        export.copy(begin + 20, begin + 30, PID, begin + 1)
+        export.call(begin + 100, begin + 110, TID, begin + 2)
+        export.kernel(begin + 120, begin + 9_000_000, PID, begin + 2)
     path = export.write(tmp_path / "odd.sqlite")
     with closing(sqlite3.connect(path)) as connection:
         change = "RENAME COLUMN start TO began" if table == KERNEL else f"RENAME TO {table}"
@@ -77,7 +77,7 @@ def test_a_start_end_range_on_one_thread_is_kept_and_one_on_two_is_named(tmp_pat
 
 
 def test_a_call_belongs_to_the_operator_that_was_open_when_it_began() -> None:
-    """Its end may be rounded past the operator's; one that begins as an operator ends is the next one's."""
+    """Its end may be rounded past the operator's end. A call that begins as one operator ends belongs to the next."""
     recorder = Recorder()
     for index, late_us in enumerate((0.0, 0.001, 1.0)):
         begin = 100.0 * index
@@ -88,8 +88,8 @@ def test_a_call_belongs_to_the_operator_that_was_open_when_it_began() -> None:
         recorder.kernel(begin + 20, begin + 41, begin + 45)
     trace = recorder.trace(profiler="torch.profiler")
     late = trace.calls["end_ns"].where(trace.calls["kind"] == "op", trace.calls["start_ns"] + 101)
-    found = operators(replace(trace, calls=trace.calls.assign(end_ns=late)))
-    assert found.set_index("name")["count"].to_dict() == {"aten::inner": 3, "aten::next": 3}
+    table = operators(replace(trace, calls=trace.calls.assign(end_ns=late)))
+    assert table.set_index("name")["count"].to_dict() == {"aten::inner": 3, "aten::next": 3}
 
 
 def test_one_correlation_of_all_kernels_names_no_call() -> None:
@@ -97,12 +97,12 @@ def test_one_correlation_of_all_kernels_names_no_call() -> None:
     names = trace.calls["name"].cat.rename_categories({"launch": "cudaLaunchKernel"})
     trace = replace(trace, calls=trace.calls.assign(name=names))
     assert operators(trace)["count"].tolist() == [1] * 6
-    one = replace(trace, operations=trace.operations.assign(correlation=1))
-    assert (first_calls(one) == -1).all()
-    assert operators(one)["name"].tolist() == [NO_OPERATOR]
-    assert any("6 operations share the correlation" in line for line in summarise(one).remarks)
+    shared = replace(trace, operations=trace.operations.assign(correlation=1))
+    assert (first_calls(shared) == -1).all()
+    assert operators(shared)["name"].tolist() == [NO_OPERATOR]
+    assert any("6 operations share the correlation" in line for line in summarise(shared).remarks)
     graph = replace(
-        one, calls=one.calls.assign(name=names.cat.rename_categories({"cudaLaunchKernel": "cudaGraphLaunch"}))
+        shared, calls=shared.calls.assign(name=names.cat.rename_categories({"cudaLaunchKernel": "cudaGraphLaunch"}))
     )
     assert (first_calls(graph) == first_calls(graph)[0]).all()
     assert first_calls(graph)[0] >= 0
@@ -112,8 +112,8 @@ def test_a_kernel_of_absurd_length_is_remarked() -> None:
     assert not list(doubts(launched().trace()))
     recorder = launched()
     recorder.kernel(400, 410, 4e9, name="endless")
-    (told,) = doubts(recorder.trace())
-    assert told.startswith("endless takes 3,999,999.590 of the 3,999,999.988 ms")
+    (remark,) = doubts(recorder.trace())
+    assert remark.startswith("endless takes 3,999,999.590 of the 3,999,999.988 ms")
     recorder.kernel(401, 3e9, 3e9 + 100)
     assert "begin before the one before them on their stream" in list(doubts(recorder.trace()))[1]
 
@@ -131,17 +131,17 @@ def test_overlaps_on_one_stream_are_remarked(columns: dict[str, Any], doubtful: 
 
 
 def of_processes(ranks_of: tuple[int, ...]) -> Trace:
-    """Three processes of falling ids: the first uses GPU 1, the second GPU 0, the third none."""
+    """Three processes with decreasing ids: the first uses GPU 1, the second GPU 0, the third no GPU."""
     recorder = Recorder()
     for process, device in ((0, 1), (1, 0)):
-        for at in (0, 500):
-            recorder.kernel(at, at + 5, at + 50, process=process, device=device)
+        for begin in (0, 500):
+            recorder.kernel(begin, begin + 5, begin + 50, process=process, device=device)
     recorder.range("cpu", 0, 10, process=2)
     trace = recorder.trace(ranks=ranks_of)
     return replace(trace, processes=typed("processes", {"pid": [30, 20, 10], "rank": list(ranks_of)}))
 
 
-def test_ranks_that_nothing_names_are_processes_numbered_by_device() -> None:
+def test_processes_of_unknown_rank_are_numbered_by_device() -> None:
     trace = of_processes((-1, -1, -1))
     assert ranks(trace).tolist() == [1, 0, 2]
     summary = summarise(trace)

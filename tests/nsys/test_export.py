@@ -1,4 +1,4 @@
-"""What is written is what viewers take: the trace-event format, everything on a thread nested, arrows at both ends."""
+"""Exports suit viewers: the trace-event format, nested events on each thread, and arrows with both ends."""
 
 import gzip
 import json
@@ -67,20 +67,19 @@ SCHEMA = {
 
 
 def crossing_trace() -> Trace:
-    """Ranges of one thread that overlap, and kernels of one stream that do."""
+    """Ranges that overlap on one thread, and kernels that overlap on one stream."""
     recorder = Recorder()
     for start in range(4):
         recorder.range(f"crossing {start}", 10 * start, 10 * start + 35)
     recorder.kernel(3, 10, 30)
     recorder.kernel(4, 20, 40, registers=40)
-    made = recorder.trace()
-    return made
+    return recorder.trace()
 
 
 def several() -> Trace:
-    """Three ranks whose systems gave their processes the same number."""
-    made = decode_trace(steps=2, layers=1, ranks=3)
-    return Trace(made.source, made.ranges, made.operations, made.calls, processes=made.processes.assign(pid=77))
+    """Three ranks whose processes have the same number on their systems."""
+    trace = decode_trace(steps=2, layers=1, ranks=3)
+    return Trace(trace.source, trace.ranges, trace.operations, trace.calls, processes=trace.processes.assign(pid=77))
 
 
 TRACES = {
@@ -126,19 +125,19 @@ def test_every_event_is_there_to_the_nanosecond(written: tuple[Trace, list[dict[
         (trace.calls, ("cuda_runtime", "cuda_driver", "cpu_op")),
         (trace.operations, ("kernel", "gpu_memcpy", "gpu_memset", "gpu_graph")),
     ):
-        found = Counter((ns(each["ts"]), ns(each["ts"] + each["dur"])) for each in spans(events, *categories))
-        assert found == Counter(zip(frame["start_ns"], frame["end_ns"], strict=True))
+        times = Counter((ns(event["ts"]), ns(event["ts"] + event["dur"])) for event in spans(events, *categories))
+        assert times == Counter(zip(frame["start_ns"], frame["end_ns"], strict=True))
 
 
 def test_what_is_on_a_thread_nests(written: tuple[Trace, list[dict[str, Any]]]) -> None:
     _, events = written
     threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for each in spans(events):
-        begin = ns(each["ts"])
-        threads.setdefault((each["pid"], each["tid"]), []).append((begin, -(begin + ns(each["dur"]))))
-    for found in threads.values():
+    for event in spans(events):
+        begin = ns(event["ts"])
+        threads.setdefault((event["pid"], event["tid"]), []).append((begin, -(begin + ns(event["dur"]))))
+    for intervals in threads.values():
         opened: list[int] = []
-        for begin, end in sorted(found):
+        for begin, end in sorted(intervals):
             while opened and opened[-1] <= begin:
                 opened.pop()
             assert not opened or -end <= opened[-1]
@@ -147,11 +146,11 @@ def test_what_is_on_a_thread_nests(written: tuple[Trace, list[dict[str, Any]]]) 
 
 def test_an_arrow_leads_from_within_a_call_to_within_its_work(written: tuple[Trace, list[dict[str, Any]]]) -> None:
     trace, events = written
-    ends = {phase: {each["id"]: each for each in events if each["ph"] == phase} for phase in ("s", "f")}
+    ends = {phase: {event["id"]: event for event in events if event["ph"] == phase} for phase in ("s", "f")}
     assert ends["s"].keys() == ends["f"].keys()
     assert len(ends["s"]) == len(trace.operations)
-    calls = {(each["pid"], each["tid"], each["ts"]): each for each in spans(events, "cuda_runtime")}
-    work = {(each["pid"], each["tid"], each["ts"]): each for each in spans(events, "kernel")}
+    calls = {(event["pid"], event["tid"], event["ts"]): event for event in spans(events, "cuda_runtime")}
+    work = {(event["pid"], event["tid"], event["ts"]): event for event in spans(events, "kernel")}
     for key, tail in ends["s"].items():
         head = ends["f"][key]
         call = calls[tail["pid"], tail["tid"], tail["ts"]]
@@ -162,20 +161,20 @@ def test_an_arrow_leads_from_within_a_call_to_within_its_work(written: tuple[Tra
 
 def test_every_process_and_thread_has_one_name(written: tuple[Trace, list[dict[str, Any]]]) -> None:
     _, events = written
-    named = Counter((each["pid"], each["tid"]) for each in events if each["name"] == "thread_name")
-    assert named.keys() == {(each["pid"], each["tid"]) for each in spans(events)}
+    named = Counter((event["pid"], event["tid"]) for event in events if event["name"] == "thread_name")
+    assert named.keys() == {(event["pid"], event["tid"]) for event in spans(events)}
     assert set(named.values()) == {1}
-    processes = Counter(each["pid"] for each in events if each["name"] == "process_name")
-    assert processes.keys() >= {each["pid"] for each in spans(events)}
+    processes = Counter(event["pid"] for event in events if event["name"] == "process_name")
+    assert processes.keys() >= {event["pid"] for event in spans(events)}
     assert set(processes.values()) == {1}
 
 
 def test_arguments_tell_the_stage(written: tuple[Trace, list[dict[str, Any]]]) -> None:
     _, events = written
-    for each in spans(events, "user_annotation"):
-        label = parse(each["name"]) if each["args"].get("domain") == "labkit" else None
-        assert each["args"].get("stage") == (label.stage if label else None)
-        assert each["args"].get("layer") == (label.layer if label else None)
+    for event in spans(events, "user_annotation"):
+        label = parse(event["name"]) if event["args"].get("domain") == "labkit" else None
+        assert event["args"].get("stage") == (label.stage if label else None)
+        assert event["args"].get("layer") == (label.layer if label else None)
 
 
 def test_a_kernel_tells_the_stage_it_belongs_to() -> None:
@@ -183,7 +182,7 @@ def test_a_kernel_tells_the_stage_it_belongs_to() -> None:
     events = [
         json.loads(line) for piece in export._operations(trace, export.tracks(trace)) for line in piece.split(",\n")
     ]
-    assert {each["args"]["stage"] for each in events if "decode_attention" in each["name"]} == {"attention"}
+    assert {event["args"]["stage"] for event in events if "decode_attention" in event["name"]} == {"attention"}
     assert events[0]["args"]["block"] == [128, 1, 1]
 
 
@@ -196,11 +195,11 @@ def test_labkit_reads_it_back(tmp_path: Path, suffix: str) -> None:
     assert back.source.started_ns == source.started_ns
     for name, frame in trace.frames.items():
         columns = [column for column in frame if column != "range_id"]
-        expected, found = (
-            each[columns].astype({column: str for column in columns if each[column].dtype == "category"})
-            for each in (frame, back.frames[name])
+        expected, actual = (
+            table[columns].astype({column: str for column in columns if table[column].dtype == "category"})
+            for table in (frame, back.frames[name])
         )
-        pd.testing.assert_frame_equal(found, expected)
+        pd.testing.assert_frame_equal(actual, expected)
 
 
 def test_kinds_of_work_come_back(tmp_path: Path) -> None:

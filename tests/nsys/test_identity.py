@@ -1,6 +1,6 @@
-"""Row by row the same as nsys's own reports, on random exports of every generation of the schema.
+"""Projections equal nsys's own reports row by row, on random exports of every generation of the schema.
 
-An nsys ends open ranges by the rule of its own version. So exports of the other generation are made such that both
+nsys ends open ranges by the rule of its own version, so exports of the other generation are made such that both
 rules agree.
 """
 
@@ -31,7 +31,7 @@ with nvtx.annotate("decode", domain="labkit"):
             with nvtx.annotate("decode/layer.0/qkv", domain="labkit"):
                 pass
 """
-DATABASES, BATCHES = 201, 9  # a third of each generation; all exports of a batch are of one
+DATABASES, BATCHES = 201, 9  # a third of each generation; a batch has one generation
 TENTH = 0.05 + 1e-6  # nsys rounds means and deviations to tenths
 
 
@@ -50,7 +50,7 @@ def test_two_hundred_random_exports_are_projected_as_nsys_does(batch: int, tmp_p
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What nsys records of a program with ranges in ranges, of two domains."""
+    """Report by nsys of a program with nested ranges of two domains."""
     assert NSYS is not None
     return exported(NSYS, [sys.executable, "-P", "-c", PROGRAM], tmp_path_factory.mktemp("recorded"))
 
@@ -58,9 +58,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_nsys
 def test_a_real_capture_is_read_as_nsys_reads_it(recorded: Path) -> None:
     assert NSYS is not None
-    theirs = stack(NSYS, recorded)
-    assert len(theirs) == 1 + 5 * 3
-    assert same_stack(recorded, theirs)["name"].iloc[0] == "labkit:decode"
+    nsys_rows = stack(NSYS, recorded)
+    assert len(nsys_rows) == 1 + 5 * 3
+    assert same_stack(recorded, nsys_rows)["name"].iloc[0] == "labkit:decode"
 
 
 @needs_nsys
@@ -70,45 +70,47 @@ def test_captures_in_profiles_are_read_as_nsys_reads_them(path: Path) -> None:
     same_stack(path, stack(NSYS, path))
 
 
-def same_stack(path: Path, theirs: list[dict[str, object]]) -> pd.DataFrame:
+def same_stack(path: Path, nsys_rows: list[dict[str, object]]) -> pd.DataFrame:
     projected = project(read(path, cache=False)).sort_values("range_id", kind="stable")
-    by_id = sorted(rows_of_nsys(theirs, STACK), key=lambda row: row[list(STACK).index("RangeId")])  # type: ignore[arg-type, return-value]
+    by_id = sorted(rows_of_nsys(nsys_rows, STACK), key=lambda row: row[list(STACK).index("RangeId")])  # type: ignore[arg-type, return-value]
     same(path, rows_of_labkit(projected, STACK), by_id)
     return projected
 
 
-def compared(path: Path, told: dict[str, list[dict[str, object]]]) -> int:
+def compared(path: Path, nsys_reports: dict[str, list[dict[str, object]]]) -> int:
     """Compares all reports of an export and returns how many rows they have."""
     trace = read(path, cache=False)
     # nsys since 2023 has a row for all work outside ranges, without a range's number.
-    theirs = rows_of_nsys([row for row in told["trace"] if row["RangeId"] not in NULL], TRACE)
+    nsys_trace = rows_of_nsys([row for row in nsys_reports["trace"] if row["RangeId"] not in NULL], TRACE)
     projected = project(trace)
-    ours = rows_of_labkit(projected, TRACE) if trace.on_gpu else []
+    labkit_trace = rows_of_labkit(projected, TRACE) if trace.on_gpu else []
     by_id = list(TRACE).index("RangeId")
-    same(path, sorted(ours, key=lambda row: row[by_id]), sorted(theirs, key=lambda row: row[by_id]))  # type: ignore[arg-type, return-value]
+    same(path, sorted(labkit_trace, key=lambda row: row[by_id]), sorted(nsys_trace, key=lambda row: row[by_id]))  # type: ignore[arg-type, return-value]
 
-    theirs_kernels, ours_kernels = (
-        rows_of_nsys(told["kernels"], KERNELS),
+    nsys_kernels, labkit_kernels = (
+        rows_of_nsys(nsys_reports["kernels"], KERNELS),
         rows_of_labkit(kernel_summary(trace), KERNELS),
     )
-    if told["kernels"]:
-        same(path, sorted(ours_kernels, key=group), sorted(theirs_kernels, key=group))
-        assert [in_order(row) for row in ours_kernels] == [in_order(row) for row in theirs_kernels]
+    if nsys_reports["kernels"]:
+        same(path, sorted(labkit_kernels, key=group), sorted(nsys_kernels, key=group))
+        assert [in_order(row) for row in labkit_kernels] == [in_order(row) for row in nsys_kernels]
 
     if trace.on_gpu:
         summary = rows_of_labkit(projection_summary(trace), SUMMARY)
-        expected = rows_of_nsys(told["summary"], SUMMARY) if "summary" in told else summarised(theirs)
+        expected = (
+            rows_of_nsys(nsys_reports["summary"], SUMMARY) if "summary" in nsys_reports else summarised(nsys_trace)
+        )
         same(path, sorted(summary, key=group), sorted(expected, key=group))
         assert [row[2] for row in summary] == sorted((row[2] for row in expected), reverse=True)  # type: ignore[type-var]
-    return len(theirs) + len(theirs_kernels)
+    return len(nsys_trace) + len(nsys_kernels)
 
 
-def same(path: Path, ours: list[Row], theirs: list[Row]) -> None:
-    assert len(ours) == len(theirs), f"{path.name}: {len(ours)} rows, nsys has {len(theirs)}"
-    for mine, own in zip(ours, theirs, strict=True):
-        for one, other in zip(mine, own, strict=True):
-            close = isinstance(one, float) and abs(one - float(other)) <= TENTH  # type: ignore[arg-type]
-            assert one == other or close, f"{path.name}: {mine}, nsys has {own}"
+def same(path: Path, labkit_rows: list[Row], nsys_rows: list[Row]) -> None:
+    assert len(labkit_rows) == len(nsys_rows), f"{path.name}: {len(labkit_rows)} rows, nsys has {len(nsys_rows)}"
+    for row, nsys_row in zip(labkit_rows, nsys_rows, strict=True):
+        for value, expected in zip(row, nsys_row, strict=True):
+            close = isinstance(value, float) and abs(value - float(expected)) <= TENTH  # type: ignore[arg-type]
+            assert value == expected or close, f"{path.name}: {row}, nsys has {nsys_row}"
 
 
 def group(row: Row) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ def in_order(row: Row) -> Row:
 
 
 def summarised(rows: list[Row]) -> list[Row]:
-    """The summary of nsys's trace, for versions that have none."""
+    """Summary computed from nsys's trace, for versions of nsys without that report."""
     groups: dict[tuple[object, object], list[dict[str, float]]] = defaultdict(list)
     for row in rows:
         columns = dict(zip(TRACE.values(), row, strict=True))

@@ -9,8 +9,8 @@ from labkit.nsys.arrays import Ints
 LENGTH = 60
 
 
-def drawn(seed: int) -> tuple[Ints, Ints, np.ndarray]:
-    """Up to twelve intervals, some of no length, and which moments each covers."""
+def random_intervals(seed: int) -> tuple[Ints, Ints, np.ndarray]:
+    """Up to twelve intervals, some of zero length, and the moments that each covers."""
     random = np.random.default_rng(seed)
     start = random.integers(0, 40, random.integers(0, 12))
     end = start + random.integers(0, 15, len(start))
@@ -20,7 +20,7 @@ def drawn(seed: int) -> tuple[Ints, Ints, np.ndarray]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_union_covers_what_any_interval_covers(seed: int) -> None:
-    start, end, covers = drawn(seed)
+    start, end, covers = random_intervals(seed)
     union = Union.of(start, end)
     assert union.total_ns == covers.any(axis=0).sum()
     assert (union.start_ns[1:] > union.end_ns[:-1]).all()
@@ -32,7 +32,7 @@ def test_a_union_covers_what_any_interval_covers(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_overlapping_time_counts_for_the_one_that_began_first(seed: int) -> None:
-    start, end, covers = drawn(seed)
+    start, end, covers = random_intervals(seed)
     begins = fresh_start_ns(start, end)
     assert (end - begins).sum() == covers.any(axis=0).sum()
     for index in range(len(start)):
@@ -49,10 +49,10 @@ def test_groups_do_not_cover_each_other() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_time_belongs_to_the_interval_that_began_last(seed: int) -> None:
-    start, end, covers = drawn(seed)
-    own = innermost_ns(start, end)
-    assert own.sum() == covers.any(axis=0).sum()
-    assert (own <= end - start).all()
+    start, end, covers = random_intervals(seed)
+    own_ns = innermost_ns(start, end)
+    assert own_ns.sum() == covers.any(axis=0).sum()
+    assert (own_ns <= end - start).all()
 
 
 def test_a_nested_range_is_taken_from_the_one_around_it() -> None:

@@ -1,4 +1,4 @@
-"""A capture that is killed leaves nothing: no process of its own, none of nsys, none of the program, and no report."""
+"""A killed capture leaves no process of its own, of nsys or of the program, and no report."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from labkit.nsys.capture.job import workplace
 
 pytestmark = pytest.mark.timeout(120)
 TOKEN = "hf_planted0123456789"
-# Like the real one, it starts a daemon that starts the program, and writes beside its output and into TMPDIR.
+# Like the real nsys, it starts a daemon that starts the program, and writes next to its output and into TMPDIR.
 NSYS = """#!{python}
 import os, subprocess, sys, time
 if sys.argv[1] == "--version":
@@ -55,7 +55,7 @@ def temporary(tmp_path: Path) -> Path:
 def owner(
     output: Path, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that captures a program which is running by now."""
+    """A process that captures a program; the program is already running."""
     nsys, ready = tmp_path / "nsys", tmp_path / "ready"
     nsys.write_text(NSYS.format(python=sys.executable))
     nsys.chmod(0o755)
@@ -68,13 +68,17 @@ def owner(
             time.sleep(0.05)
         yield process
         process.kill()
-    for left in processes(tmp_path):
-        left.kill()
+    for leftover in processes(tmp_path):
+        leftover.kill()
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Those that have this test's folder in their words."""
-    return [each for each in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(each.info["cmdline"] or [])]
+    """Processes whose command lines name this test's folder."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(folder) in " ".join(process.info["cmdline"] or [])
+    ]
 
 
 def reports(folder: Path) -> list[Path]:
@@ -84,7 +88,7 @@ def reports(folder: Path) -> list[Path]:
 def test_a_killed_capture_takes_nsys_and_the_program_with_it(
     owner: subprocess.Popen[bytes], output: Path, temporary: Path, tmp_path: Path
 ) -> None:
-    assert len(processes(tmp_path)) >= 4  # the owner, nsys, its daemon, the program, and who watches
+    assert len(processes(tmp_path)) >= 4  # the owner, nsys, its daemon, the program, and the watcher
     assert len([*reports(output), *reports(temporary)]) == 2
     owner.kill()
     owner.wait()
@@ -100,8 +104,8 @@ def test_the_next_capture_sweeps_what_a_dead_one_left_and_nothing_of_a_live_one(
     running = processes(tmp_path)
     with workplace(output, temporary):
         pass
-    assert all(each.is_running() for each in running)
-    (watcher,) = (each for each in running if "labkit.system.marked_run" in each.cmdline())
+    assert all(process.is_running() for process in running)
+    (watcher,) = (process for process in running if "labkit.system.marked_run" in process.cmdline())
     watcher.kill()
     owner.kill()
     owner.wait()

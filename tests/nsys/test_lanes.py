@@ -1,4 +1,4 @@
-"""Lanes hold every event once, in order; and what is said about an event is what the trace says."""
+"""Lanes hold every event once, in order, and the details of an event agree with the trace."""
 
 import json
 
@@ -66,10 +66,10 @@ def test_threads_stand_above_streams_in_each_process() -> None:
 
 
 def test_colours_are_those_of_the_attribution(trace: Trace) -> None:
-    lanes, found = build_lanes(trace), attribute(trace)
+    lanes, attribution = build_lanes(trace), attribute(trace)
     names = trace.ranges["name"].astype(str).to_numpy()
     for event in np.flatnonzero(lanes.source == FRAMES.index("operations"))[::5]:
-        row = found.range_of_operation[lanes.row[event]]
+        row = attribution.range_of_operation[lanes.row[event]]
         label = parse(names[row]) if row >= 0 else None
         if label and label.stage:
             assert SHADES[lanes.shade[event]] == label.stage
@@ -82,11 +82,11 @@ def test_steps_and_strangers_have_colours_of_their_own() -> None:
     recorder.range("mine", 20, 30, domain="")
     recorder.range("mine", 60, 70, domain="")
     lanes = build_lanes(recorder.trace())
-    found = {
+    colours = {
         (int(start), str(lanes.texts[name])): SHADES[shade]
         for start, name, shade in zip(lanes.start, lanes.name, lanes.shade, strict=True)
     }
-    assert found == {
+    assert colours == {
         (0, "decode/step"): STEP,
         (10_000, "decode/layer.0/mlp"): "mlp",
         (20_000, "mine"): "mlp",
@@ -102,10 +102,10 @@ def test_without_stages_kernels_and_operators_have_the_colours_of_what_they_do_a
     recorder.kernel(11, 12, 15, name="ampere_sgemm_128x64_tn")
     recorder.kernel(16, 17, 19, name="my_kernel")
     lanes = build_lanes(recorder.trace())
-    found = {str(lanes.texts[name]): lanes.shades[shade] for name, shade in zip(lanes.name, lanes.shade, strict=True)}
+    colours = {str(lanes.texts[name]): lanes.shades[shade] for name, shade in zip(lanes.name, lanes.shade, strict=True)}
     longest = [f"phase {number}" for number in range(7, 1, -1)]
     assert lanes.shades[len(SHADES) :] == tuple(longest)
-    assert found == {
+    assert colours == {
         **{f"phase {number}": f"phase {number}" if number > 1 else OTHER for number in range(8)},
         **{"aten::linear": "matrix multiplication", "ampere_sgemm_128x64_tn": "matrix multiplication"},
         **{"launch": OTHER, "my_kernel": OTHER},
@@ -126,7 +126,7 @@ def test_calls_of_the_system_have_lanes_of_their_own() -> None:
     ]
 
 
-def test_a_part_of_a_timeline_has_what_was_asked_for_and_knows_what_is_left_out(trace: Trace) -> None:
+def test_a_part_of_a_timeline_has_the_requested_events_and_links_only_to_them(trace: Trace) -> None:
     lanes = build_lanes(trace)
     window = (int(trace.ranges["start_ns"].min()), int(trace.ranges["end_ns"].max()) // 2 + 1)
     part = narrowed(lanes, Selection(window_ns=window))
@@ -137,8 +137,8 @@ def test_a_part_of_a_timeline_has_what_was_asked_for_and_knows_what_is_left_out(
     assert np.array_equal(part.row, lanes.row[kept])
     assert sum(strip.lanes for strip in part.strips) == part.count == len(np.unique(part.lane))
     for event in range(0, len(part), max(len(part) // 20, 1)):
-        said = details(part, event)
-        assert all(0 <= other["event"] < len(part) for other in (*said["parents"], *said["linked"]))
+        info = details(part, event)
+        assert all(0 <= other["event"] < len(part) for other in (*info["parents"], *info["linked"]))
 
 
 def test_the_work_of_a_graph_has_the_stage_of_its_making() -> None:
@@ -146,65 +146,65 @@ def test_the_work_of_a_graph_has_the_stage_of_its_making() -> None:
     recorder.range("decode/layer.0/mlp", 0, 10)
     recorder.range("decode/step", 100, 200)
     recorder.kernel(110, 120, 130, graph_node=5)
-    made = {"node": [5], "original": [0], "start_ns": [4_000], "process": [0], "tid": [1]}
+    nodes = {"node": [5], "original": [0], "start_ns": [4_000], "process": [0], "tid": [1]}
     trace = recorder.trace()
     lanes = build_lanes(
-        Trace(trace.source, trace.ranges, trace.operations, trace.calls, typed("graph_nodes", made), trace.processes)
+        Trace(trace.source, trace.ranges, trace.operations, trace.calls, typed("graph_nodes", nodes), trace.processes)
     )
     event = int(np.flatnonzero(lanes.source == FRAMES.index("operations")).item())
     assert SHADES[lanes.shade[event]] == "mlp"
-    said = details(lanes, event)
-    assert (said["stage"], said["layer"], said["phase"]) == ("mlp", 0, "decode")
-    assert "CUDA graph" in said["facts"]["stage known by"]
-    assert [parent["name"] for parent in said["parents"]] == ["decode/step"]
+    info = details(lanes, event)
+    assert (info["stage"], info["layer"], info["phase"]) == ("mlp", 0, "decode")
+    assert "CUDA graph" in info["facts"]["stage known by"]
+    assert [parent["name"] for parent in info["parents"]] == ["decode/step"]
 
 
 def test_details_of_a_kernel_lead_to_its_call_and_back() -> None:
     lanes = build_lanes(decode_trace(steps=2, layers=2, kernels_per_stage=2))
     event = int(search(lanes, "gemv2T")[3])
-    said = details(lanes, event)
-    assert said["kind"] == "kernel"
-    assert said["short"] == "gemv2T_kernel_val"
-    assert said["facts"]["grid"] == "108 x 1 x 1"
-    assert said["stage"] in ("attn_out", "mlp_out")
-    assert [parent["name"] for parent in said["parents"]][:2] == ["decode", "decode/step"]
-    (call,) = said["linked"]
+    info = details(lanes, event)
+    assert info["kind"] == "kernel"
+    assert info["short"] == "gemv2T_kernel_val"
+    assert info["facts"]["grid"] == "108 x 1 x 1"
+    assert info["stage"] in ("attn_out", "mlp_out")
+    assert [parent["name"] for parent in info["parents"]][:2] == ["decode", "decode/step"]
+    (call,) = info["linked"]
     back = details(lanes, call["event"])
     assert back["kind"] == "CUDA call"
     assert [other["event"] for other in back["linked"]] == [event]
-    assert back["parents"] == said["parents"]
-    assert (back["stage"], back["layer"]) == (said["stage"], said["layer"])
-    assert parse(said["parents"][-1]["name"]) == parse(f"{said['phase']}/layer.{said['layer']}/{said['stage']}")
+    assert back["parents"] == info["parents"]
+    assert (back["stage"], back["layer"]) == (info["stage"], info["layer"])
+    assert parse(info["parents"][-1]["name"]) == parse(f"{info['phase']}/layer.{info['layer']}/{info['stage']}")
 
 
-def test_details_can_be_sent(trace: Trace) -> None:
+def test_details_can_be_sent_as_json(trace: Trace) -> None:
     lanes = build_lanes(trace)
     for event in range(0, len(lanes), 29):
-        said = json.loads(json.dumps(details(lanes, event), allow_nan=False))
-        assert said["duration_ns"] == said["end_ns"] - said["start_ns"] >= 0
-        for parent in said["parents"]:
+        info = json.loads(json.dumps(details(lanes, event), allow_nan=False))
+        assert info["duration_ns"] == info["end_ns"] - info["start_ns"] >= 0
+        for parent in info["parents"]:
             assert parent["event"] != event
             assert lanes.lane[event] != parent["lane"]
 
 
 def test_the_search_finds_names_in_any_case_in_the_order_of_time(trace: Trace) -> None:
     lanes = build_lanes(trace)
-    found = search(lanes, "LaYeR.1/")
-    assert set(found) == {event for event in range(len(lanes)) if "layer.1/" in lanes.texts[lanes.name[event]]}
-    assert np.all(np.diff(lanes.start[found]) >= 0)
+    matches = search(lanes, "LaYeR.1/")
+    assert set(matches) == {event for event in range(len(lanes)) if "layer.1/" in lanes.texts[lanes.name[event]]}
+    assert np.all(np.diff(lanes.start[matches]) >= 0)
     assert len(search(lanes, "")) == len(search(lanes, "no such name")) == 0
 
 
 def test_the_nearest_is_what_is_there_or_closest(trace: Trace) -> None:
     lanes = build_lanes(trace)
     lane = int(lanes.lane[len(lanes) // 2])
-    first, beyond = lanes.bounds[lane : lane + 2]
-    rows = np.arange(first, beyond)
+    first, end = lanes.bounds[lane : lane + 2]
+    rows = np.arange(first, end)
     for time in np.linspace(lanes.span[0] - 5, lanes.span[1] + 5, 60).astype(int):
-        away = np.maximum(np.maximum(lanes.start[rows] - time, time - lanes.end[rows]), 0)
-        assert away[nearest(lanes, lane, time) - first] == away.min()
+        distance = np.maximum(np.maximum(lanes.start[rows] - time, time - lanes.end[rows]), 0)
+        assert distance[nearest(lanes, lane, time) - first] == distance.min()
     assert beside(lanes, first, -1) == first
-    assert beside(lanes, beyond - 1, 1) == beyond - 1
+    assert beside(lanes, end - 1, 1) == end - 1
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_what_nests_too_deep_is_left_out_and_counted() -> None:
     assert lanes.event_of(0, "ranges", MAX_LEVELS + 1) == -1
 
 
-def test_a_negative_interval_is_one_of_no_length() -> None:
+def test_a_negative_interval_has_zero_length() -> None:
     recorder = Recorder()
     recorder.range("decode/embed", 10, 5)
     recorder.kernel(6, 9, 7)
@@ -290,17 +290,17 @@ def test_a_view_of_nothing_is_refused(
         view(build_lanes(decode_trace(steps=2, layers=1)), window, steps)
 
 
-def test_a_synthetic_trace_has_as_many_events_as_wanted() -> None:
-    made = trace_of(5_000, layers=2)
-    count = sum(len(frame) for frame in (made.ranges, made.calls, made.operations))
+def test_a_synthetic_trace_has_the_requested_number_of_events() -> None:
+    trace = trace_of(5_000, layers=2)
+    count = sum(len(frame) for frame in (trace.ranges, trace.calls, trace.operations))
     assert 5_000 <= count < 5_100
-    assert attribute(made).coverage == 1.0
+    assert attribute(trace).coverage == 1.0
 
 
 def test_ranges_are_coloured_by_names_without_their_numbers() -> None:
     recorder = Recorder()
-    for at in range(20):
-        recorder.range(f"load, seq = {at}, op_id = {at}", 10 * at, 10 * at + 5, domain="")
-        recorder.range(f"ProfilerStep#{at}", 10 * at + 5, 10 * at + 9, domain="")
+    for number in range(20):
+        recorder.range(f"load, seq = {number}, op_id = {number}", 10 * number, 10 * number + 5, domain="")
+        recorder.range(f"ProfilerStep#{number}", 10 * number + 5, 10 * number + 9, domain="")
     lanes = build_lanes(recorder.trace())
     assert sorted({lanes.shades[shade] for shade in lanes.shade}) == ["ProfilerStep", "load"]

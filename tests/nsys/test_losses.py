@@ -1,4 +1,4 @@
-"""The largest losses: that each is proved, disjoint from the others, and leads to where it can be seen."""
+"""The largest losses are proved and disjoint, and each says where to look at it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.nsys.trace import Trace
 from labkit.system.asked_from import from_command_line
 
 
-def found(trace: Trace) -> list[dict]:
+def losses_of(trace: Trace) -> list[dict]:
     return losses(trace, found=gaps(trace)).to_dict("records")
 
 
@@ -30,10 +30,10 @@ def test_losses_are_disjoint_parts_of_the_span(seed: int) -> None:
     spans = budget(trace).set_index(["rank", "device"])["span_ns"]
     assert len(table) <= 3
     assert table["share"].is_monotonic_decreasing
-    for place, rows in table.groupby(["rank", "device"]):
-        lost = spans[place] - budget(trace).set_index(["rank", "device"]).loc[place, "compute_ns"]
+    for device, rows in table.groupby(["rank", "device"]):
+        lost = spans[device] - budget(trace).set_index(["rank", "device"]).loc[device, "compute_ns"]
         assert rows["time_ns"].sum() <= lost
-        assert rows["share"].to_numpy() == pytest.approx((rows["time_ns"] / spans[place]).to_numpy(), abs=1e-6)
+        assert rows["share"].to_numpy() == pytest.approx((rows["time_ns"] / spans[device]).to_numpy(), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_losses_are_disjoint_parts_of_the_span(seed: int) -> None:
     ],
 )
 def test_idle_time_is_lost_to_what_the_host_did(call: str, loss: str, helps: str) -> None:
-    worst = found(waiting(call, 25, 95))[0]
+    worst = losses_of(waiting(call, 25, 95))[0]
     assert worst["loss"] == loss
     assert helps in worst["helps"]
     assert "'batch'" in worst["evidence"]
@@ -60,11 +60,11 @@ def test_tiny_kernels_are_told_from_long_waits() -> None:
     recorder = Recorder()
     for index in range(200):
         recorder.kernel(index * 0.2, 50 + 10 * index, 54 + 10 * index, name="tiny")
-    (tiny,) = found(recorder.trace())
+    (tiny,) = losses_of(recorder.trace())
     assert tiny["loss"] == "idle before kernels shorter than 10 µs"
     assert tiny["time_ns"] == 199 * 6_000
     recorder.kernel(60, 20_000, 20_005, name="tiny")
-    assert [each["loss"] for each in found(recorder.trace())] == [
+    assert [row["loss"] for row in losses_of(recorder.trace())] == [
         "idle, for reasons that the trace does not tell",
         "idle before kernels shorter than 10 µs",
     ]
@@ -75,12 +75,12 @@ def test_copies_that_run_alone_are_lost() -> None:
     recorder.kernel(0, 5, 50)
     recorder.kernel(1, 50, 100, name="HtoD")
     recorder.operations[-1] |= {"kind": "memcpy", "bytes": 3_000_000, "memory": "Pageable -> Device"}
-    (copy,) = found(recorder.trace())
+    (copy,) = losses_of(recorder.trace())
     assert (copy["loss"], copy["time_ns"]) == ("copies while no kernel runs", 50_000)
     assert "3.0 MB of pageable memory" in copy["evidence"]
     assert copy["helps"] == HELPS["pageable"]
     recorder.operations[-1] |= {"memory": "Pinned -> Device"}
-    (copy,) = found(recorder.trace())
+    (copy,) = losses_of(recorder.trace())
     assert copy["helps"] == HELPS["copy"]
     assert not {"pinned", "pageable"} & set((copy["helps"] + copy["evidence"]).lower().split())
 
@@ -89,11 +89,11 @@ def test_advice_is_for_what_the_program_is_written_in() -> None:
     recorder = Recorder()
     recorder.kernel(0, 5, 10)
     recorder.kernel(99, 99.2, 110)
-    (native,) = found(recorder.trace())
+    (native,) = losses_of(recorder.trace())
     assert native["helps"] == HELPS[HOST]
     assert "torch" not in str(HELPS).lower()
     recorder.operator("aten::mm", 98, 100)
-    (python,) = found(recorder.trace())
+    (python,) = losses_of(recorder.trace())
     assert python["helps"] == HELPS_PYTORCH[HOST]
 
 
@@ -102,7 +102,7 @@ def test_a_first_launch_that_loads_code_wants_a_warm_up() -> None:
     recorder.kernel(0, 5, 10, name="known")
     recorder.kernel(11, 200, 210, name="new")
     recorder.calls[-1] |= {"end_ns": 199_000}
-    (first,) = found(recorder.trace())
+    (first,) = losses_of(recorder.trace())
     assert (first["loss"], first["helps"]) == ("idle, while kernels were launched for the first time", HELPS["first"])
 
 

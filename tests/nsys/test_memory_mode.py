@@ -1,4 +1,4 @@
-"""Memory's mode is told by the fastest rate that was seen, which outlasts the process."""
+"""The memory mode is judged by the fastest rate seen so far, which is kept on disk."""
 
 import json
 from pathlib import Path
@@ -46,15 +46,15 @@ def test_a_mode_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
     assert "changes within seconds" in check.finding
 
 
-def test_what_was_kept_is_not_believed_when_it_is_damaged(tmp_path: Path) -> None:
-    kept = tmp_path / "memory.json"
-    for damaged in ("", "[]", *(json.dumps({cpu_name(): each}) for each in (76, [76.0], ["76", "today"]))):
-        kept.write_text(damaged)
+def test_a_damaged_record_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "memory.json"
+    for damaged in ("", "[]", *(json.dumps({cpu_name(): rates}) for rates in (76, [76.0], ["76", "today"]))):
+        file.write_text(damaged)
         assert "the first check" in memory_mode(fact(40.0), tmp_path).finding
-        assert json.loads(kept.read_text())[cpu_name()][0] == 40.0
+        assert json.loads(file.read_text())[cpu_name()][0] == 40.0
 
 
-def test_where_nothing_can_be_kept_every_look_is_the_first(tmp_path: Path) -> None:
+def test_without_a_folder_every_look_is_the_first(tmp_path: Path) -> None:
     no_folder = tmp_path / "file"
     no_folder.write_text("")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Damaged traces: each is read and gives every table, or is refused in words. None ends in a traceback or hangs."""
+"""A damaged trace gives every table or is refused with a message; it never causes a traceback or a hang."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from labkit.nsys.timeline.synthetic import decode_trace
 from labkit.nsys.trace import Trace
 from labkit.system.errors import UserError
 
-MOST_S = 60.0  # of the processor, for a trace of some hundred events: far more than any takes
+MOST_S = 60.0  # processor time for a trace of some hundred events: far more than any needs
 ODD: tuple[Any, ...] = (
     *(None, True, [], {}, "", "x", [[]], {"a": 1}, "\x1b[2J\u202e", "é" * 300, [1, "a", None]),
     *(0, -1, 1.5, 2**31, 2**63 - 1, -(2**63), 2**64 + 3, 10**30, 1e-300, 1e300, "nan", "-Infinity", "1e999", "0x7"),
@@ -57,15 +57,15 @@ TABLES: tuple[Callable[[Trace], object], ...] = (
 
 @cache
 def documents() -> dict[str, str]:
-    """Whole traces of every recorder, as JSON."""
+    """Undamaged traces of every recorder, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         kineto = write_chrome(decode_trace(steps=2, layers=1, ranks=2), Path(folder, "kineto.json")).read_text()
-    others = {"jax": jax_gpu(), "tpu": jax_tpu(), "ascend": ascend(), "mtia": mtia(), "viztracer": viztracer()}
-    return {"kineto": kineto, **{name: json.dumps(document) for name, document in others.items()}}
+    foreign = {"jax": jax_gpu(), "tpu": jax_tpu(), "ascend": ascend(), "mtia": mtia(), "viztracer": viztracer()}
+    return {"kineto": kineto, **{name: json.dumps(document) for name, document in foreign.items()}}
 
 
 def damaged_json(random: Random) -> bytes:
-    """A trace with some values replaced, events lost or doubled, or bytes changed."""
+    """A trace in which values are replaced, events lost or doubled, or bytes changed."""
     document = json.loads(documents()[random.choice(sorted(documents()))])
     events = document["traceEvents"] if isinstance(document, dict) else document
     for _ in range(random.randrange(4)):
@@ -84,9 +84,9 @@ def damaged_json(random: Random) -> bytes:
                 holder[new] = random.choice((*ODD, "B", "E", "X", "M", "kernel", "mtia_ccp_events", "gpu_memcpy"))
     text = json.dumps(document, indent=random.choice((None, 1))).encode()
     for _ in range(random.choice((0, 0, 1, 2))):
-        at = random.randrange(len(text))
-        token = random.choice((*TOKENS, text[at : at + random.randrange(200)]))
-        text = text[:at] + token + text[at + random.choice((0, 1, len(token), 100)) :]
+        position = random.randrange(len(text))
+        token = random.choice((*TOKENS, text[position : position + random.randrange(200)]))
+        text = text[:position] + token + text[position + random.choice((0, 1, len(token), 100)) :]
     if random.random() < 0.1:
         text = text[: random.randrange(len(text))]
     if random.random() < 0.3:
@@ -97,7 +97,7 @@ def damaged_json(random: Random) -> bytes:
 
 
 def damaged_database(random: Random) -> bytes:
-    """An export with values, columns and tables changed, or bytes."""
+    """An export in which values, columns, tables or bytes are changed."""
     with tempfile.TemporaryDirectory() as folder:
         path = random_database(Path(folder, "a.sqlite"), random.randrange(5), random.choice(sorted(GENERATIONS)))
         with closing(sqlite3.connect(path)) as connection:
@@ -132,28 +132,28 @@ def _changed_bytes(content: bytes, random: Random) -> bytes:
 
 
 def survives(make: Callable[[Random], bytes], random: Random) -> None:
-    """Reads a damaged trace and makes everything of it that can be asked for."""
+    """Reads a damaged trace and makes every table and export of it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "damaged")
         path.write_bytes(make(random))
-        began = time.process_time()
+        start = time.process_time()
         with suppress(UserError):
             trace = read(path, cache=False)
             tables: list[Callable[[Trace], object]] = [*TABLES, partial(write_chrome, path=Path(folder, "back.json"))]
             for table in tables:
                 with suppress(UserError):
                     table(trace)
-        assert time.process_time() - began < MOST_S
+        assert time.process_time() - start < MOST_S
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=[sweep, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize("make", [damaged_json, damaged_database])
 def test_a_damaged_trace_is_read_or_refused(make: Callable[[Random], bytes], count: int) -> None:
-    settled = settings(
+    run_examples = settings(
         max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
 
-    @settled
+    @run_examples
     @given(st.randoms(use_true_random=False))
     def check(random: Random) -> None:
         survives(make, random)

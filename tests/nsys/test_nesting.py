@@ -1,4 +1,4 @@
-"""Intervals in rows, in each other, and across each other, against definitions written down plainly."""
+"""Levels, nesting and crossing of intervals agree with plain definitions."""
 
 from typing import SupportsIndex
 
@@ -9,8 +9,8 @@ from labkit.nsys.analysis.nesting import crossing, innermost, levels
 from labkit.nsys.arrays import Ints
 
 
-def some(seed: int, count: int = 300) -> tuple[Ints, Ints, Ints]:
-    """Start, end and group of intervals that nest, cross, touch and have no length."""
+def random_intervals(seed: int, count: int = 300) -> tuple[Ints, Ints, Ints]:
+    """Start, end and group of intervals that nest, cross, touch and have zero length."""
     random = np.random.default_rng(seed)
     start = random.integers(-500, 1000, count)
     length = random.choice([0, 1, 7, 60, 400], count)
@@ -18,18 +18,18 @@ def some(seed: int, count: int = 300) -> tuple[Ints, Ints, Ints]:
 
 
 def nested(seed: int, count: int = 300) -> tuple[Ints, Ints, Ints]:
-    """As push and pop leave them: every end closes what was opened last."""
+    """Intervals of push and pop: every end closes the interval that was opened last."""
     random = np.random.default_rng(seed)
     time = 0
     opened: list[int] = []
-    found: list[tuple[int, int]] = []
-    while len(found) < count:
+    intervals: list[tuple[int, int]] = []
+    while len(intervals) < count:
         time += int(random.integers(1, 5))
         if opened and random.random() < 0.5:
-            found.append((opened.pop(), time))
+            intervals.append((opened.pop(), time))
         else:
             opened.append(time)
-    start, end = np.array(sorted(found)).T
+    start, end = np.array(sorted(intervals)).T
     return start, end, np.zeros(count, np.int64)
 
 
@@ -39,7 +39,7 @@ def holds(start: Ints, end: Ints, outer: SupportsIndex, inner: SupportsIndex) ->
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_two_on_a_level_overlap(seed: int) -> None:
-    start, end, group = some(seed)
+    start, end, group = random_intervals(seed)
     level = levels(start, end, group)
     end = np.maximum(end, start + 1)
     order = np.lexsort((start, level, group))
@@ -60,29 +60,29 @@ def test_what_nests_is_as_deep_as_there_are_intervals_around_it(seed: int) -> No
 def test_the_innermost_is_the_last_that_was_opened_and_holds_it(seed: int) -> None:
     start, end, group = nested(seed)
     random = np.random.default_rng(seed)
-    at = random.integers(start.min() - 3, end.max() + 3, 200)
-    until = at + random.integers(0, 20, 200)
-    found = innermost(at, until, np.zeros(200, np.int64), (start, end, group))
-    for begin, stop, row in zip(at, until, found, strict=True):
+    begins = random.integers(start.min() - 3, end.max() + 3, 200)
+    ends = begins + random.integers(0, 20, 200)
+    rows = innermost(begins, ends, np.zeros(200, np.int64), (start, end, group))
+    for begin, stop, row in zip(begins, ends, rows, strict=True):
         around = np.flatnonzero((start <= begin) & (stop <= end))
         assert row == (around[np.argmax(start[around])] if len(around) else -1)
 
 
 def test_nothing_is_inside_what_another_thread_opened() -> None:
-    one, two = np.zeros(1, np.int64), np.ones(1, np.int64)
-    assert innermost(one + 2, one + 3, two, (one, one + 9, one)).tolist() == [-1]
-    assert innermost(one + 2, one + 3, one, (one, one + 9, one)).tolist() == [0]
+    thread_0, thread_1 = np.zeros(1, np.int64), np.ones(1, np.int64)
+    assert innermost(thread_0 + 2, thread_0 + 3, thread_1, (thread_0, thread_0 + 9, thread_0)).tolist() == [-1]
+    assert innermost(thread_0 + 2, thread_0 + 3, thread_0, (thread_0, thread_0 + 9, thread_0)).tolist() == [0]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_left_nests(seed: int) -> None:
-    start, end, group = some(seed)
-    left = np.flatnonzero(~crossing(start, end, group))
-    for one in left:
-        for other in left:
-            if one < other and group[one] == group[other]:
-                apart = end[one] <= start[other] or end[other] <= start[one]
-                assert apart or holds(start, end, one, other) or holds(start, end, other, one)
+def test_intervals_that_do_not_cross_nest(seed: int) -> None:
+    start, end, group = random_intervals(seed)
+    kept = np.flatnonzero(~crossing(start, end, group))
+    for first in kept:
+        for second in kept:
+            if first < second and group[first] == group[second]:
+                apart = end[first] <= start[second] or end[second] <= start[first]
+                assert apart or holds(start, end, first, second) or holds(start, end, second, first)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -90,7 +90,7 @@ def test_nothing_is_taken_out_of_what_nests(seed: int) -> None:
     assert not crossing(*nested(seed)).any()
 
 
-def test_nothing_at_all() -> None:
-    none = np.zeros(0, np.int64)
-    assert len(levels(none, none, none)) == len(crossing(none, none, none)) == 0
-    assert innermost(none + 1, none, none, (none, none, none)).tolist() == []
+def test_no_intervals_give_empty_results() -> None:
+    empty = np.zeros(0, np.int64)
+    assert len(levels(empty, empty, empty)) == len(crossing(empty, empty, empty)) == 0
+    assert innermost(empty + 1, empty, empty, (empty, empty, empty)).tolist() == []

@@ -1,4 +1,4 @@
-"""The reports of nsys by its own names: the same rows as the installed nsys gives, and the columns of newer ones."""
+"""Reports under nsys's own names: the rows of the installed nsys, and the columns of newer versions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import Trace
 
 PID, TID = global_pid(77), global_tid(77, 78)
-COUNTED = {"cuda_gpu_kern_sum": "Instances", "cuda_gpu_mem_time_sum": "Count"}  # else "Num Calls"
-NAMED = {"cuda_gpu_mem_time_sum": "Operation"}  # else "Name"
+COUNTED = {"cuda_gpu_kern_sum": "Instances", "cuda_gpu_mem_time_sum": "Count"}  # in other reports: "Num Calls"
+NAMED = {"cuda_gpu_mem_time_sum": "Operation"}  # in other reports: "Name"
 OLD_COPY = re.compile(r"\b([HDP])to([HDP])\b")
 WORDS = {"H": "Host", "D": "Device", "P": "Peer"}
 Sums = dict[str, tuple[int, int, int, int]]
@@ -43,17 +43,20 @@ def exported(path: Path, seed: int) -> Path:
 
 
 def of_nsys(report: str, rows: list[dict[str, object]]) -> Sums:
-    """Total, count, least and most by name: nsys 2022.4 tells kernels apart by their sizes, and calls by version."""
-    found: Sums = defaultdict(lambda: (0, 0, 1 << 62, 0))
+    """Total, count, least and most by name.
+
+    nsys 2022.4 has a row for each size of a kernel and each version of a call; these rows are added up.
+    """
+    by_name: Sums = defaultdict(lambda: (0, 0, 1 << 62, 0))
     for row in rows:
         name = re.sub(r"_v\d{4,5}$", "", str(row[NAMED.get(report, "Name")]))
         name = OLD_COPY.sub(lambda kind: f"{WORDS[kind[1]]}-to-{WORDS[kind[2]]}", name)
         values = [
             int(str(row[key])) for key in ("Total Time (ns)", COUNTED.get(report, "Num Calls"), "Min (ns)", "Max (ns)")
         ]
-        total, count, least, most = found[name]
-        found[name] = (total + values[0], count + values[1], min(least, values[2]), max(most, values[3]))
-    return dict(found)
+        total, count, least, most = by_name[name]
+        by_name[name] = (total + values[0], count + values[1], min(least, values[2]), max(most, values[3]))
+    return dict(by_name)
 
 
 def of_labkit(report: str, trace: Trace) -> Sums:
@@ -65,15 +68,15 @@ def of_labkit(report: str, trace: Trace) -> Sums:
 def test_sums_are_those_of_nsys(seed: int, tmp_path: Path) -> None:
     assert NSYS is not None
     path = exported(tmp_path / "random.sqlite", seed)
-    theirs, trace = sums(NSYS, path), read(path, cache=False)
-    for report, rows in theirs.items():
+    nsys_sums, trace = sums(NSYS, path), read(path, cache=False)
+    for report, rows in nsys_sums.items():
         assert of_labkit(report, trace) == of_nsys(report, rows), report
         if report != "cuda_gpu_kern_sum":
-            ours = REPORTS[report](trace, EVERYTHING)
-            assert sorted(ours["Time (%)"]) == pytest.approx(
+            report_of_labkit = REPORTS[report](trace, EVERYTHING)
+            assert sorted(report_of_labkit["Time (%)"]) == pytest.approx(
                 sorted(float(str(row["Time (%)"])) for row in rows), abs=0.11
             )
-    assert len(theirs["osrt_sum"]) == 3
+    assert len(nsys_sums["osrt_sum"]) == 3
 
 
 def test_columns_are_those_of_nsys_from_2023_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Operators of PyTorch: the work that their shapes say, held against PyTorch's own counter, and whose time is whose."""
+"""Operators of PyTorch: work from their shapes, compared with PyTorch's own counter, and the time of each operator."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from labkit.nsys.tables.peaks import Peak, peak_of
 from labkit.nsys.trace import Trace, TraceError, typed
 
 
-def told(*tensors: torch.Tensor, values: tuple[str, ...] = ()) -> str:
-    """The inputs as a trace has them: tensors, then what is none."""
+def inputs_json(*tensors: torch.Tensor, values: tuple[str, ...] = ()) -> str:
+    """Inputs of an operator as a trace has them: tensors, followed by other values."""
     names = {torch.float32: "float", torch.bfloat16: "c10::BFloat16", torch.int64: "long int"}
     rest = len(values)
     return json.dumps(
         {
-            "dims": [list(each.shape) for each in tensors] + [[]] * rest,
-            "types": [names[each.dtype] for each in tensors] + ["Scalar"] * rest,
-            "strides": [list(each.stride()) for each in tensors] + [[]] * rest,
+            "dims": [list(tensor.shape) for tensor in tensors] + [[]] * rest,
+            "types": [names[tensor.dtype] for tensor in tensors] + ["Scalar"] * rest,
+            "strides": [list(tensor.stride()) for tensor in tensors] + [[]] * rest,
             "values": [""] * len(tensors) + list(values),
         }
     )
@@ -41,7 +41,7 @@ def counted(run: object, *tensors: torch.Tensor, **options: object) -> int:
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    with sdpa_kernel(SDPBackend.MATH):  # as products, which the counter sees
+    with sdpa_kernel(SDPBackend.MATH):  # computes products, which the counter sees
         return torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
 
@@ -63,7 +63,7 @@ IMAGE, KERNEL = torch.ones(2, 6, 33, 17), torch.ones(8, 3, 3, 5)
 def test_flops_are_those_that_pytorch_counts(
     name: str, run: object, tensors: tuple[torch.Tensor, ...], values: tuple[str, ...], options: dict[str, object]
 ) -> None:
-    work = operator_work(f"aten::{name}", told(*tensors, values=values))
+    work = operator_work(f"aten::{name}", inputs_json(*tensors, values=values))
     assert work is not None
     assert work.flops == counted(run, *tensors, **options)
 
@@ -74,11 +74,11 @@ def test_a_causal_mask_leaves_half_of_the_pairs() -> None:
         ("_scaled_dot_product_flash_attention", ("0.", "True")),
         ("scaled_dot_product_attention", ("", "0.", "True")),
     ):
-        work = operator_work(f"aten::{name}", told(query, query, query, values=values))
+        work = operator_work(f"aten::{name}", inputs_json(query, query, query, values=values))
         assert work is not None
         assert work.flops == 2 * 2 * 3 * (7 * 8 // 2) * 16
     heads_last = torch.ones(2, 7, 3, 8)
-    forward = told(heads_last, heads_last, heads_last, values=("", "", "7", "7", "0.", "False"))
+    forward = inputs_json(heads_last, heads_last, heads_last, values=("", "", "7", "7", "0.", "False"))
     plain = operator_work("aten::_flash_attention_forward", forward)
     assert plain is not None
     assert plain.flops == 2 * 2 * 3 * 7 * 7 * 16
@@ -86,17 +86,17 @@ def test_a_causal_mask_leaves_half_of_the_pairs() -> None:
 
 def test_bytes_count_every_operand_once() -> None:
     a, b = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(16, 32, dtype=torch.bfloat16)
-    work = operator_work("aten::mm", told(a, b))
+    work = operator_work("aten::mm", inputs_json(a, b))
     assert work is not None
     assert work.bytes == 2 * (8 * 16 + 16 * 32 + 8 * 32)
     expanded = torch.ones(1, 64).expand(1000, 64)
-    work = operator_work("aten::mul", told(torch.ones(1000, 64), expanded))
+    work = operator_work("aten::mul", inputs_json(torch.ones(1000, 64), expanded))
     assert work is not None
     assert work.bytes == 4 * (64_000 + 64 + 64_000)
-    work = operator_work("aten::copy_", told(torch.ones(10), torch.ones(10, dtype=torch.bfloat16)))
+    work = operator_work("aten::copy_", inputs_json(torch.ones(10), torch.ones(10, dtype=torch.bfloat16)))
     assert work is not None
     assert work.bytes == 60
-    work = operator_work("aten::embedding", told(torch.ones(1000, 8), torch.ones(2, 5, dtype=torch.int64)))
+    work = operator_work("aten::embedding", inputs_json(torch.ones(1000, 8), torch.ones(2, 5, dtype=torch.int64)))
     assert work is not None
     assert work.bytes == 2 * 10 * 8 * 4 + 80
 
@@ -117,7 +117,7 @@ def test_what_shapes_do_not_tell_is_not_counted(name: str, text: str) -> None:
 
 
 def recorded(with_shapes: bool = True) -> Trace:
-    """Two products, one of them of two kernels that overlap, within a wrapper; a kernel without any operator."""
+    """Two products within a wrapper, one of them with two kernels that overlap, and a kernel without an operator."""
     recorder = Recorder()
     recorder.operator("aten::linear", 0, 60)
     for start in (1, 31):
@@ -127,7 +127,7 @@ def recorded(with_shapes: bool = True) -> Trace:
     recorder.kernel(32, 50, 80, name="gemm")
     recorder.kernel(70, 90, 95, name="free")
     trace = recorder.trace()
-    shapes = told(torch.ones(1000, 1000), torch.ones(1000, 1000))
+    shapes = inputs_json(torch.ones(1000, 1000), torch.ones(1000, 1000))
     inputs = [shapes if with_shapes and name == "aten::mm" else "" for name in trace.calls["name"]]
     devices = typed("devices", {"process": [0], "device": [0], "name": pd.Categorical(["NVIDIA H100 80GB HBM3"])})
     return replace(trace, calls=trace.calls.assign(inputs=pd.Categorical(inputs)), devices=devices)
@@ -150,8 +150,8 @@ def test_without_shapes_or_peaks_nothing_is_made_up() -> None:
     assert row[["flops", "bytes", "tflop_s", "roofline_share"]].isna().all()
     trace = replace(recorded(), devices=typed("devices", {}))
     assert operators(trace)["roofline_share"].isna().all()
-    given = operators(trace, peak=Peak(0, 0, 0, 100, 0, 1.0))
-    assert given["roofline_share"].iloc[0] == pytest.approx(2 * 20e-6 / 60e-6, rel=0.3)
+    with_peak = operators(trace, peak=Peak(0, 0, 0, 100, 0, 1.0))
+    assert with_peak["roofline_share"].iloc[0] == pytest.approx(2 * 20e-6 / 60e-6, rel=0.3)
     with pytest.raises(TraceError, match="got a trace without operators of PyTorch"):
         operators(Recorder().trace())
     on_the_cpu = Recorder()
@@ -164,8 +164,8 @@ def test_an_operator_that_the_profiler_names_counts_where_the_launch_was_not_rec
     trace = recorded()
     rows = trace.operations.assign(correlation=0, external=[9, 9, 9, 0])
     calls = trace.calls.assign(external=[9 if name == "aten::linear" else 0 for name in trace.calls["name"]])
-    found = operators(replace(trace, operations=rows, calls=calls))
-    assert found["name"].tolist() == ["aten::linear", NO_OPERATOR]
+    table = operators(replace(trace, operations=rows, calls=calls))
+    assert table["name"].tolist() == ["aten::linear", NO_OPERATOR]
 
 
 def test_short_kernels_are_ranked_by_the_idle_time_before_them() -> None:
@@ -174,10 +174,10 @@ def test_short_kernels_are_ranked_by_the_idle_time_before_them() -> None:
         recorder.kernel(20 * index, 20 * index + 5, 20 * index + 7, name="short")
         recorder.kernel(20 * index + 1, 20 * index + 8, 20 * index + 10, name="other")
     recorder.kernel(300, 310, 400, name="long")
-    found = short_kernels(recorder.trace())
-    assert found["name"].tolist() == ["short", "other"]
-    assert found["idle_ns"].tolist() == [9 * 15_000, 10 * 1_000]
-    assert found["count"].tolist() == [10, 10]
+    table = short_kernels(recorder.trace())
+    assert table["name"].tolist() == ["short", "other"]
+    assert table["idle_ns"].tolist() == [9 * 15_000, 10 * 1_000]
+    assert table["count"].tolist() == [10, 10]
 
 
 @pytest.mark.parametrize(

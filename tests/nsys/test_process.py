@@ -1,4 +1,4 @@
-"""A command is listened to, ended cleanly on Ctrl-C and by timeout, and killed only when it will not end."""
+"""The output of a command is read; the command ends cleanly on Ctrl-C or timeout, and is killed only if it must be."""
 
 import os
 import signal
@@ -39,15 +39,15 @@ def test_lines_come_as_they_are_printed_and_the_last_are_kept() -> None:
     assert "39" in ended.said
 
 
-def test_what_nsys_says_of_its_own_work_is_not_the_commands() -> None:
-    said = [
+def test_output_of_nsys_about_its_own_work_is_left_out() -> None:
+    output_lines = [
         "Generating '/tmp/nsys-report-1.qdstrm'",
         "[1/2] [===50%   ] out.nsys-rep",
         "Generated:",
         "    /out.sqlite",
         "[1] mine",
     ]
-    assert python(f"print(chr(13).join({said!r}))").said == ("[1] mine",)
+    assert python(f"print(chr(13).join({output_lines!r}))").said == ("[1] mine",)
 
 
 def test_bytes_that_are_no_text_do_no_harm() -> None:
@@ -80,15 +80,15 @@ def test_a_late_command_is_asked_then_killed(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_a_failed_command_leaves_running_is_ended() -> None:
     daemon = """
 import subprocess, sys
-left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-print(left.pid); sys.exit(3)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid); sys.exit(3)
 """
     (pid,) = python(daemon).said
     assert not psutil.pid_exists(int(pid))
 
 
 def test_a_listener_that_cannot_go_on_ends_the_command() -> None:
-    """As rich does where the pipe that it prints to is closed."""
+    """rich raises this if the pipe that it prints to is closed."""
     pids: list[int] = []
 
     def listen(line: str) -> None:
@@ -106,11 +106,11 @@ def test_a_missing_program_is_named() -> None:
 
 
 def test_the_load_of_other_programs_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first lap is read before the command, each later one in its seconds; its own time is not that of others."""
+    """The first lap is read before the command, later ones every second; the time of the command does not count."""
     taken = iter([0.0, 1.5, 1.25])
     monkeypatch.setattr(
         "labkit.nsys.run_load.OthersClock.whole_lap",
-        lambda clock: LoadLap(others=each, idle=0.0) if (each := next(taken, None)) is not None else None,
+        lambda clock: LoadLap(others=cores, idle=0.0) if (cores := next(taken, None)) is not None else None,
     )
     assert python("import time; time.sleep(0.6)").taken_cores == 1.25
 

@@ -1,4 +1,4 @@
-"""No process that a capture began outlives it, whether it ends well, fails, is interrupted or is killed."""
+"""No process of a capture outlives it, whether the capture succeeds, fails, is interrupted or is killed."""
 
 import os
 import signal
@@ -15,16 +15,16 @@ from nsight import NSYS
 from sweeps import swept
 
 pytestmark = pytest.mark.timeout(120)
-# Like the real one at its worst: it starts an agent, a daemon that outlives it, and then the program.
-PLAYED = """#!{python}
+# The worst case of the real nsys: it starts an agent, which is a daemon that outlives it, and then the program.
+FAKE_NSYS = """#!{python}
 import sqlite3, subprocess, sys
 if sys.argv[1] == "--version":
     print("NVIDIA Nsight Systems version 2024.1.1.1-0")
     sys.exit()
-at = next(at for at, word in enumerate(sys.argv[2:], 2) if not word.startswith("--"))
+first = next(place for place, word in enumerate(sys.argv[2:], 2) if not word.startswith("--"))
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-ended = subprocess.run(sys.argv[at:])
-options = dict(word[2:].split("=", 1) for word in sys.argv[2:at])
+ended = subprocess.run(sys.argv[first:])
+options = dict(word[2:].split("=", 1) for word in sys.argv[2:first])
 with sqlite3.connect(options["output"] + ".sqlite") as rows:
     rows.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
     columns = ("start", "end", "eventType", "textId", "globalTid")
@@ -54,9 +54,9 @@ profile(sys.argv[2:], output=sys.argv[1], source="nsys", tax=False)
 
 
 @pytest.fixture
-def played(tmp_path: Path) -> Path:
+def fake(tmp_path: Path) -> Path:
     nsys = tmp_path / "nsys"
-    nsys.write_text(PLAYED.format(python=sys.executable))
+    nsys.write_text(FAKE_NSYS.format(python=sys.executable))
     nsys.chmod(0o755)
     return nsys
 
@@ -64,29 +64,29 @@ def played(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def swept_up(tmp_path: Path) -> Iterator[None]:
     yield
-    for left in processes(tmp_path):
-        left.kill()
+    for leftover in processes(tmp_path):
+        leftover.kill()
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Processes of the capture: all of them have this test's folder in their words or their environment."""
-    found = []
+    """Processes of the capture: their command lines or environments contain this test's folder."""
+    matches = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if (
                 str(folder) in " ".join([*process.cmdline(), *process.environ().values()])
                 and process.pid != os.getpid()
             ):
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
-@pytest.mark.parametrize("way", swept([f"{nsys}-{end}" for nsys in ("played", "real") for end in ENDINGS], []))
-def test_no_process_of_a_capture_is_left(way: str, played: Path, tmp_path: Path) -> None:
-    nsys, ending = way.split("-")
+@pytest.mark.parametrize("case", swept([f"{nsys}-{end}" for nsys in ("fake", "real") for end in ENDINGS], []))
+def test_no_process_of_a_capture_is_left(case: str, fake: Path, tmp_path: Path) -> None:
+    nsys, ending = case.split("-")
     if nsys == "real" and NSYS is None:
         pytest.skip("nsys is not installed; labkit doctor says how to")
-    program = NSYS.path if nsys == "real" and NSYS else played
+    program = NSYS.path if nsys == "real" and NSYS else fake
     environment = os.environ | {"LABKIT_NSYS": str(program), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-P", "-c", PROGRAM, str(tmp_path), ending]
     with subprocess.Popen(
@@ -100,8 +100,8 @@ def test_no_process_of_a_capture_is_left(way: str, played: Path, tmp_path: Path)
             owner.send_signal(signal.SIGINT if ending == "interrupt" else signal.SIGKILL)
         ended = owner.wait()
     assert (ended == 0) == (ending == "success")
-    if ending == "kill":  # the watcher ends the others when it sees that its owner is gone
-        until = time.monotonic() + 60
-        while processes(tmp_path) and time.monotonic() < until:
+    if ending == "kill":  # the watcher ends the other processes when its owner is gone
+        deadline = time.monotonic() + 60
+        while processes(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.05)
     assert processes(tmp_path) == []

@@ -1,4 +1,4 @@
-"""What ranges launched, found by looking at every range, call and operation; and what nsys leaves open."""
+"""Work of ranges agrees with a comparison of every range, call and operation; also cases that nsys leaves open."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ def test_a_range_has_the_work_of_all_calls_within_it(seed: int, generation: str,
     expected = {}
     launched = trace.operations[(trace.operations["kind"] != "graph") & (trace.operations["correlation"] != 0)]
     work = launched.merge(trace.calls, on=["process", "correlation"], suffixes=("", "_call"))
-    for row, one in enumerate(trace.ranges.itertuples()):
-        own = work[(work["process"] == one.process) & (work["tid"] == one.tid)]
-        own = own[(own["start_ns_call"] >= one.start_ns) & (own["end_ns_call"] <= one.end_ns)]
-        if len(own):
-            start = own["start_ns"].min()
-            expected[row] = (start, own["end_ns"].max() - start, own["correlation"].nunique())
+    for row, interval in enumerate(trace.ranges.itertuples()):
+        inside = work[(work["process"] == interval.process) & (work["tid"] == interval.tid)]
+        inside = inside[(inside["start_ns_call"] >= interval.start_ns) & (inside["end_ns_call"] <= interval.end_ns)]
+        if len(inside):
+            start = inside["start_ns"].min()
+            expected[row] = (start, inside["end_ns"].max() - start, inside["correlation"].nunique())
     if not trace.on_gpu:
         pytest.skip("this one has no GPU work")
-    found = project(trace).set_index("range")[["start_ns", "duration_ns", "operations"]]
-    assert {row: tuple(values) for row, values in zip(found.index, found.to_numpy().tolist(), strict=True)} == expected
+    projected = project(trace).set_index("range")[["start_ns", "duration_ns", "operations"]]
+    assert {
+        row: tuple(values) for row, values in zip(projected.index, projected.to_numpy().tolist(), strict=True)
+    } == expected
 
 
 def test_level_children_and_parent_speak_of_enclosing_ranges(tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_level_children_and_parent_speak_of_enclosing_ranges(tmp_path: Path) -> 
     export.range(10, 100, TID, text="outside")
     export.labelled(20, 90, TID, "decode/step")
     export.labelled(30, 40, TID, "decode/embed")
-    export.labelled(50, 60, TID, "decode/sample")  # launches nothing
+    export.labelled(50, 60, TID, "decode/sample")  # this range launches nothing
     export.call(31, 32, TID, 1)
     export.call(33, 34, TID, 2)
     export.kernel(200, 240, PID, 1)
@@ -64,7 +66,7 @@ def test_level_children_and_parent_speak_of_enclosing_ranges(tmp_path: Path) -> 
 
 
 def test_ranges_with_the_same_bounds_keep_their_levels(tmp_path: Path) -> None:
-    """nsys takes them for each other's parents and has no level for either."""
+    """nsys takes each for the parent of the other one, and gives neither a level."""
     export = Export()
     for text in ("first", "second"):
         export.range(10, 100, TID, text=text, eventType=START_END)
@@ -87,7 +89,7 @@ def test_correlations_of_two_processes_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_calls_of_one_correlation_count_once(tmp_path: Path) -> None:
-    """A runtime call and the driver call that it makes may share theirs; so may calls in a row."""
+    """A runtime call and its driver call may share a correlation, and so may calls in a row."""
     export = Export()
     export.range(0, 100, TID, text="both")
     export.range(12, 60, TID, text="inner one", eventType=START_END)
@@ -107,7 +109,7 @@ def test_graphs_traced_as_a_whole_count_only_when_asked(tmp_path: Path) -> None:
     export.call(10, 20, TID, 1, "cudaGraphLaunch_v10000")
     export.graph(30, 90, PID, 1)
     trace = opened(export, tmp_path)
-    assert project(trace).empty  # as in nsys
+    assert project(trace).empty  # the same as in nsys
     assert project(trace, graphs=True)[["start_ns", "duration_ns", "operations"]].to_numpy().tolist() == [[30, 60, 1]]
 
 
@@ -157,7 +159,7 @@ def test_nothing_depends_on_the_order_of_rows(tmp_path: Path) -> None:
         for name, frame in trace.frames.items()
         if name in ("operations", "calls", "ranges")
     }
-    ours, theirs = project(trace), project(replace(trace, **shuffled))
+    in_order, reordered = project(trace), project(replace(trace, **shuffled))
     key = ["range_id"]
-    left, right = (rows.drop(columns="range").sort_values(key, ignore_index=True) for rows in (ours, theirs))
+    left, right = (rows.drop(columns="range").sort_values(key, ignore_index=True) for rows in (in_order, reordered))
     pd.testing.assert_frame_equal(left, right, check_categorical=False)

@@ -1,4 +1,4 @@
-"""One call opens any trace: known by its content, ranks on one clock, a cache that can only help."""
+"""One call reads any trace: recognised by its content, ranks on one clock, and a cache that does no harm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EPOCH_NS = 1_795_308_548_674_607_415
 
 
 def rank(folder: Path, name: str, started_ns: int | None, label: str = "decode/embed") -> Path:
-    """One rank's export. All have the same pid, threads and correlations."""
+    """Export of one rank. All ranks have the same pid, threads and correlations."""
     export = Export()
     if started_ns is not None:
         export.started(started_ns)
@@ -42,16 +42,16 @@ def rank(folder: Path, name: str, started_ns: int | None, label: str = "decode/e
 
 def chrome(folder: Path, name: str, rank: int | None = None) -> Path:
     event = {"ph": "X", "cat": "user_annotation", "name": "decode/embed", "ts": 1, "dur": 2, "pid": 77, "tid": 77}
-    about = {} if rank is None else {"distributedInfo": {"rank": rank}}
+    metadata = {} if rank is None else {"distributedInfo": {"rank": rank}}
     path = folder / name
-    path.write_text(json.dumps({**about, "traceEvents": [event], "baseTimeNanoseconds": EPOCH_NS}))
+    path.write_text(json.dumps({**metadata, "traceEvents": [event], "baseTimeNanoseconds": EPOCH_NS}))
     return path
 
 
-def same(one: Trace, other: Trace) -> None:
-    assert one.source == other.source
-    for name, frame in one.frames.items():
-        pd.testing.assert_frame_equal(frame, other.frames[name])
+def same(first: Trace, second: Trace) -> None:
+    assert first.source == second.source
+    for name, frame in first.frames.items():
+        pd.testing.assert_frame_equal(frame, second.frames[name])
 
 
 def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_rank_is_in_the_name(name: str, expected: int, tmp_path: Path) -> No
 
 
 def test_a_rank_that_no_run_has_is_refused(tmp_path: Path) -> None:
-    """As in a name with a date and a time."""
+    """A name with a date and a time looks like such a rank."""
     for name in ("run-r20261122101010.sqlite", f"run-r{'9' * 200}.sqlite"):
         with pytest.raises(
             TraceError, match=r"^got rank \d+.* in the name of run-r\d+\.sqlite; expected at most 2147483647"
@@ -161,7 +161,7 @@ def test_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for caches, which are made of small files too; returns where the traces are."""
+    """Folder of cached traces, in a cache that keeps small files too."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache_module, "SMALLEST_BYTES", 0)
     return tmp_path / "cache" / "traces"
@@ -169,17 +169,17 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> Sequence[Path]:
-    """The exports that were really read."""
-    seen: list[Path] = []
-    read_module = import_module("labkit.nsys.reader.reading")  # labkit.nsys.read is the function of that name
+    """List of exports that were read and not taken from the cache."""
+    paths: list[Path] = []
+    read_module = import_module("labkit.nsys.reader.reading")  # the name labkit.nsys.read is a function
     reader = read_module.read_sqlite
 
     def counting(path: Path) -> Trace:
-        seen.append(path)
+        paths.append(path)
         return reader(path)
 
     monkeypatch.setattr(read_module, "read_sqlite", counting)
-    return seen
+    return paths
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -190,7 +190,7 @@ def test_a_cached_trace_is_the_trace(seed: int, cached: Path, readings: Sequence
     same(first, second)
     same(first, read(path, cache=False))
     assert project(second).equals(project(first))
-    moved = shutil.copy(path, tmp_path / "moved-r2.sqlite")  # the same contents: only the name differs
+    moved = shutil.copy(path, tmp_path / "moved-r2.sqlite")  # the same contents under another name
     third = read(moved)
     assert len(readings) == 2
     assert third.source.files == ("moved-r2.sqlite",)
@@ -220,12 +220,16 @@ def test_a_changed_reader_reads_again(
 
 
 def test_the_key_covers_all_code_that_a_trace_depends_on() -> None:
-    """What a reader raises, where its cache is and how types are called changes no trace."""
+    """Code of errors, folders of caches and names of types affects no trace, so it need not be in the key."""
     harmless = {"labkit.system.errors", "labkit.system.cache_root", "labkit.system.owned_folder", "labkit.nsys.arrays"}
     used, new = set(), {"labkit.nsys.reader.reading"}
     while new:
         used |= new
-        new = {each.module for name in new for each in imports(name) if each.module in modules()} - used - harmless
+        new = (
+            {statement.module for name in new for statement in imports(name) if statement.module in modules()}
+            - used
+            - harmless
+        )
     assert {modules()[name] for name in used} <= set(cache_module.CODE)
 
 
@@ -235,23 +239,23 @@ def test_what_a_killed_process_was_writing_is_removed(cached: Path, tmp_path: Pa
     assert [folder.name.startswith(".") for folder in cached.iterdir()] == [False]
 
 
-@pytest.mark.parametrize("how", ["cut", "flip", "remove", "empty", "source", "nonsense"])
-def test_a_damaged_cache_is_made_again(how: str, cached: Path, readings: Sequence[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove", "empty", "source", "nonsense"])
+def test_a_damaged_cache_is_made_again(damage: str, cached: Path, readings: Sequence[Path], tmp_path: Path) -> None:
     path = random_database(tmp_path / "run.sqlite", 1, "2022.4")
     expected = read(path)
     (folder,) = cached.iterdir()
     file = folder / "ranges.arrow"
     content = bytearray(file.read_bytes())
-    if how == "cut":
+    if damage == "cut":
         file.write_bytes(content[: len(content) // 2])
-    elif how == "flip":
+    elif damage == "flip":
         content[len(content) // 2] ^= 0x40
         file.write_bytes(content)
-    elif how == "remove":
+    elif damage == "remove":
         file.unlink()
-    elif how == "empty":
+    elif damage == "empty":
         file.write_bytes(b"")
-    elif how == "source":
+    elif damage == "source":
         (folder / "source.json").write_text('{"source": {}}')
     else:
         (folder / "source.json").write_text("not JSON")

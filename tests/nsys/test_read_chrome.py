@@ -1,4 +1,4 @@
-"""Chrome traces, as torch.profiler and labkit write them, to the nanosecond; and files that are none."""
+"""Chrome traces of torch.profiler and labkit are read to the nanosecond; other files are refused."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def written(folder: Path, document: object, name: str = "trace.json") -> Path:
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "gzip.without.a.name.gz"])
 @pytest.mark.parametrize("bare", [False, True])
-def test_every_kind_of_event_has_its_place(name: str, bare: bool, tmp_path: Path) -> None:
+def test_every_kind_of_event_is_read(name: str, bare: bool, tmp_path: Path) -> None:
     trace = read(written(tmp_path, GPU if bare else {"traceEvents": GPU}, name), cache=False)
     assert trace.source.profiler == "torch.profiler"
     assert rows(trace.ranges) == [(3, 1000, 51500, 0, 78, "labkit", "decode/layer.0/qkv", "PushPop", False)]
@@ -111,7 +111,7 @@ def test_every_kind_of_event_has_its_place(name: str, bare: bool, tmp_path: Path
 
 
 def test_the_categories_of_old_versions_and_the_devices_are_known(tmp_path: Path) -> None:
-    """PyTorch up to 1.10 called them otherwise; a device's name is told beside the events."""
+    """PyTorch up to 1.10 used other names of categories; the names of devices are outside the events."""
     events = [
         event("Operator", "aten::mm", 2, 40),
         event("Runtime", "cudaLaunchKernel", 3, 4, correlation=9),
@@ -133,11 +133,11 @@ def test_operations_without_times_are_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_what_a_kernel_of_nccl_exchanges_is_kept(tmp_path: Path) -> None:
-    told = {"Collective name": "allreduce", "In msg nelems": 1024, "dtype": "Half", "Group size": 2, "Seq": 7}
-    kernel = event("kernel", "ncclDevKernel", 20, 10, 0, 7, device=0, stream=7, correlation=9, **told)
+    exchange = {"Collective name": "allreduce", "In msg nelems": 1024, "dtype": "Half", "Group size": 2, "Seq": 7}
+    kernel = event("kernel", "ncclDevKernel", 20, 10, 0, 7, device=0, stream=7, correlation=9, **exchange)
     trace = read(written(tmp_path, [kernel]), cache=False)
-    kept = json.loads(trace.operations["collective"].iloc[0])
-    assert kept == {"name": "allreduce", "in_elements": 1024, "dtype": "Half", "size": 2, "sequence": 7}
+    collective = json.loads(trace.operations["collective"].iloc[0])
+    assert collective == {"name": "allreduce", "in_elements": 1024, "dtype": "Half", "size": 2, "sequence": 7}
 
 
 def rows(frame: pd.DataFrame) -> list[tuple]:
@@ -145,7 +145,7 @@ def rows(frame: pd.DataFrame) -> list[tuple]:
 
 
 def test_times_keep_their_nanoseconds_however_many_digits_they_have(tmp_path: Path) -> None:
-    """A float of microseconds since 1970 is right to a quarter of one."""
+    """A float of microseconds since 1970 is exact only to a quarter of a microsecond."""
     path = tmp_path / "digits.json"
     times = ("1795308548674607.415", '"1795308548674607.416"', "1795308548674609")
     events = ",".join(json.dumps(event("user_annotation", "a", 0, 1)).replace('"ts": 0', f'"ts": {ts}') for ts in times)
@@ -157,7 +157,7 @@ def test_times_keep_their_nanoseconds_however_many_digits_they_have(tmp_path: Pa
 
 @pytest.mark.parametrize("late", [0, 4_454_152_332_803_837_123])
 def test_the_clock_starts_at_the_base_or_with_the_first_event(late: int, tmp_path: Path) -> None:
-    """Kineto's base is months ago; a file of labkit begins where its base is."""
+    """Kineto's base is months before the first event; a file of labkit begins at its base."""
     us = late // 1000
     document = {"traceEvents": [event("user_annotation", "a", us + 5, 1)], "baseTimeNanoseconds": BASE_NS}
     trace = read(written(tmp_path, document), cache=False)
@@ -167,14 +167,14 @@ def test_the_clock_starts_at_the_base_or_with_the_first_event(late: int, tmp_pat
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])
-def test_what_stands_beside_the_events_is_found_on_either_side(at_the_end: bool, tmp_path: Path) -> None:
-    about = {
+def test_metadata_is_found_before_and_after_the_events(at_the_end: bool, tmp_path: Path) -> None:
+    metadata = {
         "schemaVersion": 1,
         "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "rank": 1}]},
         "baseTimeNanoseconds": BASE_NS,
     }
     events = {"traceEvents": [event("cpu_op", "aten::add" + "x" * 200, index, 1) for index in range(2000)]}
-    trace = read(written(tmp_path, {**events, **about} if at_the_end else {**about, **events}), cache=False)
+    trace = read(written(tmp_path, {**events, **metadata} if at_the_end else {**metadata, **events}), cache=False)
     assert trace.processes["rank"].tolist() == [3]
     assert trace.source.version == "schema 1"
     assert trace.source.started_ns == BASE_NS
@@ -199,8 +199,8 @@ def test_kernels_alone_are_a_trace(tmp_path: Path) -> None:
 def test_begins_and_ends_are_paired_by_thread(tmp_path: Path) -> None:
     begin: Event = {"ph": "B", "name": "outer", "ts": 1, "pid": 1, "tid": 1, "args": {"a": 1}}
     inner, end = begin | {"name": "inner", "ts": 2, "args": None}, {"ph": "E", "pid": 1, "tid": 1}
-    other = begin | {"name": "other", "tid": 2, "ts": 1.5, "cat": "x"}
-    events = [begin, other, inner, end | {"ts": "3.5"}, end | {"ts": 9}, end | {"ts": 4, "tid": 2}]
+    of_other_thread = begin | {"name": "other", "tid": 2, "ts": 1.5, "cat": "x"}
+    events = [begin, of_other_thread, inner, end | {"ts": "3.5"}, end | {"ts": 9}, end | {"ts": 4, "tid": 2}]
     trace = read(written(tmp_path, [*events, end | {"ts": 10}, begin | {"ts": 11}]), cache=False)
     assert rows(trace.ranges[["name", "start_ns", "end_ns", "tid"]]) == [
         ("outer", 1000, 9000, 1), ("other", 1500, 4000, 2), ("inner", 2000, 3500, 1),
@@ -221,7 +221,7 @@ def test_what_labkit_writes_it_reads_back(ranks: int, name: str, tmp_path: Path)
     trace = decode_trace(steps=3, layers=2, ranks=ranks)
     back = read(write_chrome(trace, tmp_path / name), cache=False)
     for frame in ("ranges", "operations", "calls", "processes", "threads"):
-        ours, theirs = (one.frames[frame].drop(columns="range_id", errors="ignore") for one in (trace, back))
+        ours, theirs = (source.frames[frame].drop(columns="range_id", errors="ignore") for source in (trace, back))
         texts = dict.fromkeys(ours.select_dtypes("category"), "str")
         pd.testing.assert_frame_equal(ours.astype(texts), theirs.astype(texts))
 
@@ -231,12 +231,12 @@ def test_what_torch_profiler_writes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "torch-r2.json"
     subprocess.run([sys.executable, "-P", "-c", PROGRAM, str(path)], check=True, capture_output=True)
     trace = read(path, cache=False)
-    events = [one for one in json.loads(path.read_text())["traceEvents"] if one.get("cat") == "user_annotation"]
+    events = [entry for entry in json.loads(path.read_text())["traceEvents"] if entry.get("cat") == "user_annotation"]
     expected = ["decode/step", "decode/layer.0/qkv", "decode/layer.1/qkv", "something else"]
-    assert trace.ranges["name"].tolist() == expected == [one["name"] for one in events]
+    assert trace.ranges["name"].tolist() == expected == [entry["name"] for entry in events]
     assert trace.ranges["domain"].tolist() == ["labkit"] * 3 + [""]
     lengths = (trace.ranges["end_ns"] - trace.ranges["start_ns"]).tolist()
-    assert lengths == [round(one["dur"] * 1000) for one in events]
+    assert lengths == [round(entry["dur"] * 1000) for entry in events]
     assert {"aten::mm", "aten::ones", "aten::zeros"} <= set(trace.calls["name"])
     assert trace.processes["rank"].tolist() == [2]
     assert trace.source.started_ns is not None
@@ -272,7 +272,7 @@ def test_other_json_is_no_trace(document: object, tmp_path: Path) -> None:
         read(written(tmp_path, document), cache=False)
 
 
-def test_times_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_times_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="element 1 is no event"):
         read(written(tmp_path, [event("kernel", "gemm", "soon", 1)]), cache=False)
 
@@ -296,7 +296,7 @@ def test_numbers_that_no_capture_has_are_refused(document: object, tmp_path: Pat
 @pytest.mark.parametrize("begin", ["", "x"])
 @pytest.mark.parametrize("escape", [r"\n", r"\"", r"\\"])
 def test_a_text_of_megabytes_with_escapes_is_refused(escape: str, begin: str, tmp_path: Path) -> None:
-    """The parser takes time by the square of its length: minutes for 60 megabytes."""
+    """The parser's time grows with the square of the text's length: minutes for 60 megabytes."""
     event = {"ph": "X", "cat": "kernel", "name": "NAME", "ts": 0, "dur": 1, "pid": 1, "tid": 1}
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [event]}).replace("NAME", begin + escape * (1 << 20)))

@@ -1,4 +1,4 @@
-"""Traces of JAX, Ascend, MTIA, VizTracer and others: what ran on a device, what on the CPU, and what is not read."""
+"""Traces of JAX, Ascend, MTIA, VizTracer and others: work of devices, work of the CPU, and unread events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(folder: Path, document: object) -> Trace:
     return read(path, cache=False)
 
 
-def worked(trace: Trace) -> list[tuple]:
+def work_rows(trace: Trace) -> list[tuple]:
     columns = ["kind", "name", "start_ns", "end_ns", "device", "stream", "bytes"]
     start = trace.operations["start_ns"].min()
     return [
@@ -36,7 +36,7 @@ def launched_by(trace: Trace) -> list[str]:
 
 def test_jax_on_gpus(tmp_path: Path) -> None:
     trace = opened(tmp_path, jax_gpu())
-    assert worked(trace) == [
+    assert work_rows(trace) == [
         ("kernel", "gemm_fusion_dot_1", 0, 10_500, 1, 7, 0),
         ("memcpy", "HtoD", 19_875, 24_875, 1, 7, 0),
         ("memcpy", "DtoH", 29_875, 34_875, 1, 9, 0),
@@ -47,17 +47,23 @@ def test_jax_on_gpus(tmp_path: Path) -> None:
     assert sorted(trace.source.unread) == ["1 of '/device:GPU:1', 'XLA Modules'", "1 of '/device:GPU:1', 'XLA Ops'"]
 
 
-def test_jax_on_tpus_works_in_its_operators(tmp_path: Path) -> None:
+def test_operators_of_jax_on_tpus_are_the_work(tmp_path: Path) -> None:
     trace = opened(tmp_path, jax_tpu())
-    assert worked(trace) == [("kernel", "fusion.3", 0, 12_000, 2, 3, 0), ("kernel", "copy.1", 15_000, 30_000, 2, 3, 0)]
+    assert work_rows(trace) == [
+        ("kernel", "fusion.3", 0, 12_000, 2, 3, 0),
+        ("kernel", "copy.1", 15_000, 30_000, 2, 3, 0),
+    ]
     assert budget(trace)["busy_ns"].tolist() == [27_000]
     assert len(trace.source.unread) == 2
 
 
 def test_ascend(tmp_path: Path) -> None:
-    """Waits are no work, and the planes of HCCL and the overlaps are what the streams tell already."""
+    """Waits are not work. The planes of HCCL and the overlaps repeat events of the streams, so they are not read."""
     trace = opened(tmp_path, ascend())
-    assert worked(trace) == [("kernel", "MatMulV2", 0, 10_000, 0, 2, 0), ("memcpy", "HtoD", 30_000, 34_000, 0, 3, 2048)]
+    assert work_rows(trace) == [
+        ("kernel", "MatMulV2", 0, 10_000, 0, 2, 0),
+        ("memcpy", "HtoD", 30_000, 34_000, 0, 3, 2048),
+    ]
     assert launched_by(trace) == ["AscendCL@aclnnMatmul", ""]
     assert trace.ranges["name"].tolist() == ["Enqueue"]
     assert trace.calls["name"].tolist() == ["aten::mm", "AscendCL@aclnnMatmul", "Node@launch"]
@@ -69,7 +75,7 @@ def test_ascend(tmp_path: Path) -> None:
 
 def test_mtia(tmp_path: Path) -> None:
     trace = opened(tmp_path, mtia())
-    assert worked(trace) == [
+    assert work_rows(trace) == [
         ("kernel", "fc-dtype_Float", 0, 40_000, 17, 108, 0),
         ("memcpy", "DtoH", 50_000, 55_000, 17, 108, 1024),
     ]
@@ -91,7 +97,7 @@ def test_viztracer(tmp_path: Path) -> None:
 def test_names_of_processes_may_come_last(first: bool, tmp_path: Path) -> None:
     names, events = named("GPU0", "GPU 0", {1: "QUEUE 4"}), [span("GPU0", 1, "gemm", 1, 2), span(9, 9, "host", 0, 9)]
     trace = opened(tmp_path, [*names, *events] if first else [*events, *names])
-    assert worked(trace) == [("kernel", "gemm", 0, 2000, 0, 4, 0)]
+    assert work_rows(trace) == [("kernel", "gemm", 0, 2000, 0, 4, 0)]
     assert trace.ranges["name"].tolist() == ["host"]
 
 
@@ -108,7 +114,7 @@ def test_names_of_processes_may_come_last(first: bool, tmp_path: Path) -> None:
         ([*named(3, "MTIA 3", {1: "PACKET"}), span(3, 1, "p", 1, 2)], "1 of 'MTIA 3', 'PACKET'"),
     ],
 )
-def test_a_trace_of_which_nothing_is_read_is_refused_by_what_it_has(
+def test_an_unreadable_trace_is_refused_with_a_list_of_its_events(
     document: object, unread: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TraceError, match=f"nothing in foreign.json.*{unread}"):
@@ -164,9 +170,9 @@ def test_refusals_name_their_cause(text: bytes, cause: str, tmp_path: Path) -> N
         if name.endswith("gz") and text.startswith(b"version"):
             continue
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(TraceError, match=cause) as refused:
+        with pytest.raises(TraceError, match=cause) as error_info:
             read(tmp_path / name, cache=False)
-        assert "killed" not in str(refused.value)
+        assert "killed" not in str(error_info.value)
 
 
 def test_bytes_that_are_no_utf8_are_replaced(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exports of every generation become the same frames, and what cannot be read says why."""
+"""Exports of every generation become the same frames; unreadable exports are refused with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from labkit.nsys.reader.reading import read
 from labkit.nsys.trace import SCHEMA, Trace, TraceError
 
 PID, TID = global_pid(77), global_tid(77, 78)
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # of a file left open
+# A file that stays open raises this warning.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 PRODUCT = {generation: f"{version}, schema {schema}" for generation, (version, schema) in GENERATIONS.items()}
 
 
@@ -111,7 +112,7 @@ def rows(frame: pd.DataFrame) -> list[tuple]:
 
 @pytest.mark.parametrize(("generation", "end"), [("2022.4", 900), ("2023.4", 700), ("2026.1", 700)])
 def test_an_open_range_ends_as_its_generation_has_it(generation: str, end: int, tmp_path: Path) -> None:
-    """Up to 2022.4 with the last NVTX event of any kind, later with the last that is of a range."""
+    """Up to 2022.4 it ends with the last NVTX event of any kind, later with the last event of a range."""
     export = Export(generation)
     export.range(100, None, TID, text="open")
     export.range(200, 300, TID, text="closed")
@@ -137,7 +138,7 @@ def test_a_registered_string_counts_before_a_text(tmp_path: Path) -> None:
     export = Export()
     export.range(1, 9, TID, text="text", textId=export.string("registered"))
     export.range(2, 9, TID, text="text")
-    export.range(3, 9, TID, textId=4711)  # that no string has
+    export.range(3, 9, TID, textId=4711)  # an id of no string
     export.range(4, 9, TID)
     assert opened(export, tmp_path).ranges["name"].tolist() == ["registered", "text", "", ""]
 
@@ -278,7 +279,7 @@ def test_text_where_numbers_belong_is_damage(tmp_path: Path) -> None:
         read(path, cache=False)
 
 
-def test_a_database_of_something_else_is_none_of_nsys(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "places.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE bookmarks (url TEXT)")
@@ -291,13 +292,13 @@ def test_an_export_without_events_is_refused(tmp_path: Path) -> None:
         opened(Export("2023.4"), tmp_path)
 
 
-@pytest.mark.parametrize("what", ["range", "kernel", "start"])
-def test_times_that_no_capture_has_are_refused(what: str, tmp_path: Path) -> None:
-    """They would overflow where times are added: a range that ends at 2^63-1 passed the reader, and not the rest."""
+@pytest.mark.parametrize("kind", ["range", "kernel", "start"])
+def test_times_that_no_capture_has_are_refused(kind: str, tmp_path: Path) -> None:
+    """Such times overflow in sums: without the check, a range that ends at 2^63-1 is read and fails later."""
     export = kernels()
-    if what == "range":
+    if kind == "range":
         export.labelled(5, 2**63 - 1, TID, "decode/step")
-    elif what == "kernel":
+    elif kind == "kernel":
         export.kernel(-(2**62), 40, PID, 1)
     else:
         export.started(2**63 - 1)

@@ -1,4 +1,4 @@
-"""The words of a command: which of them are secrets, and what is left without them."""
+"""Secrets in the words of a command are recognised and replaced."""
 
 import pytest
 
@@ -30,12 +30,12 @@ from labkit.nsys.capture.redaction import REDACTED, Redaction, command_secrets, 
 )
 def test_the_secrets_of_a_command(command: list[str], secrets: set[str]) -> None:
     assert command_secrets(command) == secrets
-    left = " ".join(without_secrets(command))
-    assert not any(secret in left for secret in secrets)
-    assert left.count(REDACTED) == len(secrets)
+    text = " ".join(without_secrets(command))
+    assert not any(secret in text for secret in secrets)
+    assert text.count(REDACTED) == len(secrets)
 
 
-def test_they_are_replaced_in_all_other_texts() -> None:
+def test_secrets_are_replaced_in_all_other_texts() -> None:
     clean = Redaction.of_run([], command=["x.py", "--token=hushhush", "--auth", "tiger", "--pin-key", "9a"])
     assert clean("load with hushhush, tigers and tiger, 9ab") == f"load with {REDACTED}, tigers and {REDACTED}, 9ab"
 
@@ -47,10 +47,10 @@ def test_what_the_user_is_shown_keeps_the_own_folders() -> None:
     assert Redaction.of_secrets([], ["x.py"])("nothing to hide") == "nothing to hide"
 
 
-def test_a_refused_command_is_quoted_without_them() -> None:
-    with pytest.raises(ValueError, match="expected a script") as refused:
+def test_a_refused_command_is_quoted_without_secrets() -> None:
+    with pytest.raises(ValueError, match="expected a script") as error_info:
         split_python(["python", "-Xtoken=hushhush"])
-    assert "hushhush" not in str(refused.value)
+    assert "hushhush" not in str(error_info.value)
 
 
 WORDS = (
@@ -100,6 +100,6 @@ def test_names_of_labkit_and_of_pytorch_stay_whatever_the_secrets_are(name: str)
 
 
 def test_a_long_value_is_judged_at_once() -> None:
-    """In linear time, whatever an environment holds."""
+    """The time is linear in the length of the value."""
     for value in ("a" * 10_000 + "!", "aB" * 5_000 + "!", "ab-" * 4_000 + "!", "1a" * 5_000, "A" * 10_000 + "é"):
         assert Redaction.of_run([("X", value)])(value) == REDACTED

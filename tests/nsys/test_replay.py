@@ -1,4 +1,4 @@
-"""Recorded operators run again: the script is whole, its tensors are those of the trace, and it can be run."""
+"""Recorded operators run again: the script is complete and runs, with tensors of the shapes in the trace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def work() -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """What torch.profiler records of some operators."""
+    """Trace by torch.profiler of some operators."""
     path = tmp_path_factory.mktemp("recorded") / "ops.json"
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         work()
@@ -48,33 +48,33 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def call_of(script: Path) -> RecordedCall:
-    found = runpy.run_path(str(script))["CALL"]
-    assert isinstance(found, RecordedCall)
-    return found
+    call = runpy.run_path(str(script))["CALL"]
+    assert isinstance(call, RecordedCall)
+    return call
 
 
 @pytest.mark.parametrize("op", ["aten::addmm", "embedding", "cat", "_softmax", "conv2d", "mul_"])
 def test_an_operator_runs_again_with_its_shapes(op: str, recorded: Trace, tmp_path: Path) -> None:
     call = call_of(write_replay(recorded, op, tmp_path / "replay.py"))
-    made = arguments(call, operator(call), "cpu")
-    for value, dims, strides in zip(made.values(), call.dims, call.strides, strict=False):
+    values = arguments(call, operator(call), "cpu")
+    for value, dims, strides in zip(values.values(), call.dims, call.strides, strict=False):
         if isinstance(value, torch.Tensor):
             assert tuple(value.shape) == dims
             assert value.stride() == strides
-    found = measure(call, "cpu", calls=3)
-    assert len(found.warm_us) == len(found.cold_us) == 3
-    assert min(found.warm_us) > 0
+    timing = measure(call, "cpu", calls=3)
+    assert len(timing.warm_us) == len(timing.cold_us) == 3
+    assert min(timing.warm_us) > 0
 
 
 @sweep
 def test_the_script_stands_alone(recorded: Trace, tmp_path: Path) -> None:
     script = write_replay(recorded, "addmm", tmp_path / "replay_addmm.py")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, script, "--device", "cpu"], capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert done.returncode == 0, done.stderr
-    assert "aten::addmm of 7, 5x6, 6x7 on CPU" in done.stdout
-    assert {"cold,", "warm,", "traced"} <= set(done.stdout.replace("│", " ").split())
+    assert process.returncode == 0, process.stderr
+    assert "aten::addmm of 7, 5x6, 6x7 on CPU" in process.stdout
+    assert {"cold,", "warm,", "traced"} <= set(process.stdout.replace("│", " ").split())
 
 
 def test_the_time_of_an_operator_includes_those_within_it() -> None:
@@ -83,8 +83,8 @@ def test_the_time_of_an_operator_includes_those_within_it() -> None:
     recorder.operator("aten::addmm", 1, 50)
     recorder.kernel(2, 10, 30)
     trace = recorder.trace()
-    found = replayable(replace(trace, calls=trace.calls.assign(inputs='{"dims": [[2, 2]], "types": ["float"]}')))
-    assert found.set_index("name")["median_ns"].to_dict() == {"aten::linear": 20_000, "aten::addmm": 20_000}
+    table = replayable(replace(trace, calls=trace.calls.assign(inputs='{"dims": [[2, 2]], "types": ["float"]}')))
+    assert table.set_index("name")["median_ns"].to_dict() == {"aten::linear": 20_000, "aten::addmm": 20_000}
 
 
 def test_what_cannot_be_replayed_is_said(recorded: Trace, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=sweep)])
-def test_nothing_of_a_trace_is_code_of_the_script(examples: int) -> None:
+def test_no_text_of_a_trace_becomes_code_of_the_script(examples: int) -> None:
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
     @given(name=TEXTS, file=TEXTS, device=TEXTS, inputs=st.fixed_dictionaries(dict.fromkeys(INPUTS, st.lists(JSON))))
     def check(name: str, file: str, device: str, inputs: dict[str, object]) -> None:
@@ -135,14 +135,14 @@ def test_nothing_of_a_trace_is_code_of_the_script(examples: int) -> None:
         assert constant == CONSTANT
         assert ast.literal_eval(files.value) == (file,)  # type: ignore[attr-defined]
         assert ast.literal_eval(calls.value) == 2  # type: ignore[attr-defined]
-        told = {word.arg: ast.literal_eval(word.value) for word in call.value.keywords}  # type: ignore[attr-defined]
-        assert (told["name"], told["traced_on"]) == (f"aten::{name}", device)
+        keywords = {word.arg: ast.literal_eval(word.value) for word in call.value.keywords}  # type: ignore[attr-defined]
+        assert (keywords["name"], keywords["traced_on"]) == (f"aten::{name}", device)
 
     check()
 
 
-def test_a_script_says_what_it_was_given_and_no_more() -> None:
-    """The names of a trace are no markup of the terminal, no attributes of torch, and open no file."""
+def test_a_script_prints_names_as_text_and_calls_operators_only() -> None:
+    """Names of a trace do not act as markup or reach other attributes of torch, and open no file."""
     call = RecordedCall("aten::relu", ((2,),), ("float",), ((1,),), ("",), 1.0, "[/bold] of [red]")
     out = Console(file=io.StringIO(), width=200)
     out.print(_table(call, measure(call, "cpu", calls=2)))
@@ -150,6 +150,6 @@ def test_a_script_says_what_it_was_given_and_no_more() -> None:
     for name in ("load_library::__func__", "__class__::mro", "aten::__class__", "aten::__name__"):
         with pytest.raises(UserError, match="does not have"):
             measure(replace(call, name=name), "cpu")
-    told_file = replace(call, name="aten::from_file", dims=((), (), ()), types=("", "", ""), values=("x", "True", "8"))
+    opens_file = replace(call, name="aten::from_file", dims=((), (), ()), types=("", "", ""), values=("x", "True", "8"))
     with pytest.raises(UserError, match="works on a file that the trace names"):
-        measure(told_file, "cpu")
+        measure(opens_file, "cpu")

@@ -1,4 +1,4 @@
-"""Scrubbed reports hold what the reader and `nsys stats` need, and nothing that names a user, a host or a secret."""
+"""Scrubbed reports have all that the reader and `nsys stats` need, but no user, host or secret."""
 
 import os
 import sqlite3
@@ -30,7 +30,7 @@ CREATE TABLE SOMETHING_NEW (note TEXT);
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """A report with the token in every place that nsys is known to put it, and in some that only a user would."""
+    """A report with the token in every place where nsys is known to put it, and in some where only a user would."""
     path = tmp_path / "report.sqlite"
     strings = {
         1: "decode/layer.0/qkv",

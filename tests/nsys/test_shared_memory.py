@@ -1,4 +1,4 @@
-"""Stale segments of nsys are removed, but never those of one that runs."""
+"""Stale segments of nsys are removed, but never while an nsys runs."""
 
 import shutil
 import subprocess
@@ -13,9 +13,11 @@ from labkit.nsys.shared_memory import sweep_shared_memory
 
 @pytest.fixture
 def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder like /dev/shm, seen from a machine on which only the processes of this test run."""
-    mine = psutil.Process()
-    monkeypatch.setattr(shared_memory.psutil, "process_iter", lambda _: [_known(child) for child in mine.children()])
+    """A folder like /dev/shm. Only the processes of this test seem to run on the machine."""
+    own_process = psutil.Process()
+    monkeypatch.setattr(
+        shared_memory.psutil, "process_iter", lambda _: [_known(child) for child in own_process.children()]
+    )
     for name in ("NSys-2022.4.2.1", "quadd-agent-instance-18556", "sem.nsys_sem_2491", "sem.mp-abc", "torch_1_2"):
         (tmp_path / name).write_bytes(b"\0" * 64)
     return tmp_path
@@ -27,7 +29,7 @@ def _known(process: psutil.Process) -> psutil.Process:
 
 
 def launcher(folder: Path) -> Path:
-    """A program with a name of nsys's that sleeps."""
+    """A copy of `sleep` with the name of a program of nsys."""
     return Path(shutil.copy(shutil.which("sleep") or "", folder / "nsys-launcher"))
 
 
@@ -47,7 +49,7 @@ def test_nothing_is_removed_while_an_nsys_runs(segments: Path) -> None:
     assert {file.name for file in segments.iterdir()} == kept
 
 
-def test_who_has_patience_waits_for_an_nsys_that_ends(segments: Path) -> None:
+def test_with_patience_a_running_nsys_is_waited_for(segments: Path) -> None:
     with subprocess.Popen([launcher(segments), "0.3"]):
         sweep_shared_memory(segments, patience_s=30)
     assert {file.name for file in segments.iterdir()} == {"sem.mp-abc", "torch_1_2", "nsys-launcher"}

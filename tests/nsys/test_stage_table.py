@@ -1,4 +1,4 @@
-"""The stage table loses no time, counts none twice, and says what it cannot tell."""
+"""The stage table counts all time once and says what is unknown."""
 
 from dataclasses import replace
 
@@ -51,8 +51,8 @@ def test_a_stage_has_its_runs_and_operations(gpu: bool) -> None:
     assert frame.loc["attention", "count"] == 15
     assert frame.loc["attention", "operations"] == 18
     assert frame.loc["lm_head", ["count", "operations"]].tolist() == [5, 1]
-    one = stage_table(trace).frame.query("layer == 2 and stage == 'attention'").iloc[0]
-    assert one[["count", "operations"]].tolist() == [5, 6]
+    row = stage_table(trace).frame.query("layer == 2 and stage == 'attention'").iloc[0]
+    assert row[["count", "operations"]].tolist() == [5, 6]
 
 
 def test_the_rows_come_in_the_order_of_a_step() -> None:
@@ -70,7 +70,7 @@ def test_times_of_a_gpu_stage() -> None:
     recorder.range("decode/layer.0/qkv", 3, 9)
     for called, start, end in ((4, 20, 30), (5, 40, 45), (6, 45, 60)):
         recorder.kernel(called, start, end)
-    recorder.kernel(50, 62, 100)  # of no stage
+    recorder.kernel(50, 62, 100)  # in no stage
     frame = by_stage(recorder.trace())
     row = frame.loc["qkv"]
     assert row["total_ms"] == row["median_ms"] == pytest.approx(0.040)
@@ -81,7 +81,7 @@ def test_times_of_a_gpu_stage() -> None:
     assert frame.loc[NO_STAGE, "step_ms"] == pytest.approx(0.038)
 
 
-def test_a_gap_that_another_stage_fills_is_none() -> None:
+def test_a_gap_that_another_stage_fills_does_not_count() -> None:
     recorder = one_step()
     recorder.range("decode/layer.0/qkv", 3, 9)
     recorder.range("decode/layer.0/mlp", 10, 19)
@@ -104,14 +104,14 @@ def test_time_of_two_stages_counts_for_the_one_that_began_first() -> None:
     assert frame["share"].sum() == WHOLE
 
 
-def test_only_communication_beside_which_nothing_is_computed_is_exposed() -> None:
+def test_only_communication_without_concurrent_computing_is_exposed() -> None:
     recorder = one_step()
     recorder.range("decode/layer.0/mlp", 3, 9)
     recorder.range("decode/layer.0/all_reduce", 10, 19)
     recorder.kernel(4, 20, 40)
     recorder.kernel(11, 30, 70, stream=8)
     recorder.kernel(60, 75, 90, name="ncclDevKernel_AllGather", stream=8)
-    recorder.kernel(61, 80, 100, device=1)  # another device hides nothing
+    recorder.kernel(61, 80, 100, device=1)  # work of another device hides nothing
     frame = by_stage(recorder.trace())
     assert frame.loc["all_reduce", "exposed_ms"] == pytest.approx(0.030)
     assert frame.loc[NO_STAGE, "exposed_ms"] == pytest.approx(0.015)
@@ -121,12 +121,12 @@ def test_only_communication_beside_which_nothing_is_computed_is_exposed() -> Non
 def test_gpu_busy_gaps_and_exposed_time_are_of_a_step_as_step_ms_is() -> None:
     recorder = Recorder()
     for step in range(3):
-        at = 1000 * step
-        recorder.range("decode/step", at, at + 500)
-        recorder.range("decode/layer.0/mlp", at + 3, at + 9)
-        recorder.range("decode/layer.0/all_reduce", at + 10, at + 19)
+        begin = 1000 * step
+        recorder.range("decode/step", begin, begin + 500)
+        recorder.range("decode/layer.0/mlp", begin + 3, begin + 9)
+        recorder.range("decode/layer.0/all_reduce", begin + 10, begin + 19)
         for called, start, end in ((4, 20, 30), (5, 40, 45), (11, 50, 70)):
-            recorder.kernel(at + called, at + start, at + end)
+            recorder.kernel(begin + called, begin + start, begin + end)
     frame = by_stage(recorder.trace())
     assert frame.loc["all_reduce", ["count", "operations"]].tolist() == [3, 1]
     assert frame.loc["all_reduce", "step_ms"] == frame.loc["all_reduce", "exposed_ms"] == pytest.approx(0.020)
@@ -187,7 +187,7 @@ def test_graphs_traced_whole_are_remarked() -> None:
 
 
 def test_kernels_of_a_graph_have_the_stage_that_they_were_captured_in() -> None:
-    """Captured in the first step, played in two others by one launch each that no range of a stage is around."""
+    """The graph is captured in the first step and replayed in two others, by one launch each outside all stages."""
     recorder = Recorder()
     recorder.range("decode/step", 0, 50)
     recorder.range("decode/layer.0/qkv", 5, 15)
@@ -225,7 +225,7 @@ def test_warm_up_is_remarked_and_counted() -> None:
     assert table.frame.set_index("stage").loc[IDLE, "total_ms"] == pytest.approx(4.0)
 
 
-def test_what_was_skipped_is_said_again() -> None:
+def test_skipped_parts_of_the_trace_are_remarked() -> None:
     assert "something" in stage_table(one_step().trace(skipped=("something",))).remarks
 
 

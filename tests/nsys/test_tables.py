@@ -1,4 +1,4 @@
-"""Tables of any trace, held against plain computations: over every stretch of time, and with pandas."""
+"""Tables of any trace agree with plain computations over every stretch of time, and with pandas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOW = (20_000, 90_000)
 
 
 def plain_budget(trace: Trace, process: int, window: tuple[int, int] | None) -> dict[str, int]:
-    """The time of each stretch between two bounds of anything, for what runs in it."""
+    """Time by kind of work: adds up the stretches between all bounds of operations."""
     rows = trace.operations[(trace.operations["process"] == process).to_numpy()]
     kinds = work_kinds(trace.operations)[rows.index]
     opens, closes = int(rows["start_ns"].min()), int(rows["end_ns"].max())
@@ -36,8 +36,8 @@ def plain_budget(trace: Trace, process: int, window: tuple[int, int] | None) -> 
     sums = dict.fromkeys((COMPUTE, COMMUNICATION, COPY, "idle"), 0)
     for low, high in pairwise(bounds.tolist()):
         running = kinds[((rows["start_ns"] <= low) & (rows["end_ns"] >= high)).to_numpy()]
-        what = next((kind for at, kind in enumerate(KINDS_OF_WORK) if at in running), "idle")
-        sums[what] += high - low
+        running_kind = next((kind for index, kind in enumerate(KINDS_OF_WORK) if index in running), "idle")
+        sums[running_kind] += high - low
     return sums
 
 
@@ -45,9 +45,9 @@ def plain_budget(trace: Trace, process: int, window: tuple[int, int] | None) -> 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_parts_of_a_budget_are_those_of_every_stretch_of_time(seed: int, window: tuple[int, int] | None) -> None:
     trace = mixed(seed)
-    found = budget(trace, Selection(window_ns=window))
-    assert found["rank"].tolist() == [0, 1]
-    for row in found.to_dict("records"):
+    table = budget(trace, Selection(window_ns=window))
+    assert table["rank"].tolist() == [0, 1]
+    for row in table.to_dict("records"):
         plain = plain_budget(trace, row["process"], window)
         assert row["compute_ns"] == plain[COMPUTE]
         assert row["exposed_communication_ns"] == plain[COMMUNICATION]
@@ -63,13 +63,13 @@ def test_the_parts_of_a_budget_are_those_of_every_stretch_of_time(seed: int, win
 def test_gaps_and_their_causes_add_up_to_the_idle_time(seed: int, window: tuple[int, int] | None) -> None:
     trace = mixed(seed)
     selection = Selection(window_ns=window)
-    found = gaps(trace, selection)
+    table = gaps(trace, selection)
     idle = budget(trace, selection).set_index("rank")["idle_ns"]
-    parts = found[["host_ns", "launch_ns", "latency_ns", "queued_ns", "unknown_ns"]]
+    parts = table[["host_ns", "launch_ns", "latency_ns", "queued_ns", "unknown_ns"]]
     assert (parts >= 0).all(axis=None)
-    assert (parts.sum(axis=1) == found["time_ns"]).all()
-    assert found.groupby("rank")["time_ns"].sum().to_dict() == idle[idle > 0].to_dict()
-    causes = idle_by_cause(found)
+    assert (parts.sum(axis=1) == table["time_ns"]).all()
+    assert table.groupby("rank")["time_ns"].sum().to_dict() == idle[idle > 0].to_dict()
+    causes = idle_by_cause(table)
     assert causes.groupby("rank")["time_ns"].sum().to_dict() == idle[idle > 0].to_dict()
     assert np.allclose(causes.groupby("rank")["share"].sum(), 1)
 
@@ -77,7 +77,7 @@ def test_gaps_and_their_causes_add_up_to_the_idle_time(seed: int, window: tuple[
 @pytest.mark.parametrize(
     ("call", "start", "end", "cause", "awaited"),
     [
-        ("cudaStreamSynchronize", 8, 22, SYNCHRONISED, "cudaStreamSynchronize"),  # in it as the gap begins
+        ("cudaStreamSynchronize", 8, 22, SYNCHRONISED, "cudaStreamSynchronize"),  # the call is open when the gap begins
         ("cudaDeviceSynchronize", 30, 95, SYNCHRONISED, "cudaDeviceSynchronize"),
         ("cudaMalloc", 30, 95, ALLOCATED, "cudaMalloc"),
         ("cudaMalloc", 30, 40, HOST, "batch"),
@@ -96,9 +96,9 @@ def test_a_gap_names_what_the_launching_thread_did(
 
 def test_idle_time_is_not_told_where_graphs_lack_their_kernels() -> None:
     trace = waiting("cudaGraphLaunch", 30, 95)
-    found = budget(trace)
-    assert found["idle_ns"].isna().all()
-    assert found["graphs_unseen"].tolist() == [1]
+    table = budget(trace)
+    assert table["idle_ns"].isna().all()
+    assert table["graphs_unseen"].tolist() == [1]
     with pytest.raises(TraceError, match=r"1 launches of CUDA graphs without any of their kernels.*node"):
         gaps(trace)
     summary = summarise(trace)
@@ -111,13 +111,13 @@ def test_kernels_copies_and_calls_are_those_of_pandas(seed: int) -> None:
     trace = mixed(seed)
     rows = trace.operations.assign(time=trace.operations["end_ns"] - trace.operations["start_ns"])
     plain = rows[rows["kind"] == "kernel"].groupby("name", observed=True)["time"]
-    found = kernels(trace).set_index("name")
-    assert found["total_ns"].to_dict() == plain.sum().to_dict()
-    assert found["median_ns"].to_dict() == plain.median().to_dict()
-    assert found["share"].sum() == pytest.approx(1)
-    assert found["total_ns"].is_monotonic_decreasing
+    table = kernels(trace).set_index("name")
+    assert table["total_ns"].to_dict() == plain.sum().to_dict()
+    assert table["median_ns"].to_dict() == plain.median().to_dict()
+    assert table["share"].sum() == pytest.approx(1)
+    assert table["total_ns"].is_monotonic_decreasing
     many = plain.size() >= 59
-    assert (found["p95_ns"].notna() == many.reindex(found.index)).all()
+    assert (table["p95_ns"].notna() == many.reindex(table.index)).all()
     assert copies(trace)["count"].sum() == (rows["kind"] == "memcpy").sum()
     assert calls(trace)["count"].sum() == len(trace.calls)
 
@@ -134,7 +134,7 @@ def test_a_range_is_as_busy_as_its_part_of_the_gpu() -> None:
     assert (whole["name"], whole["total_ns"], whole["busy_share"]) == ("aten::mm", 10_000, 1.0)
 
 
-def test_a_selection_takes_what_it_says() -> None:
+def test_a_selection_takes_the_named_rows() -> None:
     trace = mixed(0)
     operations = trace.operations
     start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
@@ -145,9 +145,9 @@ def test_a_selection_takes_what_it_says() -> None:
     assert (Selection(name="NCCL").of(trace, "operations") == operations["name"].str.contains("nccl")).all()
     launched = Selection(range=r"mlp$").of(trace, "operations")
     called = Selection(range=r"mlp$").of(trace, "calls")
-    wanted = trace.calls[called & (trace.calls["correlation"] > 0)][["process", "correlation"]]
+    expected = trace.calls[called & (trace.calls["correlation"] > 0)][["process", "correlation"]]
     assert sorted(map(tuple, operations[launched][["process", "correlation"]].to_numpy())) == sorted(
-        map(tuple, wanted.to_numpy())
+        map(tuple, expected.to_numpy())
     )
 
 
@@ -178,10 +178,10 @@ def test_a_selection_that_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize("trace", [disorder(0, gpu=False), Recorder().trace(), mixed(1)], ids=["cpu", "empty", "gpu"])
 def test_a_summary_has_every_table_of_any_trace(trace: Trace) -> None:
-    found = summarise(trace)
-    assert found.contents["count"].sum() == len(trace.operations) + len(trace.calls) + len(trace.ranges)
-    assert len(found.budget) == (2 if trace.on_gpu else 0)
-    assert any("no GPU work" in remark for remark in found.remarks) == (not trace.on_gpu)
+    summary = summarise(trace)
+    assert summary.contents["count"].sum() == len(trace.operations) + len(trace.calls) + len(trace.ranges)
+    assert len(summary.budget) == (2 if trace.on_gpu else 0)
+    assert any("no GPU work" in remark for remark in summary.remarks) == (not trace.on_gpu)
 
 
 def test_processes_of_two_runs_are_remarked() -> None:

@@ -1,4 +1,4 @@
-"""Tiles and rectangles show every event, where and as long as it was, whatever the scale."""
+"""Tiles and rectangles show every event at its place and with its length, at every scale."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ def edges_of(tiles: Tiles, level: int, index: int) -> np.ndarray:
 
 
 def busy_ns(lanes: Lanes, events: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """How long the events run within each column."""
+    """Time of the events within each column, in ns."""
     start, end = lanes.start[events, None], lanes.end[events, None]
     return np.maximum(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0)
 
 
 def check_columns(lanes: Lanes, tile: TimelineTile, edges: np.ndarray) -> None:
-    """Fill and shade of every lane are those of its events, one by one."""
+    """Asserts that fill and shade of every lane agree with its events."""
     width = edges[1] - edges[0]
     for lane in range(lanes.count):
         events = np.flatnonzero(lanes.lane == lane)
@@ -46,7 +46,7 @@ def check_columns(lanes: Lanes, tile: TimelineTile, edges: np.ndarray) -> None:
         time = np.zeros((len(lanes.shades), COLUMNS))
         np.add.at(time, lanes.shade[events], busy)
         chosen = time[tile.shade[row], np.arange(COLUMNS)]
-        assert np.all(chosen >= time.max(axis=0) - len(events))  # those of no length count a nanosecond each
+        assert np.all(chosen >= time.max(axis=0) - len(events))  # events of zero length count a nanosecond each
 
 
 @pytest.mark.parametrize("level", [0, 1, 3, 5, 8])
@@ -99,27 +99,27 @@ def test_an_event_of_no_length_is_seen() -> None:
 def test_rectangles_hold_every_event_once(lanes: Lanes, columns: int, part: tuple[float, float]) -> None:
     first, last = lanes.span
     begin, end = (round(first + share * (last - first)) for share in part)
-    found = rectangles(lanes, begin, end, columns)
+    boxes = rectangles(lanes, begin, end, columns)
     column_ns = max((end - begin) / columns, 1)
     inside = (lanes.start < end) & (lanes.end >= begin)
     wide = lanes.end - lanes.start >= column_ns
-    assert found.events.sum() == inside.sum()
-    assert set(np.flatnonzero(inside & wide)) <= set(found.event)
-    merged = found.event < 0
-    assert np.all(found.events[merged] > 1)
-    assert np.all((found.busy > 0) | merged)
-    assert np.all(found.busy <= 1)
-    total = (found.busy * (found.end - found.start)).sum()
+    assert boxes.events.sum() == inside.sum()
+    assert set(np.flatnonzero(inside & wide)) <= set(boxes.event)
+    merged = boxes.event < 0
+    assert np.all(boxes.events[merged] > 1)
+    assert np.all((boxes.busy > 0) | merged)
+    assert np.all(boxes.busy <= 1)
+    total = (boxes.busy * (boxes.end - boxes.start)).sum()
     assert total == pytest.approx((lanes.end - lanes.start)[inside].sum(), rel=1e-9)
 
 
 @pytest.mark.parametrize("columns", [13, 200])
 def test_rectangles_of_a_lane_do_not_overlap_and_are_few(lanes: Lanes, columns: int) -> None:
-    found = rectangles(lanes, *lanes.span, columns)
+    boxes = rectangles(lanes, *lanes.span, columns)
     for lane in range(lanes.count):
-        rows = np.flatnonzero(found.lane == lane)
-        rows = rows[np.lexsort((found.end[rows], found.start[rows]))]
-        assert np.all(found.end[rows][:-1] <= found.start[rows][1:])
+        rows = np.flatnonzero(boxes.lane == lane)
+        rows = rows[np.lexsort((boxes.end[rows], boxes.start[rows]))]
+        assert np.all(boxes.end[rows][:-1] <= boxes.start[rows][1:])
         assert len(rows) <= 2 * columns + 2
 
 

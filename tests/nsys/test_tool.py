@@ -1,4 +1,4 @@
-"""Nsight Systems is found where it is, and says itself what it can do."""
+"""Nsight Systems is found in its usual places, and its help lists what it supports."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ IMPORTER = "QdstrmImporter"
 
 @pytest.fixture(autouse=True)
 def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No nsys on the PATH or in the usual folders, except for tests of the real one."""
+    """Hides nsys on the PATH and in the usual folders, except from tests of the installed one."""
     if "real" in request.fixturenames:
         return
     monkeypatch.delenv("LABKIT_NSYS", raising=False)
@@ -34,7 +34,7 @@ def real() -> Nsys:
     return nsys_here()
 
 
-def found() -> Nsys:
+def installed_nsys() -> Nsys:
     nsys = find_nsys()
     assert nsys is not None
     return nsys
@@ -47,7 +47,7 @@ def capture(program: Path, output: Path) -> Ended:
     return run_with_agent(lambda: run(command, os.environ))
 
 
-def test_without_any_there_is_none() -> None:
+def test_without_an_nsys_none_is_found() -> None:
     assert find_nsys() is None
 
 
@@ -56,22 +56,25 @@ def test_the_environment_names_the_program_or_a_folder_of_it(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = fake_nsys((tmp_path / place).parent)
-    for named in (program, program.parent, tmp_path):
-        monkeypatch.setenv("LABKIT_NSYS", str(named))
-        assert found() == Nsys(program, (2024, 5, 1, 113), "2024.5.1.113-abc", None)
+    for value in (program, program.parent, tmp_path):
+        monkeypatch.setenv("LABKIT_NSYS", str(value))
+        assert installed_nsys() == Nsys(program, (2024, 5, 1, 113), "2024.5.1.113-abc", None)
 
 
 def test_a_wrong_name_in_the_environment_is_refused_though_there_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool, "USUAL_PLACES", (str(fake_nsys(tmp_path / "good")),))
-    silent, other = script(tmp_path / "silent", {}), script(tmp_path / "ls", {"--version": "ls (GNU coreutils) 9.1"})
+    silent, another_program = (
+        script(tmp_path / "silent", {}),
+        script(tmp_path / "ls", {"--version": "ls (GNU coreutils) 9.1"}),
+    )
     (tmp_path / "text").write_text("not a program")
     (tmp_path / "empty").mkdir()
     reasons = {tmp_path / "none": "No such file", tmp_path / "text": "ermission", tmp_path / "empty": "no nsys in this"}
-    for wrong, reason in (reasons | {silent: "not known", other: "coreutils"}).items():
-        monkeypatch.setenv("LABKIT_NSYS", str(wrong))
-        with pytest.raises(ValueError, match=rf"got LABKIT_NSYS={wrong}, expected .*{reason}.*unset LABKIT_NSYS"):
+    for path, reason in (reasons | {silent: "not known", another_program: "coreutils"}).items():
+        monkeypatch.setenv("LABKIT_NSYS", str(path))
+        with pytest.raises(ValueError, match=rf"got LABKIT_NSYS={path}, expected .*{reason}.*unset LABKIT_NSYS"):
             find_nsys()
 
 
@@ -81,12 +84,12 @@ def test_the_path_comes_first_and_then_the_newest(tmp_path: Path, monkeypatch: p
         fake_nsys(tmp_path / version / "bin", version)
     script(tmp_path / "broken" / "bin" / "nsys", {})
     monkeypatch.setattr(tool, "USUAL_PLACES", (f"{tmp_path}/*/bin/nsys",))
-    assert found().version_text == "2024.10.1.2-b"
+    assert installed_nsys().version_text == "2024.10.1.2-b"
     on_path = fake_nsys(tmp_path / "on_path", "2022.4.2.1-d")
     monkeypatch.setattr(tool.shutil, "which", lambda name: str(on_path))
-    assert found().path == on_path
+    assert installed_nsys().path == on_path
     script(on_path, {})
-    assert found().version_text == "2024.10.1.2-b"
+    assert installed_nsys().version_text == "2024.10.1.2-b"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_what_it_supports_is_what_its_help_lists(
     option: str, value: str | None, supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LABKIT_NSYS", str(fake_nsys(tmp_path)))
-    assert supports(found(), option, value) is supported
+    assert supports(installed_nsys(), option, value) is supported
 
 
 def test_the_real_one_supports_what_captures_use(real: Nsys) -> None:
@@ -143,7 +146,7 @@ def test_the_real_one_supports_what_captures_use(real: Nsys) -> None:
 def test_a_missing_importer_is_found_and_its_repair_works(
     real: Nsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Debian installs it: the program under lib/ARCHITECTURE, the host folder under lib, and no link to it."""
+    """Uses Debian's layout: the program is under lib/ARCHITECTURE, the host folder under lib, without a link."""
     program = without_host_folder(real, tmp_path / "lib" / "x86_64-linux-gnu" / "nsight-systems")
     assert real.importer is not None
     host = real.importer.parent.resolve()
@@ -151,17 +154,17 @@ def test_a_missing_importer_is_found_and_its_repair_works(
     packaged.parent.mkdir()
     packaged.symlink_to(host)
     missing.symlink_to(tmp_path / "nowhere")
-    done = capture(program, tmp_path / "before")
-    assert [each.name for each in tmp_path.glob("before*")] == ["before.qdstrm"], done
+    ended = capture(program, tmp_path / "before")
+    assert [file.name for file in tmp_path.glob("before*")] == ["before.qdstrm"], ended
     monkeypatch.setenv("LABKIT_NSYS", str(program))
-    fault = found().importer_fault()
+    fault = installed_nsys().importer_fault()
     assert fault is not None
     assert fault.repair == f"ln -sfn {packaged} {missing}"
-    assert found().importer_problem() == f"{fault.reason}. Repair: {fault.repair}"
+    assert installed_nsys().importer_problem() == f"{fault.reason}. Repair: {fault.repair}"
     subprocess.run(fault.repair, shell=True, check=True)
-    assert found().importer_problem() is None
-    done = capture(program, tmp_path / "after")
-    assert {each.suffix for each in tmp_path.glob("after*")} == {".nsys-rep", ".sqlite"}, done
+    assert installed_nsys().importer_problem() is None
+    ended = capture(program, tmp_path / "after")
+    assert {file.suffix for file in tmp_path.glob("after*")} == {".nsys-rep", ".sqlite"}, ended
     report, export = (read(tmp_path / f"after{suffix}", cache=False) for suffix in (".nsys-rep", ".sqlite"))
     assert report.source.files == ("after.nsys-rep",)
     assert report.ranges.equals(export.ranges)
@@ -171,25 +174,30 @@ def test_a_missing_importer_is_found_and_its_repair_works(
 def test_the_importer_must_run_and_be_of_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "lib" / "x86_64-linux-gnu" / "nsight-systems"
     monkeypatch.setenv("LABKIT_NSYS", str(fake_nsys(installed / "target-linux-x64")))
-    own, elsewhere = (folder / "host-linux-x64" / IMPORTER for folder in (installed, tmp_path / "lib/nsight-systems"))
-    same, other = {"--version": "NVIDIA Nsight Systems 2024.5.1.113-abc"}, {"--version": "NVIDIA Nsight Systems 2022.4"}
+    expected_place, packaged = (
+        folder / "host-linux-x64" / IMPORTER for folder in (installed, tmp_path / "lib/nsight-systems")
+    )
+    same_version, other_version = (
+        {"--version": "NVIDIA Nsight Systems 2024.5.1.113-abc"},
+        {"--version": "NVIDIA Nsight Systems 2022.4"},
+    )
 
     def problem() -> str:
-        return str(found().importer_problem())
+        return str(installed_nsys().importer_problem())
 
     assert "Repair: install Nsight Systems again" in problem()
-    script(elsewhere, other)
+    script(packaged, other_version)
     assert "Repair: install Nsight Systems again" in problem()
-    script(elsewhere, same)
-    assert problem().endswith(f"Repair: ln -sfn {elsewhere.parent} {own.parent}")
-    script(own, other)
+    script(packaged, same_version)
+    assert problem().endswith(f"Repair: ln -sfn {packaged.parent} {expected_place.parent}")
+    script(expected_place, other_version)
     assert "another version" in problem()
-    script(own, {})
+    script(expected_place, {})
     assert "does not run: not known" in problem()
-    script(own, same)
+    script(expected_place, same_version)
     assert problem() == "None"
 
 
 def test_a_script_that_starts_it_from_elsewhere_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_NSYS", str(fake_nsys(tmp_path / "cuda" / "bin")))
-    assert found().importer_problem() is None
+    assert installed_nsys().importer_problem() is None

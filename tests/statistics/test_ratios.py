@@ -8,7 +8,7 @@ from labkit.statistics import Ratio, Verdict, first_is_slow, noise_floor, outlie
 
 
 def shared_machine(rng: np.random.Generator, rounds: int, speedup: float = 1.0) -> tuple[list[float], list[float]]:
-    """Two sides on a machine that switches between two speeds every few rounds, with 3 % noise of each run."""
+    """Samples of two sides on a machine that switches between two speeds every few rounds; each run has 3 % noise."""
     mood = np.where(rng.random(rounds).cumsum() % 2 < 1, 1.0, 1.5)
     noise = np.exp(0.03 * rng.standard_normal((2, rounds)))
     return list(30 * mood * noise[0]), list(30 / speedup * mood * noise[1])
@@ -34,8 +34,8 @@ def test_a_large_speedup_is_seen_and_its_mirror_image_too(rounds: int) -> None:
 def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(7)
     intervals = [ratio(*shared_machine(rng, 7, speedup=1.7)) for _ in range(200)]
-    held = np.mean([found.low <= 1.7 <= found.high for found in intervals])
-    assert held >= 0.9
+    coverage = np.mean([interval.low <= 1.7 <= interval.high for interval in intervals])
+    assert coverage >= 0.9
 
 
 def test_equal_quiet_sides_are_the_same() -> None:
@@ -55,8 +55,8 @@ def test_rounds_stay_together() -> None:
     """A machine that is ten times slower every other round moves both sides, so it hardly moves their ratio."""
     mood = np.array([1.0, 10.0] * 4)
     wobble = np.linspace(0.99, 1.01, 8)
-    found = ratio(list(20 * mood * wobble), list(10 * mood))
-    assert 1.9 < found.low <= found.value <= found.high < 2.1
+    speedup = ratio(list(20 * mood * wobble), list(10 * mood))
+    assert 1.9 < speedup.low <= speedup.value <= speedup.high < 2.1
 
 
 def test_ratio_needs_two_rounds_of_both() -> None:

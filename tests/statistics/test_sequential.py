@@ -1,4 +1,4 @@
-"""Rounds that are added until it is decided: no more than 2 % false claims, however often one looks."""
+"""Rounds are added until there is a verdict: at most 2 % of the verdicts are false, whatever the number of looks."""
 
 from dataclasses import dataclass
 
@@ -28,12 +28,12 @@ COMPARISONS, MOST_ROUNDS = 2000, 60
 
 @dataclass(frozen=True)
 class Decided:
-    """What came of comparisons that were stopped at the first look that decided them: shares, and rounds it took."""
+    """Outcome of many comparisons, each stopped at the first look with a verdict."""
 
-    faster: float
+    faster: float  # shares of the comparisons
     slower: float
     same: float
-    rounds: float
+    rounds: float  # median number of rounds until the verdict
 
     @property
     def undecided(self) -> float:
@@ -41,7 +41,7 @@ class Decided:
 
 
 def until_decided(baseline: Rounds, candidate: Rounds) -> Decided:
-    """The rule of `sequential_ratio` and `Ratio.verdict` for many comparisons at once."""
+    """Applies the rule of `sequential_ratio` and `Ratio.verdict` to many comparisons at once."""
     logs = np.log(baseline / candidate)
     took = np.full(len(logs), logs.shape[1])
     verdicts = np.full(len(logs), Verdict.UNDECIDED, dtype=object)
@@ -49,13 +49,13 @@ def until_decided(baseline: Rounds, candidate: Rounds) -> Decided:
     while rounds <= logs.shape[1] and (open_ := np.nonzero(verdicts == Verdict.UNDECIDED)[0]).size:
         _, low, high = hodges_lehmann(logs[open_, :rounds], error_of(look))
         beyond, within = np.log1p(PROCESS_LUCK), np.log1p(LARGEST_SAME)
-        now = np.select(
+        current = np.select(
             [low > beyond, high < -beyond, (-within <= low) & (high <= within)],
             [Verdict.FASTER, Verdict.SLOWER, Verdict.SAME],
             Verdict.UNDECIDED,
         )
-        verdicts[open_] = now
-        took[open_[now != Verdict.UNDECIDED]] = rounds
+        verdicts[open_] = current
+        took[open_[current != Verdict.UNDECIDED]] = rounds
         look, rounds = look + 1, next_look(rounds)
     shares = {str(kind): float(np.mean(verdicts == kind)) for kind in Verdict}
     return Decided(shares["FASTER"], shares["SLOWER"], shares["SAME"], float(np.median(took)))
@@ -68,14 +68,14 @@ def simulated(machine: str, speedup: float = 1.0) -> Decided:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_side_is_faster_or_slower_than_itself_in_fewer_than_2_percent(machine: str) -> None:
-    """Over ten looks, with heavy tails, drift, moods and bursts that last for many runs."""
-    found = simulated(machine)
-    assert found.faster + found.slower < ERROR
+    """The runs have ten looks, heavy tails, drift, two speeds, and bursts that last for many runs."""
+    outcome = simulated(machine)
+    assert outcome.faster + outcome.slower < ERROR
 
 
 @pytest.mark.parametrize(("machine", "least"), [("quiet", 0.99), ("moderate", 0.8)])
 def test_a_side_is_found_to_be_the_same_as_itself(machine: str, least: float) -> None:
-    """Of 34 comparisons of seven rounds each on a noisy machine, 32 were undecided."""
+    """Seven fixed rounds are too few: on a noisy machine they left 32 of 34 comparisons undecided."""
     assert simulated(machine).same > least
 
 
@@ -83,14 +83,14 @@ def test_a_side_is_found_to_be_the_same_as_itself(machine: str, least: float) ->
     ("machine", "least", "rounds"), [("quiet", 0.99, FIRST_LOOK), ("moderate", 0.99, 15), ("shared", 0.9, 26)]
 )
 def test_a_difference_of_10_percent_is_found_in_most_runs(machine: str, least: float, rounds: float) -> None:
-    found = simulated(machine, speedup=1.1)
-    assert found.faster > least
-    assert found.slower == 0
-    assert found.rounds <= rounds
+    outcome = simulated(machine, speedup=1.1)
+    assert outcome.faster > least
+    assert outcome.slower == 0
+    assert outcome.rounds <= rounds
 
 
 def test_looking_after_every_round_at_95_percent_would_find_differences_that_are_not_there() -> None:
-    """What the rule is for: the same rounds, the same interval, without alpha spending."""
+    """Shows why the rule is needed: the same rounds and the same interval, but without alpha spending."""
     baseline, candidate = MACHINES["busy"].rounds(np.random.default_rng(7), 500, 40)
     logs, claimed = np.log(baseline / candidate), np.zeros(500, dtype=bool)
     for rounds in range(FIRST_LOOK, 41):
@@ -120,13 +120,13 @@ def test_looks_come_at_growing_distances() -> None:
 
 @pytest.mark.parametrize("rounds", [9, 20, 45])
 def test_the_interval_is_that_of_wilcoxons_signed_ranks(rounds: int) -> None:
-    """A centre is in the interval exactly where scipy's exact test does not reject it."""
+    """A centre is in the interval if and only if scipy's exact test does not reject it."""
     logs = np.random.default_rng(rounds).standard_t(3, rounds)
     error = 0.01
     middle, low, high = hodges_lehmann(logs, error)
     assert low < middle < high
-    for centre, held in ((low - 1e-9, False), (low + 1e-9, True), (high - 1e-9, True), (high + 1e-9, False)):
-        assert (stats.wilcoxon(logs - centre, method="exact").pvalue > error) == held
+    for centre, inside in ((low - 1e-9, False), (low + 1e-9, True), (high - 1e-9, True), (high + 1e-9, False)):
+        assert (stats.wilcoxon(logs - centre, method="exact").pvalue > error) == inside
 
 
 def test_beyond_the_exact_ranks_the_approximation_is_no_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,19 +141,19 @@ def test_beyond_the_exact_ranks_the_approximation_is_no_narrower(monkeypatch: py
 
 
 def test_how_many_more_rounds_are_needed_is_about_right() -> None:
-    """Of comparisons that are undecided after 20 rounds, twice the estimate decides most."""
+    """Most comparisons that are undecided after 20 rounds get a verdict from twice the estimated further rounds."""
     baseline, candidate = MACHINES["moderate"].rounds(np.random.default_rng(8), 100, 200)
-    short = decided = 0
-    for one, other in zip(baseline, candidate, strict=True):
-        found = sequential_ratio(one[:20], other[:20], 4)
-        if found.verdict is Verdict.UNDECIDED:
-            more = more_rounds(found, 20)
+    undecided = decided = 0
+    for baseline_ms, candidate_ms in zip(baseline, candidate, strict=True):
+        speedup = sequential_ratio(baseline_ms[:20], candidate_ms[:20], 4)
+        if speedup.verdict is Verdict.UNDECIDED:
+            more = more_rounds(speedup, 20)
             assert more is not None
-            short += 1
+            undecided += 1
             rounds = min(20 + 2 * more, 200)
-            decided += sequential_ratio(one[:rounds], other[:rounds], 6).verdict is not Verdict.UNDECIDED
-    assert short > 20
-    assert decided > 0.8 * short
+            decided += sequential_ratio(baseline_ms[:rounds], candidate_ms[:rounds], 6).verdict is not Verdict.UNDECIDED
+    assert undecided > 20
+    assert decided > 0.8 * undecided
 
 
 def test_where_rounds_say_nothing_no_number_is_made_up() -> None:

@@ -1,4 +1,4 @@
-"""A headline carries its grade: thresholds that quiet machines stay below and busy ones do not."""
+"""A headline carries its grade. Quiet machines pass its thresholds, and busy ones do not."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_a_quiet_run_keeps_its_verdict_and_its_headline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told", "reason", "remedy"),
+    ("speedup", "circumstances", "reason", "remedy"),
     [
         (FASTER, {"rounds": 5}, "5 rounds, fewer than 6", "measure more rounds (the parameter rounds)"),
         (Ratio(822.0, 2.73, 965.0, 0.02), {}, "the interval [2.73, 965.00] is wide", "measure more rounds"),
@@ -45,9 +45,9 @@ def test_a_quiet_run_keeps_its_verdict_and_its_headline() -> None:
     ids=["rounds", "spread", "load", "share", "nothing"],
 )
 def test_what_is_below_a_threshold_loses_its_verdict_and_says_why(
-    found: Ratio, told: dict[str, object], reason: str, remedy: str
+    speedup: Ratio, circumstances: dict[str, object], reason: str, remedy: str
 ) -> None:
-    trust = grade(found, **{"rounds": 7} | told)  # type: ignore[arg-type]
+    trust = grade(speedup, **{"rounds": 7} | circumstances)  # type: ignore[arg-type]
     assert reason in why(trust)
     assert remedy in trust.remedy
     assert trust.verdict(Verdict.FASTER) is Verdict.UNDECIDED
@@ -75,7 +75,7 @@ def test_programs_on_processors_that_nobody_needs_take_nothing() -> None:
     assert taken_cores(3.0, needed=4, cores=8) == 0
     assert taken_cores(5.0, needed=4, cores=8) == 1
     assert taken_cores(1.5, needed=2, cores=2) == 1.5
-    assert taken_cores(7.0, needed=2, cores=2) == 2  # no more than there is
+    assert taken_cores(7.0, needed=2, cores=2) == 2  # at most the number of processors
 
 
 def test_noise_of_the_probes_excuses_a_share_a_little_past_the_limit_and_no_more() -> None:
@@ -86,20 +86,20 @@ def test_noise_of_the_probes_excuses_a_share_a_little_past_the_limit_and_no_more
 
 
 def reference(pattern: str) -> list[Comparison]:
-    found = [record for file in sorted(PROFILES.glob(pattern)) for record in load_records(file)]
-    return [record for record in found if isinstance(record, Comparison)]
+    records = [record for file in sorted(PROFILES.glob(pattern)) for record in load_records(file)]
+    return [record for record in records if isinstance(record, Comparison)]
 
 
 def test_the_reference_results_of_a_quiet_machine_pass_and_those_of_a_noisy_one_do_not() -> None:
-    """Widths of the intervals and shares of the limit as they were measured, whatever the number of rounds."""
+    """Tests the measured widths of the intervals and shares of the limit; the number of rounds does not matter."""
     quiet, noisy = reference("*xeon*-2026-11-21*.jsonl"), reference("*epyc-2026-11-21.jsonl")
     assert len(quiet) > 30
     for record in quiet:
-        found = record.ratio("per_token")
-        assert found.high <= 1.1 * found.low < WIDEST * found.low
+        speedup = record.ratio("per_token")
+        assert speedup.high <= 1.1 * speedup.low < WIDEST * speedup.low
         assert record.trust().trustworthy
         assert all(side.floor_share <= 1.06 < 1 + SHARE_ERROR for side in (record.baseline, record.candidate))  # type: ignore[operator]
-    widths = [found.high / found.low for record in noisy for found in [record.ratio("per_token")]]
+    widths = [speedup.high / speedup.low for record in noisy for speedup in [record.ratio("per_token")]]
     assert sum(width > WIDEST for width in widths) == 5
     assert all(not record.trust().trustworthy for record, width in zip(noisy, widths, strict=True) if width > WIDEST)
 
@@ -112,32 +112,37 @@ def test_quiet_machines_are_trusted_and_busy_ones_are_not(machine: str, least: f
 
 
 def test_a_trusted_figure_is_rarely_off_by_an_eighth_on_whatever_machine() -> None:
-    """Without the grade, half of the figures of the busiest machine are."""
+    """Without the grade, half of the figures of the busiest machine are off by that much."""
     rng = np.random.default_rng(4)
     off, trusted = [], []
     for machine in MACHINES.values():
         baseline, candidate = machine.rounds(rng, 50, 7, speedup=2.0)
         for sides in zip(baseline.tolist(), candidate.tolist(), strict=True):
-            found = ratio(*sides)
-            off.append(abs(np.log(found.value / 2.0)) > np.log(1.125))
-            trusted.append(grade(found, 7).trustworthy)
+            speedup = ratio(*sides)
+            off.append(abs(np.log(speedup.value / 2.0)) > np.log(1.125))
+            trusted.append(grade(speedup, 7).trustworthy)
     assert np.mean(np.array(off)[-50:]) > 0.3
     assert np.mean(np.array(off)[np.array(trusted)]) <= 0.02
 
 
 def step_times(taken: float, *, parallel: float, rng: np.random.Generator) -> float:
-    """Mean time of 20,000 slices of a step on two processors, `parallel` of which wait for both and the others for one
-    of them, where another program keeps `taken` of one processor busy, a slice at a time, on the idle one if it can.
+    """Mean time of 20,000 slices of a step on two processors, while another program takes processor time.
+
+    `parallel` is the share of slices that wait for both processors; the other slices wait for one. The other program
+    keeps the share `taken` of one processor busy, a slice at a time. It uses the idle processor if there is one.
     """
     slices = 20_000
     waits_for_both = rng.random(slices) < parallel
-    disturbed = rng.random(slices) < taken / (1 + taken)  # of the time that passes; it is added to the time needed
+    disturbed = rng.random(slices) < taken / (
+        1 + taken
+    )  # share of the elapsed time, which is the time needed plus this time
     return 1.0 + float(np.mean(disturbed & waits_for_both)) * (1 + taken)
 
 
 def test_what_other_programs_may_take_moves_a_ratio_by_a_tenth_at_most() -> None:
-    """A side that always waits for two threads, against one that does half of the time: the worst that programs on
-    one processor do is to slow the first and spare the other.
+    """The worst case: one side always waits for two threads and the other side never does.
+
+    Another program on one processor then slows the first side alone.
     """
     rng = np.random.default_rng(5)
     bias = {
@@ -149,8 +154,8 @@ def test_what_other_programs_may_take_moves_a_ratio_by_a_tenth_at_most() -> None
 
 
 def test_six_rounds_are_the_fewest_whose_range_holds_the_ratio_with_95_percent() -> None:
-    held = [np.mean(_range_holds(rounds)) for rounds in (FEWEST_ROUNDS - 1, FEWEST_ROUNDS)]
-    assert held[0] < 0.95 < held[1]
+    coverage = [np.mean(_range_holds(rounds)) for rounds in (FEWEST_ROUNDS - 1, FEWEST_ROUNDS)]
+    assert coverage[0] < 0.95 < coverage[1]
 
 
 def _range_holds(rounds: int) -> np.ndarray:

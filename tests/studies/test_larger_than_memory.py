@@ -1,4 +1,4 @@
-"""The study of a model that is larger than memory: what it asks for, what it leaves out, and its record."""
+"""The study of a model that is larger than memory: its calls of the harness, the baselines it omits, its record."""
 
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from labkit.studies.larger_than_memory import (
 from labkit.system.errors import UserError
 
 
-class Asked:
-    """What the study asked the harness for, which gives known answers instead of measuring."""
+class RecordingHarness:
+    """Replaces the harness: records the calls of the study and returns known results instead of measuring."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, precision: str = "bfloat16") -> None:
         self.folders: list[Path] = []
@@ -36,15 +36,15 @@ class Asked:
         monkeypatch.setattr(larger_than_memory, "measured_plan", self.measured)
         monkeypatch.setattr(larger_than_memory, "take_turns", self.took_turns)
 
-    def planned(self, model: str, *, path: Path, **given: Any) -> StreamingPlan:
+    def planned(self, model: str, *, path: Path, **options: Any) -> StreamingPlan:
         self.folders.append(path)
         assert path.is_dir()
         return self.plan
 
-    def measured(self, found: StreamingPlan, *, batches: tuple[int, ...], path: Path, **more: Any) -> Any:
+    def measured(self, known: StreamingPlan, *, batches: tuple[int, ...], path: Path, **options: Any) -> Any:
         assert path == self.folders[-1]
         self.batches = batches
-        return found.model_copy(update={"points": tuple(point(batch) for batch in batches)}), study().memory
+        return known.model_copy(update={"points": tuple(point(batch) for batch in batches)}), study().memory
 
     def took_turns(self, sides: Any, case: Any, schedule: Any, *, progress: Any) -> Any:
         self.turns.append((tuple(side.name for side in sides), case, schedule))
@@ -53,47 +53,49 @@ class Asked:
         if sides[0].name == "unknown":
             raise UserError("unknown side 'unknown'")
 
-        class Taken:
+        class Turns:
             comparison = staticmethod(lambda baseline, candidate: comparison())
 
-        return Taken()
+        return Turns()
 
 
 def test_each_baseline_runs_beside_the_streamed_engine_in_the_same_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One that fails or is unknown is left out with the first line of its reason."""
-    asked = Asked(monkeypatch)
-    found = study_larger_than_memory(
+    """A baseline that fails or is unknown is left out, with the first line of the reason."""
+    harness = RecordingHarness(monkeypatch)
+    result = study_larger_than_memory(
         batches="4, 1, 5000", baselines="accelerate-disk, dies, unknown", path=tmp_path, output=tmp_path
     )
-    assert asked.batches == (1, 4)
-    assert found.too_large == (5000,)
-    assert [names for names, *_ in asked.turns] == [(name, STREAMED) for name in ("accelerate-disk", "dies", "unknown")]
-    for _, case, schedule in asked.turns:
+    assert harness.batches == (1, 4)
+    assert result.too_large == (5000,)
+    assert [names for names, *_ in harness.turns] == [
+        (name, STREAMED) for name in ("accelerate-disk", "dies", "unknown")
+    ]
+    for _, case, schedule in harness.turns:
         assert (case.batch, case.memory_gb, case.dtype) == (1, 1.5, "bfloat16")
         assert not schedule.stages
-    assert len(found.comparisons) == 1
-    assert [(each.side, each.reason) for each in found.left_out] == [
+    assert len(result.comparisons) == 1
+    assert [(omission.side, omission.reason) for omission in result.left_out] == [
         ("dies", "dies: out of memory (MemoryError)"),
         ("unknown", "unknown side 'unknown'"),
     ]
     (file,) = tmp_path.glob("*-gpt2-larger-than-memory.json")
-    assert load_study(file) == found
+    assert load_study(file) == result
 
 
 def test_baselines_do_not_compute_in_codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = Asked(monkeypatch, precision="int8-32")
-    found = study_larger_than_memory(batches="1", baselines="hf-disk", path=tmp_path, output=tmp_path)
-    assert asked.turns == []
-    assert "the weights here are int8-32" in found.left_out[0].reason
+    harness = RecordingHarness(monkeypatch, precision="int8-32")
+    result = study_larger_than_memory(batches="1", baselines="hf-disk", path=tmp_path, output=tmp_path)
+    assert harness.turns == []
+    assert "the weights here are int8-32" in result.left_out[0].reason
 
 
 def test_a_temporary_folder_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    asked = Asked(monkeypatch)
+    harness = RecordingHarness(monkeypatch)
     study_larger_than_memory(batches="1", baselines="", output=tmp_path)
-    (folder,) = asked.folders
+    (folder,) = harness.folders
     assert tmp_path in folder.parents
     assert not folder.exists()
 
@@ -118,8 +120,8 @@ def test_a_case_in_a_budget_can_be_kept() -> None:
 def test_what_cannot_be_is_refused_before_anything_is_measured(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    Asked(monkeypatch)
-    monkeypatch.setattr(larger_than_memory, "measured_plan", lambda *given, **more: pytest.fail("measured"))
+    RecordingHarness(monkeypatch)
+    monkeypatch.setattr(larger_than_memory, "measured_plan", lambda *args, **kwargs: pytest.fail("measured"))
     with pytest.raises(UserError, match=message):
         study_larger_than_memory(**({"path": tmp_path, "output": tmp_path} | options))
 
@@ -143,12 +145,12 @@ def test_batches_and_sides_are_parsed_and_each_is_taken_once() -> None:
 
 
 def test_the_claim_says_what_batch_pays_and_how_much_of_the_disk_that_takes() -> None:
-    found = study()
+    result = study()
     gains = "batch 1 gives 0.667 tokens/s and batch 16 gives 10.7"
-    assert found.claim.startswith(f"gpt2, bfloat16, 1.47 times its memory: {gains};")
-    assert "its steps read at 100% of the disk's rate and hide 100%" in found.claim
-    assert found.outcome.trusted
-    heavy = found.plan.model_copy(update={"points": (point(1, peak_bytes=2_000_000_000),)})
+    assert result.claim.startswith(f"gpt2, bfloat16, 1.47 times its memory: {gains};")
+    assert "its steps read at 100% of the disk's rate and hide 100%" in result.claim
+    assert result.outcome.trusted
+    heavy = result.plan.model_copy(update={"points": (point(1, peak_bytes=2_000_000_000),)})
     assert not study(plan=heavy).outcome.trusted
     assert "more than it was given" in study(plan=heavy).headline
 
@@ -159,10 +161,10 @@ def test_a_study_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    other.write_text('{"kind": "comparison"}')
+    path = tmp_path / "other.json"
+    path.write_text('{"kind": "comparison"}')
     with pytest.raises(UserError, match="no streaming study"):
-        load_study(other)
+        load_study(path)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +179,10 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_study_has_the_grade_of_every_result(change: dict[str, Any], why: str) -> None:
-    found = study(plan=plan(points=tuple(point(batch, **change) for batch in (1, 4))))
-    assert found.outcome.trusted == (not why)
-    assert why in found.outcome.grade
-    assert ("NOT TRUSTWORTHY" in str(found)) == bool(why)
+    result = study(plan=plan(points=tuple(point(batch, **change) for batch in (1, 4))))
+    assert result.outcome.trusted == (not why)
+    assert why in result.outcome.grade
+    assert ("NOT TRUSTWORTHY" in str(result)) == bool(why)
 
 
 def test_a_frame_has_a_row_for_each_batch_and_each_baseline() -> None:

@@ -1,4 +1,4 @@
-"""What storing matrices loses, and the record of a study."""
+"""The error of matrices that are stored in fewer bits, and the record of the study of precisions."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from labkit.weights.source import ModelSource
 ATTN_OUT = "transformer.h.1.attn.c_proj.weight"  # stored [inputs, outputs]
 
 
-class Changed:
-    """The weights of a model, some of them replaced."""
+class ReplacedTensors:
+    """The weights of a model, with some tensors replaced."""
 
     def __init__(self, source: ModelSource, tensors: dict[str, torch.Tensor]) -> None:
         self._source, self._tensors = source, tensors
@@ -29,13 +29,13 @@ class Changed:
         return self._source.names()
 
     def get(self, name: str, dtype: torch.dtype | None = None, cut: object = None) -> torch.Tensor:
-        found = self._tensors.get(name)
-        return self._source.get(name, dtype, cut) if found is None else found.clone()  # type: ignore[arg-type]
+        replacement = self._tensors.get(name)
+        return self._source.get(name, dtype, cut) if replacement is None else replacement.clone()  # type: ignore[arg-type]
 
 
 def changed(tensors: dict[str, torch.Tensor]) -> ModelSource:
     source = resolve("tiny-gpt2")
-    return ModelSource("tiny-gpt2", "changed", source.hf_config, Changed(source, tensors))
+    return ModelSource("tiny-gpt2", "changed", source.hf_config, ReplacedTensors(source, tensors))
 
 
 @pytest.mark.parametrize(
@@ -44,30 +44,30 @@ def changed(tensors: dict[str, torch.Tensor]) -> ModelSource:
 )
 def test_the_error_of_a_matrix_is_that_of_its_codes_by_hand(name: str, bits: int, group: int, asymmetric: bool) -> None:
     source = resolve("tiny-gpt2")
-    (found,) = matrix_errors(source, [name])
-    (error,) = [each.error for each in found.errors if (each.layer, each.matrix) == (1, "attn_out")]
+    (result,) = matrix_errors(source, [name])
+    (error,) = [entry.error for entry in result.errors if (entry.layer, entry.matrix) == (1, "attn_out")]
     weight = source.get(ATTN_OUT).T.contiguous()
     codes, scales = quantize(weight, group, bits=bits, asymmetric=asymmetric)
     back = Linear(codes, None, 64, 64, "rows", scales, group, bits).floats()
     assert error == pytest.approx(float((back - weight).norm() / weight.norm()), rel=1e-5)
-    assert len(found.errors) == 2 * 4
+    assert len(result.errors) == 2 * 4
 
 
 def test_weights_that_are_codes_already_lose_nothing() -> None:
     codes = torch.randint(-8, 8, (64, 64), generator=torch.Generator().manual_seed(0))
     codes[:, ::32], codes[:, 1::32] = -8, 7  # every group reaches from end to end
-    (found,) = matrix_errors(changed({ATTN_OUT: (codes * 0.125).T.contiguous().float()}), ["int4-32"])
-    lost = {(each.layer, each.matrix): each.lost for each in found.errors}
+    (result,) = matrix_errors(changed({ATTN_OUT: (codes * 0.125).T.contiguous().float()}), ["int4-32"])
+    lost = {(entry.layer, entry.matrix): entry.lost for entry in result.errors}
     assert lost.pop((1, "attn_out")) == 0
     assert all(lost.values())
-    assert not found.exact
+    assert not result.exact
 
 
 def test_more_bits_and_smaller_groups_lose_less() -> None:
-    found = matrix_errors(resolve("tiny-gpt2"), ["float32", "bfloat16", "int8-32", "int8", "int4-32", "int4-64"])
-    errors = [each.error for each in found]
+    results = matrix_errors(resolve("tiny-gpt2"), ["float32", "bfloat16", "int8-32", "int8", "int4-32", "int4-64"])
+    errors = [result.error for result in results]
     assert errors == sorted(errors)
-    assert found[0].exact
+    assert results[0].exact
 
 
 def test_the_head_loses_what_its_own_precision_loses() -> None:
@@ -126,15 +126,15 @@ def test_a_study_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    other.write_text('{"kind": "comparison"}')
+    path = tmp_path / "other.json"
+    path.write_text('{"kind": "comparison"}')
     with pytest.raises(UserError, match="no precision study"):
-        load_study(other)
+        load_study(path)
 
 
 def test_a_frame_has_a_row_for_each_precision_and_the_repr_is_short() -> None:
-    found = study()
-    frame = found.to_frame()
-    assert list(frame["precision"]) == [side.precision for side in found.sides]
+    result = study()
+    frame = result.to_frame()
+    assert list(frame["precision"]) == [side.precision for side in result.sides]
     assert {"model", "batch", "prompt_tokens", "machine", "per_token_ms", "kl", "trustworthy"} <= set(frame.columns)
-    assert len(repr(found)) < 600
+    assert len(repr(result)) < 600

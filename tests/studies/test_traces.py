@@ -20,39 +20,39 @@ STEPS = 5
 @sweep
 @needs_nsys
 def test_both_sides_have_the_same_steps_and_stages(tmp_path: Path) -> None:
-    found = capture_pair("tiny-gpt2", steps=STEPS, output=tmp_path, threads=1, tax=False)
-    assert found.names == ("hf-eager", "fused")
-    assert found.decode_steps == STEPS
-    stages = [set(table.frame["stage"]) for table in found.tables]
+    pair = capture_pair("tiny-gpt2", steps=STEPS, output=tmp_path, threads=1, tax=False)
+    assert pair.names == ("hf-eager", "fused")
+    assert pair.decode_steps == STEPS
+    stages = [set(table.frame["stage"]) for table in pair.tables]
     assert stages[0] == stages[1]
-    assert found.difference.vanilla.name == "hf-eager"
-    assert found.difference.parts["ms"].sum() == pytest.approx(found.difference.step.ms)
+    assert pair.difference.vanilla.name == "hf-eager"
+    assert pair.difference.parts["ms"].sum() == pytest.approx(pair.difference.step.ms)
 
 
 def test_a_side_held_against_itself_is_told_apart_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[str] = []
+    names: list[str] = []
 
     def pretend(command: list[str], *, name: str, **options: object) -> Capture:
-        taken.append(name)
+        names.append(name)
         return bundled_pair().fused
 
     monkeypatch.setattr(module, "profile", pretend)
-    found = capture_pair("tiny-gpt2", "fused", "fused", output=tmp_path)
-    assert list(found.named_traces) == ["fused, first", "fused, second"]
-    assert taken == ["tiny-gpt2-fused-1", "tiny-gpt2-fused-2"]
+    pair = capture_pair("tiny-gpt2", "fused", "fused", output=tmp_path)
+    assert list(pair.named_traces) == ["fused, first", "fused, second"]
+    assert names == ["tiny-gpt2-fused-1", "tiny-gpt2-fused-2"]
 
 
 def test_the_bundled_captures_are_whole_and_say_where_they_come_from() -> None:
-    found = bundled_pair()
-    assert found.decode_steps >= 8
-    assert all(table.coverage > 0.8 for table in found.tables)
-    assert found.difference.verdict is Verdict.FASTER
-    assert found.remarks[0].startswith("captures of gpt2, ")
-    assert "not on this machine" in found.remarks[0]
-    assert found.outcome.of == found.of
-    assert (found.of["model"], found.of["baseline"], found.of["steps"]) == ("gpt2", "hf-eager", found.decode_steps)
-    assert TraceBench(model="tiny-gpt2", source="bundled").settings == {**found.of, "source": "bundled"}
-    assert all(side.record.tax for side in (found.vanilla, found.fused))
+    pair = bundled_pair()
+    assert pair.decode_steps >= 8
+    assert all(table.coverage > 0.8 for table in pair.tables)
+    assert pair.difference.verdict is Verdict.FASTER
+    assert pair.remarks[0].startswith("captures of gpt2, ")
+    assert "not on this machine" in pair.remarks[0]
+    assert pair.outcome.of == pair.of
+    assert (pair.of["model"], pair.of["baseline"], pair.of["steps"]) == ("gpt2", "hf-eager", pair.decode_steps)
+    assert TraceBench(model="tiny-gpt2", source="bundled").settings == {**pair.of, "source": "bundled"}
+    assert all(side.record.tax for side in (pair.vanilla, pair.fused))
 
 
 def test_where_nothing_can_be_captured_the_bundled_ones_stand_in_and_say_so(
@@ -62,9 +62,9 @@ def test_where_nothing_can_be_captured_the_bundled_ones_stand_in_and_say_so(
         raise CaptureError("no room for a profiler")
 
     monkeypatch.setattr(module, "profile", fail)
-    found = capture_pair(output=tmp_path)
-    assert "no room for a profiler" in found.remarks[0]
-    assert found.vanilla.files == bundled_pair().vanilla.files
+    pair = capture_pair(output=tmp_path)
+    assert "no room for a profiler" in pair.remarks[0]
+    assert pair.vanilla.files == bundled_pair().vanilla.files
     with pytest.raises(CaptureError, match="no room"):
         capture_pair(output=tmp_path, source="nsys")
 
@@ -91,8 +91,8 @@ def test_a_pair_that_cannot_be_is_refused(options: dict[str, object], message: s
 
 
 def test_what_comes_with_labkit_names_no_user_and_no_folder() -> None:
-    found = bundled_pair()
-    for file in (*found.vanilla.files, *found.fused.files, found.vanilla.record_file, found.fused.record_file):
+    pair = bundled_pair()
+    for file in (*pair.vanilla.files, *pair.fused.files, pair.vanilla.record_file, pair.fused.record_file):
         content = file.read_bytes()
         assert not [
             text for text in (b"/home/", b"/root", b"HOME=", b"PATH=", b"USER=", b"HOSTNAME") if text in content

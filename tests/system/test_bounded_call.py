@@ -1,4 +1,4 @@
-"""Code of strangers runs in bounded time and memory, and nothing of it is left."""
+"""Untrusted code runs in bounded time and memory, and leaves no process running."""
 
 import os
 import time
@@ -15,7 +15,7 @@ def forever() -> str:
         pass
 
 
-def deaf() -> str:
+def ignores_exceptions() -> str:
     while True:
         try:
             time.sleep(60)
@@ -33,10 +33,10 @@ def test_the_result_comes_back_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (forever, "more than 0.3 s"),
-        (deaf, "more than 0.3 s"),
+        (ignores_exceptions, "more than 0.3 s"),
         (lambda: str(10**10**9), "more than 0.3 s"),
         (lambda: "a" * (3 << 30), "needs more than 64 MB of memory"),
         (lambda: "a" * 3_000_000, "produces more than 1 MB of text"),
@@ -46,8 +46,8 @@ def test_the_result_comes_back_whole() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", "") if callable(value) else value,
 )
-def test_what_goes_beyond_a_bound_is_ended(call: Callable[[], str], said: str) -> None:
-    before = psutil.Process().children()  # from Python 3.14 on, multiprocessing keeps one
-    with pytest.raises(BoundedCallError, match=said):
-        bounded_call(call, seconds=0.3 if "0.3" in said else 10, memory_bytes=64 << 20, most=1 << 20)
+def test_what_goes_beyond_a_bound_is_ended(call: Callable[[], str], message: str) -> None:
+    before = psutil.Process().children()  # from Python 3.14 on, multiprocessing keeps a process
+    with pytest.raises(BoundedCallError, match=message):
+        bounded_call(call, seconds=0.3 if "0.3" in message else 10, memory_bytes=64 << 20, most=1 << 20)
     assert psutil.Process().children() == before

@@ -1,4 +1,4 @@
-"""Where labkit keeps what it can make again."""
+"""The folder of files that labkit can make again."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Commands run to their end, and ended where the thread that waits for one is interrupted."""
+"""Commands run to their end, or are ended when the waiting thread is interrupted."""
 
 import sys
 import threading
@@ -13,15 +13,17 @@ from labkit.system.interruption import interrupt
 
 
 def test_a_command_tells_what_it_printed_and_how_it_ended() -> None:
-    done = finished([sys.executable, "-c", "import sys; print('out'); sys.exit('why')"])
-    assert (done.stdout, done.stderr, done.returncode) == ("out\n", "why\n", 1)
+    process = finished([sys.executable, "-c", "import sys; print('out'); sys.exit('why')"])
+    assert (process.stdout, process.stderr, process.returncode) == ("out\n", "why\n", 1)
     with pytest.raises(RunError, match="it failed\nwhy"):
         run_child([sys.executable, "-c", "import sys; sys.exit('why')"], "it failed")
 
 
 def test_an_interrupted_thread_ends_the_command_that_it_waits_for(tmp_path: Path) -> None:
-    begun, raised = tmp_path / "pid", []
-    program = f"import os, pathlib, time; pathlib.Path({str(begun)!r}).write_text(f'{{os.getpid()}} '); time.sleep(600)"
+    pid_file, raised = tmp_path / "pid", []
+    program = (
+        f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(f'{{os.getpid()}} '); time.sleep(600)"
+    )
 
     def wait() -> None:
         try:
@@ -31,12 +33,12 @@ def test_an_interrupted_thread_ends_the_command_that_it_waits_for(tmp_path: Path
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    while not (begun.exists() and begun.read_text().endswith(" ")):
+    while not (pid_file.exists() and pid_file.read_text().endswith(" ")):
         thread.join(0.01)
     interrupt(thread, KeyboardInterrupt)
     thread.join(60)
     assert raised
-    assert not psutil.pid_exists(int(begun.read_text()))
+    assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
 def test_lines_come_as_they_are_printed() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C while a library loads, which catches whatever is raised in it."""
+"""Ctrl-C during the import of a library that catches every exception."""
 
 import subprocess
 import sys
@@ -30,19 +30,19 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(("times", "said", "code"), [(1, "not caught\ninterrupted\n", 0), (2, "", 130)])
-def test_an_interrupted_import_ends_before_the_program_does(times: int, said: str, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("times", "output", "code"), [(1, "not caught\ninterrupted\n", 0), (2, "", 130)])
+def test_an_interrupted_import_ends_before_the_program_does(times: int, output: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text(LIBRARY.format(times=times))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False, timeout=50
     )
-    assert (done.stdout, done.stderr, done.returncode) == (said, "", code)
+    assert (process.stdout, process.stderr, process.returncode) == (output, "", code)
 
 
 def test_an_interrupt_during_the_last_import_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text(LIBRARY.format(times=1).replace("0.2", "0"))
     program = PROGRAM.replace("        time.sleep(60)\n", "")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", program, str(tmp_path)], capture_output=True, text=True, check=False, timeout=50
     )
-    assert (done.stdout, done.returncode) == ("not caught\ninterrupted\n", 0)
+    assert (process.stdout, process.returncode) == ("not caught\ninterrupted\n", 0)

@@ -1,4 +1,4 @@
-"""JSON that others wrote is read as it is, and refused in linear time where it cannot be meant as data."""
+"""Untrusted JSON is read as it is written, and JSON that is not sensible data is refused in linear time."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Anybody's text in Markdown is that text again when it is drawn, and stays in its cell."""
+"""Any text put into Markdown is rendered as that text, and stays in its cell."""
 
 from html.parser import HTMLParser
 
@@ -34,8 +34,8 @@ TEXTS = st.lists(st.sampled_from(HOSTILE) | st.text("ab|\\`*_~$<>[]()&;#!-+=: \n
 )
 
 
-class Drawn(HTMLParser):
-    """The texts of a page by element, and which elements it has."""
+class RenderedPage(HTMLParser):
+    """Elements of a rendered page, and the texts of its cells, paragraphs, list items and headings."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -58,28 +58,28 @@ def test_a_cell_shows_its_text_and_nothing_else(examples: int) -> None:
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
     @given(title=TEXTS, cell=TEXTS)
     def check(title: str, cell: str) -> None:
-        page = Drawn(markdown2html_mistune(markdown_table(("n", as_text(title)), [("x", as_text(cell))])))
+        page = RenderedPage(markdown2html_mistune(markdown_table(("n", as_text(title)), [("x", as_text(cell))])))
         assert page.elements == ["table", "thead", "tr", "th", "th", "tbody", "tr", "td", "td"]
         assert [" ".join(text.split()) for text in page.texts] == [
             "n",
-            *(" ".join(t.split()) for t in (title, "x", cell)),
+            *(" ".join(value.split()) for value in (title, "x", cell)),
         ]
 
     check()
 
 
 def test_no_text_of_a_result_is_markup() -> None:
-    evil = "<img src=x> | **b** [l](u)"
-    table = ResultTable(evil, (evil, evil), ((evil, evil),), Claim(evil, "bold", evil), (evil,))
-    page = Drawn(markdown2html_mistune(table.markdown()))
+    hostile = "<img src=x> | **b** [l](u)"
+    table = ResultTable(hostile, (hostile, hostile), ((hostile, hostile),), Claim(hostile, "bold", hostile), (hostile,))
+    page = RenderedPage(markdown2html_mistune(table.markdown()))
     assert "img" not in page.elements
     assert (page.elements.count("strong"), page.elements.count("a")) == (
         1,
         1,
     )  # the claim, and the heading's own anchor
     heading, *rest = (text.strip() for text in page.texts)
-    assert heading.startswith(evil)
-    assert rest == [*[evil] * 4, f"{evil} {evil}", evil]
+    assert heading.startswith(hostile)
+    assert rest == [*[hostile] * 4, f"{hostile} {hostile}", hostile]
 
 
 def test_what_an_interval_or_a_name_looks_like_is_left_alone() -> None:

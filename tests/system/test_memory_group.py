@@ -1,4 +1,4 @@
-"""A memory cgroup holds processes to its limit, and does not outlive who made it, however that ends."""
+"""A memory cgroup holds processes to its limit and is removed after its owner ends, even if the owner is killed."""
 
 import subprocess
 import sys
@@ -19,11 +19,11 @@ HOLD = (
 
 @pytest.fixture
 def group() -> Iterator[MemoryGroup]:
-    made = MemoryGroup.make(LIMIT)
-    if made is None:
+    memory_group = MemoryGroup.make(LIMIT)
+    if memory_group is None:
         pytest.skip("no memory cgroup can be made here")
-    with made:
-        yield made
+    with memory_group:
+        yield memory_group
 
 
 @contextmanager
@@ -51,22 +51,22 @@ def test_only_who_takes_more_than_the_limit_is_killed(group: MemoryGroup, size: 
 def test_what_a_killed_owner_left_is_removed_by_the_next_and_nothing_of_a_living_one(group: MemoryGroup) -> None:
     with python(HOLD) as owner:
         assert owner.stdout is not None
-        theirs = owner.stdout.readline().strip()
-        assert theirs.startswith(str(group.folder.parent / PREFIX))
+        owned = owner.stdout.readline().strip()
+        assert owned.startswith(str(group.folder.parent / PREFIX))
         with MemoryGroup.make(LIMIT) or group:
-            assert (group.folder.parent / theirs).is_dir()
+            assert (group.folder.parent / owned).is_dir()
         owner.kill()
         owner.wait()
-        assert (group.folder.parent / theirs).is_dir()
+        assert (group.folder.parent / owned).is_dir()
     with MemoryGroup.make(LIMIT) or group:
-        assert not (group.folder.parent / theirs).exists()
+        assert not (group.folder.parent / owned).exists()
         assert group.folder.is_dir()
 
 
 def test_nothing_is_left_of_a_group_whose_process_has_just_been_killed(group: MemoryGroup) -> None:
-    made = MemoryGroup.make(LIMIT)
-    assert made is not None
-    with made, python(TAKE, "1") as process:
-        made.add(process.pid)
-    assert not made.folder.exists()
+    own = MemoryGroup.make(LIMIT)
+    assert own is not None
+    with own, python(TAKE, "1") as process:
+        own.add(process.pid)
+    assert not own.folder.exists()
     assert group.folder.exists()

@@ -1,4 +1,4 @@
-"""Mistyped names."""
+"""Suggestions for mistyped names."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from labkit.system.nearest import did_you_mean
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "hint"),
     [
         ("smollm2_135m", " (did you mean 'smollm2-135m', 'smollm2-shape' or 'llama-2-13b'?)"),
         ("GPT2-medum", " (did you mean 'gpt2-medium', 'gpt2-large' or 'gpt2-xl'?)"),
@@ -16,8 +16,8 @@ from labkit.system.nearest import did_you_mean
         ("", ""),
     ],
 )
-def test_at_most_three_names_are_offered_the_nearest_first(name: str, said: str) -> None:
-    assert did_you_mean(name, PRESETS) == said
+def test_at_most_three_names_are_offered_the_nearest_first(name: str, hint: str) -> None:
+    assert did_you_mean(name, PRESETS) == hint
 
 
 def test_names_are_offered_as_they_are_spelled() -> None:

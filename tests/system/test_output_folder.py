@@ -1,4 +1,4 @@
-"""A folder for results is refused before anything is measured, with its name and the way out."""
+"""An unusable folder for results is refused before anything is measured; the message names it and a remedy."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ def test_an_error_without_a_known_remedy_keeps_its_words() -> None:
 def test_results_go_to_one_folder_from_the_checkout_and_from_copies_of_the_notebooks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`labkit run` and a kernel that starts beside a copy, in a folder of the copies too, write to the same place."""
+    """`labkit run` and kernels that start in the folder of the copies, or in a subfolder, write to the same place."""
     copies = tmp_path / "runs" / "notebooks"
     (copies / "workshop").mkdir(parents=True)
     (copies / COPIES).touch()

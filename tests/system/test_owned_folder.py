@@ -1,4 +1,4 @@
-"""Temporary folders: gone at the end, swept once their owner is dead, and left alone as long as it lives."""
+"""Temporary folders are removed at the end, or after their owner has died, but not while it lives."""
 
 import subprocess
 import sys
@@ -48,4 +48,4 @@ def test_only_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
     assert (folder / "file").exists()
     with owned_folder("labkit-x-", tmp_path, before_removal=swept.append) as own:
         assert swept == [folder]
-        assert {each.name for each in tmp_path.iterdir()} == {"labkit-y-1", "labkit-x-file", own.name}
+        assert {path.name for path in tmp_path.iterdir()} == {"labkit-y-1", "labkit-x-file", own.name}

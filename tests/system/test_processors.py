@@ -1,4 +1,4 @@
-"""A process counts the processors that its affinity mask and the quotas of its control groups leave it."""
+"""A process counts the processors that its affinity mask and the quotas of its control groups allow."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ V1 = (
 
 
 def groups(tmp_path: Path, texts: tuple[str, str]) -> list[tuple[Path, int]]:
-    """The groups of a process that is two groups deep."""
+    """Control groups of a process that is two groups deep."""
     (tmp_path / "cgroup").write_text(texts[0])
     (tmp_path / "mountinfo").write_text(texts[1].format(mount=tmp_path / "mount"))
     (tmp_path / "mount" / "outer" / "inner").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""No character of a stranger's text moves the cursor, turns the text, or begins a new line."""
+"""No character of untrusted text moves the cursor, reverses the direction of text, or begins a new line."""
 
 import sys
 import unicodedata
@@ -29,11 +29,11 @@ def test_a_control_character_is_written_out(text: str, expected: str) -> None:
 
 def test_no_character_that_moves_the_cursor_or_turns_text_is_left() -> None:
     kinds = ("Cc", "Cs", "Zl", "Zp")
-    controls = {each for each in EVERY if each in DIRECTIONS or unicodedata.category(each) in kinds}
+    controls = {character for character in EVERY if character in DIRECTIONS or unicodedata.category(character) in kinds}
     assert not controls & set(shown(EVERY))
-    harmless = "".join(each for each in EVERY if each not in controls)
+    harmless = "".join(character for character in EVERY if character not in controls)
     assert shown(harmless) == harmless
-    assert all(shown(each).isascii() for each in controls)
+    assert all(shown(character).isascii() for character in controls)
 
 
 def test_what_was_shown_stays_as_it_is() -> None:

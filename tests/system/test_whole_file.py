@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and what killed writers leave behind."""
+"""Files are written whole or not at all, and the unfinished files of killed writers are removed."""
 
 import os
 import re
@@ -93,21 +93,21 @@ for name in ("new", "private", "open"):
         path.write_text(name)
         print(f"{path.stat().st_mode & 0o777:o}", end=" ")
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", command, write, umask], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     new = f"{0o666 & ~int(umask, 8):o}"
-    assert done.stdout.split() == [new, "600", "664"]  # while they are written, too
-    assert [mode_of(tmp_path / name) for name in ("new", "private", "open")] == done.stdout.split()
+    assert process.stdout.split() == [new, "600", "664"]  # the same modes as while the files were being written
+    assert [mode_of(tmp_path / name) for name in ("new", "private", "open")] == process.stdout.split()
 
 
 def test_devices_and_pipes_are_written_to(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with ThreadPoolExecutor(1) as beside:
-        got = beside.submit(pipe.read_text)
+    with ThreadPoolExecutor(1) as executor:
+        received = executor.submit(pipe.read_text)
         write_whole(pipe, "through the pipe")
-        assert got.result(10) == "through the pipe"
+        assert received.result(10) == "through the pipe"
     assert pipe.is_fifo()
     link = tmp_path / "nowhere"
     link.symlink_to("/dev/null")
@@ -123,14 +123,14 @@ def test_its_own_stdout_gets_the_content_in_order(tmp_path: Path, into: str) -> 
         "from pathlib import Path; from labkit.system.whole_file import write_whole; print('before'); "
         "write_whole(Path('/dev/stdout'), 'content\\n'); print('after')"
     )
-    words = [sys.executable, "-P", "-c", command]
+    arguments = [sys.executable, "-P", "-c", command]
     if into == "pipe":
-        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
     else:
-        with (tmp_path / "said").open("w") as file:
-            subprocess.run(words, stdout=file, check=True)
-        said = (tmp_path / "said").read_text()
-    assert said == "before\ncontent\nafter\n"
+        with (tmp_path / "output").open("w") as file:
+            subprocess.run(arguments, stdout=file, check=True)
+        output = (tmp_path / "output").read_text()
+    assert output == "before\ncontent\nafter\n"
 
 
 def test_what_cannot_be_written_is_named_and_stays(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_a_full_disk_names_the_target(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
-    trace, link, hard = tmp_path / "trace.json", tmp_path / "link.json", tmp_path / "hard.json"
+    trace, link, hard_link = tmp_path / "trace.json", tmp_path / "link.json", tmp_path / "hard.json"
     trace.write_text("{}")
     link.symlink_to(trace)
-    hard.hardlink_to(trace)
-    for output in (trace, link, hard, tmp_path / "." / "trace.json"):
+    hard_link.hardlink_to(trace)
+    for output in (trace, link, hard_link, tmp_path / "." / "trace.json"):
         with pytest.raises(UserError, match=r"which is the input .*; name another file"):
             check_no_input(output, [tmp_path / "absent.json", trace])
     check_no_input(tmp_path / "other.json", [trace, tmp_path / "absent.json"])
@@ -167,7 +167,7 @@ def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
 
 def test_two_outputs_that_are_one_file_are_refused(tmp_path: Path) -> None:
     page, link = tmp_path / "page.md", tmp_path / "link.md"
-    link.symlink_to(page)  # which is not there yet
+    link.symlink_to(page)  # page.md does not exist yet
     for output in (page, link, tmp_path / "." / "page.md"):
         with pytest.raises(UserError, match=r"got .* as --page and as --output; name two files"):
             check_two_outputs(page=page, output=output)

@@ -1,4 +1,4 @@
-"""A checkpoint without a row is compared between the sides that need no kernel of labkit's, and by no others."""
+"""Only sides that need no kernel of labkit accept a checkpoint of an architecture without a policy row."""
 
 from pathlib import Path
 
@@ -79,5 +79,5 @@ def test_weights_that_are_not_all_there_are_named(model: PreTrainedModel, tmp_pa
 
 @pytest.mark.sweep
 def test_a_comparison_of_it_has_times_and_no_limit(folder: Path) -> None:
-    found = labkit.compare("hf-eager", "hf-static", model=str(folder), prompt=4, new=3, rounds=2, output=None)
-    assert "hf-static" in repr(found)
+    result = labkit.compare("hf-eager", "hf-static", model=str(folder), prompt=4, new=3, rounds=2, output=None)
+    assert "hf-static" in repr(result)

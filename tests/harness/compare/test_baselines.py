@@ -1,4 +1,4 @@
-"""Every rung of the ladder generates what vanilla generates."""
+"""Every rung of the ladder generates the tokens of vanilla."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -58,7 +58,7 @@ def test_tokens_are_those_of_vanilla(name: str, model: str) -> None:
     ],
 )
 def test_a_side_with_codes_says_how_they_are_stored(name: str, stored: str) -> None:
-    """The rows of most of tiny-gpt2's matrices have 64 inputs."""
+    """Most matrices of tiny-gpt2 have 64 inputs, so that a group of 64 is a row."""
     side = rung(name, "tiny-gpt2")
     assert isinstance(side.weights, StoredWeights)
     assert (side.weights.name, side.weights.head) == (stored, stored)
@@ -72,7 +72,7 @@ def test_codes_are_kept_only_where_there_are_some() -> None:
 
 @pytest.mark.parametrize("backend", swept(["eager", "inductor"], []))
 def test_compiled_tokens_are_those_of_vanilla(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced as it is for PyTorch's compiler, whose code takes long to compile, and then run op by op."""
+    """With backend "eager" the model is traced as for PyTorch's slow compiler, and then run op by op."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     vanilla = rung("hf-eager", "tiny-llama").generate(PROMPT, **ARGS)
     assert torch.equal(rung("hf-compile", "tiny-llama").generate(PROMPT, **ARGS), vanilla)
@@ -84,16 +84,16 @@ def test_every_rung_says_what_computes() -> None:
 
 
 def test_the_steps_of_hf_gemm_use_the_engines_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 layers of 4 linears and the head make 9 calls per step; of the prompt only the head sees few rows."""
+    """2 layers of 4 linears and the head make 9 calls per step; in the prompt only the head has few rows."""
     side = rung("hf-gemm", "tiny-gpt2")
     calls: list[int] = []
-    own = baselines.gemm
+    original = baselines.gemm
 
     def counted(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         calls.append(len(x))
-        return own(x, *args, **kwargs)  # type: ignore[arg-type]
+        return original(x, *args, **kwargs)  # type: ignore[arg-type]
 
-    counted.__wrapped__ = counted  # type: ignore[attr-defined]  # what `unchecked` takes
+    counted.__wrapped__ = counted  # type: ignore[attr-defined]  # `unchecked` reads this attribute
     monkeypatch.setattr(baselines, "gemm", counted)
     prompt = torch.arange(70)[None]
     side.generate(
@@ -113,7 +113,7 @@ def test_stages_are_told_apart_on_request(name: str) -> None:
 
 
 def test_launch_times_are_no_stage_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the CPU sees of a model that computes elsewhere; its stages are announced to profilers all the same."""
+    """On another device the CPU's clock sees only launches; the stages are still announced to profilers."""
     runs: list[str] = []
     clock = SimpleNamespace(stage_times=lambda: ["launches"])
     monkeypatch.setattr(baselines, "annotate", lambda model, policy: nullcontext(clock))
@@ -126,7 +126,7 @@ def test_launch_times_are_no_stage_times(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_side_without_stages_makes_the_call_all_the_same() -> None:
-    """`labkit profile` captures it."""
+    """`labkit profile` captures that call."""
     runs: list[int] = []
     assert Baseline("any", "any", torch.float32, None, None).stage_times(lambda: runs.append(1)) == []
     assert runs == [1]
@@ -150,19 +150,19 @@ def test_every_side_runs_on_the_device_of_the_comparison(name: str) -> None:
 
 
 def test_tensors_follow_the_model() -> None:
-    """Without a GPU, to a device that has no memory."""
-    given: dict[str, torch.Tensor] = {}
+    """The meta device, which has no memory, takes the place of a GPU."""
+    inputs: dict[str, torch.Tensor] = {}
 
-    class Elsewhere:
+    class MetaModel:
         device = torch.device("meta")
 
         def generate(self, input_ids: torch.Tensor, **kwargs: torch.Tensor) -> None:
-            given.update(input_ids=input_ids, **kwargs)
+            inputs.update(input_ids=input_ids, **kwargs)
 
-    Baseline("elsewhere", "none", torch.float32, Elsewhere(), None).generate(PROMPT, attention_mask=PROMPT, new=3)
-    assert given["new"] == 3
-    assert given["input_ids"].is_meta
-    assert given["attention_mask"].is_meta
+    Baseline("meta", "none", torch.float32, MetaModel(), None).generate(PROMPT, attention_mask=PROMPT, new=3)
+    assert inputs["new"] == 3
+    assert inputs["input_ids"].is_meta
+    assert inputs["attention_mask"].is_meta
 
 
 @pytest.mark.parametrize(

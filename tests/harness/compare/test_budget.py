@@ -1,4 +1,4 @@
-"""A side gets the memory of its case and no more: one that needs more ends as out of it, one that fits is measured."""
+"""A side gets the memory of its case: a side that needs more ends as out of memory, others are measured."""
 
 import subprocess
 import sys
@@ -36,11 +36,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=[CGROUP, WATCHED])
-def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to hold a process to its memory."""
-    made = MemoryGroup.make(LIMIT)
-    if made is not None:
-        made.remove()
+def limit_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to limit the memory of a process."""
+    memory_group = MemoryGroup.make(LIMIT)
+    if memory_group is not None:
+        memory_group.remove()
     elif request.param == CGROUP:
         pytest.skip("no memory cgroup can be made here")
     if request.param == WATCHED:
@@ -53,7 +53,7 @@ def groups() -> set[Path]:
 
 
 @pytest.mark.parametrize(("size", "exceeds"), [(LIMIT // 4, False), (3 * LIMIT, True)])
-def test_only_who_exceeds_the_budget_is_killed(how: str, size: int, exceeds: bool) -> None:
+def test_only_a_process_that_exceeds_the_budget_is_killed(limit_kind: str, size: int, exceeds: bool) -> None:
     before = groups()
     with ExitStack() as limits:
         with subprocess.Popen(
@@ -62,24 +62,24 @@ def test_only_who_exceeds_the_budget_is_killed(how: str, size: int, exceeds: boo
             stdout=subprocess.PIPE,
             start_new_session=True,
         ) as process:
-            held = limits.enter_context(memory_budget(LIMIT, (process.pid,)))
-            assert held.how == how
+            limit = limits.enter_context(memory_budget(LIMIT, (process.pid,)))
+            assert limit.how == limit_kind
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(b"\n")
             process.stdin.flush()
-            said = process.stdout.readline()
-            assert exceeds or int(said) == size
+            line = process.stdout.readline()
+            assert exceeds or int(line) == size
             if exceeds:
                 process.wait(30)
-        assert held.exceeded == exceeds
-        assert held.peak_bytes is None or held.peak_bytes <= LIMIT
+        assert limit.exceeded == exceeds
+        assert limit.peak_bytes is None or limit.peak_bytes <= LIMIT
     assert groups() == before
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 MB in float32, of which a layer is a tenth."""
+    """Model of 120 MB in float32; a layer is a tenth of it."""
     folder = tmp_path_factory.mktemp("model")
     config = LlamaConfig(
         vocab_size=2000, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8
@@ -93,28 +93,28 @@ def case_of(model: Path, memory_gb: float) -> Case:
     return case.model_copy(update={"memory_gb": memory_gb})
 
 
-@pytest.mark.sweep  # a quarter of a minute
+@pytest.mark.sweep  # takes a quarter of a minute
 def test_a_model_that_stays_on_the_disk_fits_where_it_is_smaller_than_its_memory(model: Path, tmp_path: Path) -> None:
     before = groups()
     schedule = Schedule(rounds=2, stages=False, scratch=tmp_path)
-    (found,) = take_turns([SideSpec("hf-disk", 1)], case_of(model, 0.06), schedule).sides
-    assert found.memory_limit in (CGROUP, WATCHED)
-    assert found.peak_limited_mb is None or 0 < found.peak_limited_mb <= 60
-    for run in found.runs:
+    (side,) = take_turns([SideSpec("hf-disk", 1)], case_of(model, 0.06), schedule).sides
+    assert side.memory_limit in (CGROUP, WATCHED)
+    assert side.peak_limited_mb is None or 0 < side.peak_limited_mb <= 60
+    for run in side.runs:
         assert run.disk_gb_s is not None
         assert min(run.disk_gb_s) > 0
         assert run.cached_mb is None or run.cached_mb < 60
-    assert found.case.memory_gb == 0.06
+    assert side.case.memory_gb == 0.06
     assert [folder.name.rpartition("-")[0] for folder in tmp_path.iterdir()] == ["hf-disk-float32"]
     assert groups() == before
 
 
 @sweep
-def test_a_model_that_is_held_in_memory_ends_as_out_of_it(model: Path) -> None:
+def test_a_model_that_is_kept_in_memory_ends_as_out_of_memory(model: Path) -> None:
     before = groups()
-    with pytest.raises(OutOfBudgetError, match=r"hf-eager needs more than 0\.06 GB of memory") as ended:
+    with pytest.raises(OutOfBudgetError, match=r"hf-eager needs more than 0\.06 GB of memory") as error_info:
         take_turns([SideSpec("hf-eager", 1)], case_of(model, 0.06), Schedule(rounds=2, stages=False))
-    assert isinstance(ended.value, WorkerError)
+    assert isinstance(error_info.value, WorkerError)
     assert children_that_run("labkit.harness") == []
     assert groups() == before
 
@@ -123,6 +123,6 @@ def test_a_process_that_ends_for_another_reason_is_not_out_of_memory() -> None:
     with SideProcesses("hf-eager", 1) as side:
         side.limit_memory(10.0)
         psutil.Process(side.pids[0]).kill()
-        with pytest.raises(WorkerError, match="was killed by SIGKILL") as ended:
+        with pytest.raises(WorkerError, match="was killed by SIGKILL") as error_info:
             side.ask("prepare", name="hf-eager", model="tiny-gpt2", dtype="float32", seed=0)
-    assert not isinstance(ended.value, OutOfBudgetError)
+    assert not isinstance(error_info.value, OutOfBudgetError)

@@ -1,4 +1,4 @@
-"""Sides whose model stays on the disk give vanilla's tokens, and none knows of another's files."""
+"""Sides whose model stays on disk give vanilla's tokens, each from files of its own."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source_of(name: str, folder: Path) -> ModelSource:
-    """A small model of enough layers that some do not fit."""
+    """A small model whose layers do not all fit in memory."""
     layers: dict[str, Any] = {"gpt-neo": {"attention_types": [[["global", "local"], LAYERS // 2]]}}
     kinds = layers.get(name, {})
     small_model(name, num_hidden_layers=LAYERS, vocab_size=300, **kinds).save_pretrained(folder / "given")
@@ -55,9 +55,9 @@ def side_of(name: str, source: ModelSource, folder: Path, memory_gb: float | Non
 
 
 def least_gb(source: ModelSource) -> float:
-    """What the engine needs, with as few layers in memory as possible."""
-    found = Footprint.of(shard(model_config_of(source.hf_config)), torch.float32, Quantization())
-    return (found.outside + SLOTS * found.layer + found.beside_weights(2, 9, 17)) / 1e9
+    """Memory that the engine needs with as few resident layers as possible."""
+    footprint = Footprint.of(shard(model_config_of(source.hf_config)), torch.float32, Quantization())
+    return (footprint.outside + SLOTS * footprint.layer + footprint.beside_weights(2, 9, 17)) / 1e9
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -67,8 +67,8 @@ def least_gb(source: ModelSource) -> float:
 def test_tokens_are_those_of_vanilla(name: str, side: str, tmp_path: Path) -> None:
     source = source_of(name, tmp_path)
     loaded = side_of(side, source, tmp_path / "files", least_gb(source) + 1e-9)
-    want = source.hf_model(torch.float32).generate(PROMPT, **ARGS)
-    assert torch.equal(loaded.generate(PROMPT, **ARGS), want)
+    expected = source.hf_model(torch.float32).generate(PROMPT, **ARGS)
+    assert torch.equal(loaded.generate(PROMPT, **ARGS), expected)
     assert loaded.name == side
     assert loaded.device.type == "cpu"
 
@@ -94,7 +94,7 @@ def test_a_precision_may_be_named(tmp_path: Path) -> None:
 
 
 def test_other_sides_read_no_tensors_of_vanilla_into_memory(tmp_path: Path) -> None:
-    """Hooks fetch them, so that between two steps there are none."""
+    """Hooks fetch the tensors of a layer, and drop them before the next step."""
     source = source_of("gpt2", tmp_path)
     for name in ("hf-disk", "accelerate-disk"):
         model = side_of(name, source, tmp_path / name).model

@@ -1,4 +1,4 @@
-"""Two sides in two processes: the same work, measured apart, ended cleanly whatever happens."""
+"""Two sides in two processes do the same work, are measured separately, and always end cleanly."""
 
 import json
 import os
@@ -27,8 +27,8 @@ SMALL: dict[str, Any] = {"model": MODEL, "batch": 2, "prompt": 9, "new": 5, "thr
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, list[tuple[int, int, str]]]:
     folder = tmp_path_factory.mktemp("runs")
     steps: list[tuple[int, int, str]] = []
-    found = compare(**SMALL, output=folder, progress=lambda *step: steps.append(step))
-    return found, folder, steps
+    record = compare(**SMALL, output=folder, progress=lambda *step: steps.append(step))
+    return record, folder, steps
 
 
 def children() -> set[int]:
@@ -41,10 +41,10 @@ def test_greedy_tokens_of_both_sides_are_equal(compared: tuple[Comparison, Path,
 
 
 def test_both_sides_ran_the_same_case_as_often(compared: tuple[Comparison, Path, Any]) -> None:
-    found = compared[0]
-    assert found.baseline.case == found.candidate.case
-    assert [run.round for run in found.baseline.runs] == [run.round for run in found.candidate.runs] == [0, 1, 2]
-    for side in (found.baseline, found.candidate):
+    record = compared[0]
+    assert record.baseline.case == record.candidate.case
+    assert [run.round for run in record.baseline.runs] == [run.round for run in record.candidate.runs] == [0, 1, 2]
+    for side in (record.baseline, record.candidate):
         assert {len(run.decode_ms) for run in side.runs} == {4}
         assert side.peak_rss_mb is not None
         assert side.peak_rss_mb > 0
@@ -58,16 +58,16 @@ def test_where_the_weights_come_from_is_said(compared: tuple[Comparison, Path, A
 
 
 def test_stages_of_both_sides_come_from_an_extra_run(compared: tuple[Comparison, Path, Any]) -> None:
-    found = compared[0]
-    for side in (found.baseline, found.candidate):
+    record = compared[0]
+    for side in (record.baseline, record.candidate):
         assert side.stage_run is not None
         assert side.stage_run not in side.runs
         assert {"qkv", "attention", "mlp", "lm_head"} <= {str(stage.stage) for stage in side.stages}
 
 
 def test_the_record_is_on_disk(compared: tuple[Comparison, Path, Any]) -> None:
-    found, folder, _ = compared
-    assert load_records(folder) == [found]
+    record, folder, _ = compared
+    assert load_records(folder) == [record]
     assert len(list(folder.iterdir())) == 1
 
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 @sweep
 def test_an_interrupt_in_any_round_ends_the_workers_and_writes_nothing(tmp_path: Path) -> None:
-    """tests/cli interrupts a command while its workers load."""
+    """tests/cli covers an interrupt while the workers load."""
     before = children()
 
     def interrupt(done: float, total: float, label: str) -> None:
@@ -164,7 +164,7 @@ def test_a_killed_worker_is_reported_with_its_signal() -> None:
 
 @sweep
 def test_a_worker_ends_with_its_parent() -> None:
-    """The parent is killed outright, so that nothing of it can clean up."""
+    """The parent is killed with SIGKILL, so that it cannot clean up."""
     code = (
         "from labkit.harness.compare.sides import SideProcess; import time\n"
         "side = SideProcess('hf-eager', threads=1); print(side.pid, flush=True); time.sleep(60)"

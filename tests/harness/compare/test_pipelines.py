@@ -1,4 +1,4 @@
-"""Sides on stages: what they are called, what their baselines are, and that transformers' pipeline gives its tokens."""
+"""Sides on pipeline stages: their names, their baselines, and the tokens of transformers' pipeline."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,17 +41,17 @@ def test_a_side_has_the_name_that_it_is_asked_for_by(label: str, side: SideSpec)
 
 
 def sides_of(baselines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, **ranks: Any) -> list[SideSpec]:
-    """Those that a comparison of such a case has."""
-    asked: list[SideSpec] = []
+    """Sides of a comparison of such a case, recorded without measuring."""
+    recorded: list[SideSpec] = []
 
-    def instead(sides: list[SideSpec], *args: Any, **settings: Any) -> Any:
-        asked.extend(sides)
+    def record_sides(sides: list[SideSpec], *args: Any, **settings: Any) -> Any:
+        recorded.extend(sides)
         return Turns((), ())
 
-    monkeypatch.setattr(versus, "take_turns", instead)
-    monkeypatch.setattr(Turns, "comparison", lambda *places: None)
+    monkeypatch.setattr(versus, "take_turns", record_sides)
+    monkeypatch.setattr(Turns, "comparison", lambda *args: None)
     compare_with_each(baselines, "fused", comparison_case(**SIZE, threads=2, **ranks), Schedule())
-    return asked
+    return recorded
 
 
 def test_baselines_of_a_pipeline_have_as_many_threads_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ def test_baselines_of_a_pipeline_have_as_many_threads_in_all(monkeypatch: pytest
 
 
 def test_the_baseline_of_tensor_parallelism_alone_has_the_threads_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, ours = sides_of(("fused",), monkeypatch, tp=2)
-    assert (one.cores, ours.cores) == (2, 4)
+    baseline, candidate = sides_of(("fused",), monkeypatch, tp=2)
+    assert (baseline.cores, candidate.cores) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_token_is_there_when_the_last_micro_batch_has_it() -> None:
     spans = [span("compute", 0, 0, 8), span("sample", 0, 0, 10), span("sample", 1, 0, 20), span("wait", 0, 1, 25)]
     spans += [span("sample", 0, 1, 30), span("send", 0, 1, 35), span("sample", 1, 1, 40), span("wait", 1, 1, 45)]
     assert ends_of_tokens(spans) == [20, 40]
-    found = {(each.phase, each.stage): (each.calls, each.total_ms) for each in times_beside_layers(spans)}
-    assert found == {
+    times = {(time.phase, time.stage): (time.calls, time.total_ms) for time in times_beside_layers(spans)}
+    assert times == {
         (Phase.PREFILL, Stage.SAMPLE): (2, 6.0),
         (Phase.DECODE, Stage.RECV): (2, 6.0),
         (Phase.DECODE, Stage.SAMPLE): (2, 6.0),
@@ -132,28 +132,28 @@ def test_transformers_pipeline_gives_the_tokens_of_one_process_on_every_rank(tmp
     assert provider is not None
     provider.convert("hf-pipeline", source, "float32", tmp_path)
     model = source.hf_model(torch.float32)
-    wanted = without_padding(model)
+    expected = without_padding(model)
     ranks = labkit.launch(of_transformers, str(tmp_path), pp_size=2, timeout_s=200)
     for rank in ranks:
-        assert torch.equal(rank["tokens"], wanted)
+        assert torch.equal(rank["tokens"], expected)
         assert "pipeline of 2 stages" in rank["impl"]
-    assert sum(rank["held"] for rank in ranks) == sum(each.numel() for each in model.parameters())
+    assert sum(rank["held"] for rank in ranks) == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(240)
-def test_sides_on_stages_are_measured_beside_others() -> None:
+def test_sides_on_stages_are_measured_with_others() -> None:
     names = ("hf-pipeline-pp2", "fused-tp2", "fused-pp2-naive", "fused-pp2")
-    found = take_turns(
+    turns = take_turns(
         [replace(SideSpec.named(name, 2), threads=1) for name in names],
         comparison_case(**SIZE, threads=1),
         Schedule(rounds=2),
     )
-    assert [side.name for side in found.sides] == list(names)
-    assert [side.case.schedule for side in found.sides] == ["queue", "", "naive", "queue"]
-    assert [len(side.rank_stages) for side in found.sides] == [0, 2, 2, 2]
-    for which, side in enumerate(found.sides):
-        assert found.comparison(which, -1).tokens_equal
+    assert [side.name for side in turns.sides] == list(names)
+    assert [side.case.schedule for side in turns.sides] == ["queue", "", "naive", "queue"]
+    assert [len(side.rank_stages) for side in turns.sides] == [0, 2, 2, 2]
+    for index, side in enumerate(turns.sides):
+        assert turns.comparison(index, -1).tokens_equal
         assert [len(run.decode_ms) for run in side.runs] == [4, 4]
         assert all(0 < run.ttft_ms < run.end_to_end_ms for run in side.runs)
-    assert all(0 < share < 1 for side in found.sides[2:] for share in side.communication_shares)
+    assert all(0 < share < 1 for side in turns.sides[2:] for share in side.communication_shares)

@@ -1,4 +1,4 @@
-"""Rounds are added until it is decided or the budget is spent, without a process being started."""
+"""Rounds are added until there is a verdict or the budget is spent. The tests start no process."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from labkit.harness.rounds import Turn
 
 
 class Recorded:
-    """A participant whose runs come from a record."""
+    """A side whose runs come from a record."""
 
     def __init__(self, role: str) -> None:
         self._side = getattr(comparison(rounds=120), role)
@@ -40,61 +40,61 @@ def rounds(
 ) -> tuple[Turns, list[tuple[float, float, str]]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "probe_bandwidth", lambda threads, device: None)
-    said: list[tuple[float, float, str]] = []
+    reported: list[tuple[float, float, str]] = []
     total = len(roles) * schedule.first_rounds
-    steps = module._Steps(total, lambda done, all_, label: said.append((done, all_, label)))
+    steps = module._Steps(total, lambda done, all_, label: reported.append((done, all_, label)))
     run = module._Rounds([Recorded(role) for role in roles], schedule, decided, steps)  # type: ignore[misc]
     run.run()
-    return run.result(), said
+    return run.result(), reported
 
 
 def test_without_a_budget_there_are_as_many_rounds_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, said = rounds(monkeypatch, Schedule(rounds=3), last_is_decided, "baseline", "candidate")
-    assert [len(side.runs) for side in found.sides] == [3, 3]
-    assert found.looks == ()
-    assert said[-1][2].startswith("round 3 of 3: ")
+    turns, reported = rounds(monkeypatch, Schedule(rounds=3), last_is_decided, "baseline", "candidate")
+    assert [len(side.runs) for side in turns.sides] == [3, 3]
+    assert turns.looks == ()
+    assert reported[-1][2].startswith("round 3 of 3: ")
 
 
 def test_rounds_are_added_until_it_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+    looks: list[int] = []
 
-    def at_the_third_look(found: Turns) -> bool:
-        seen.append(len(found.sides[0].runs))
-        return len(seen) == 3
+    def at_the_third_look(turns: Turns) -> bool:
+        looks.append(len(turns.sides[0].runs))
+        return len(looks) == 3
 
-    found, said = rounds(monkeypatch, Schedule(rounds=4, budget_s=1e9), at_the_third_look, "baseline", "candidate")
-    assert found.looks == (8, 11, 15) == tuple(seen)
-    assert [len(side.runs) for side in found.sides] == [15, 15]
-    assert [done for done, _, _ in said] == list(range(30))
-    assert all(done < total for done, total, _ in said)
+    turns, reported = rounds(monkeypatch, Schedule(rounds=4, budget_s=1e9), at_the_third_look, "baseline", "candidate")
+    assert turns.looks == (8, 11, 15) == tuple(looks)
+    assert [len(side.runs) for side in turns.sides] == [15, 15]
+    assert [done for done, _, _ in reported] == list(range(30))
+    assert all(done < total for done, total, _ in reported)
 
 
 def test_a_clear_difference_needs_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = rounds(monkeypatch, Schedule(rounds=10, budget_s=1e9), last_is_decided, "baseline", "candidate")
-    assert found.looks == (10,)
-    assert found.comparison(0, 1).verdict == "FASTER"
+    turns, _ = rounds(monkeypatch, Schedule(rounds=10, budget_s=1e9), last_is_decided, "baseline", "candidate")
+    assert turns.looks == (10,)
+    assert turns.comparison(0, 1).verdict == "FASTER"
 
 
 def test_a_spent_budget_ends_it_at_whole_rounds_that_are_enough_for_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(1000))
-    monkeypatch.setattr(module, "monotonic", lambda: float(next(now)))
-    never: Any = lambda found: False  # noqa: E731
-    found, _ = rounds(monkeypatch, Schedule(rounds=7, budget_s=0.5), never, "baseline", "candidate")
-    assert found.looks == (8,)  # though the budget was spent after the first round
-    found, _ = rounds(monkeypatch, Schedule(rounds=7, budget_s=6.0), never, "baseline", "candidate")
-    assert len(found.sides[0].runs) == found.looks[-1]
+    clock = iter(range(1000))
+    monkeypatch.setattr(module, "monotonic", lambda: float(next(clock)))
+    never: Any = lambda turns: False  # noqa: E731
+    turns, _ = rounds(monkeypatch, Schedule(rounds=7, budget_s=0.5), never, "baseline", "candidate")
+    assert turns.looks == (8,)  # a look needs 8 rounds, although the first one spent the budget
+    turns, _ = rounds(monkeypatch, Schedule(rounds=7, budget_s=6.0), never, "baseline", "candidate")
+    assert len(turns.sides[0].runs) == turns.looks[-1]
 
 
 def test_all_comparisons_with_the_last_side_have_to_be_decided() -> None:
-    one, few = comparison(), comparison(rounds=3)
+    enough, few = comparison(), comparison(rounds=3)
     tokens = [[[1, 2, 3]]]
-    assert last_is_decided(Turns((one.baseline, one.candidate), (tokens, tokens)))
+    assert last_is_decided(Turns((enough.baseline, enough.candidate), (tokens, tokens)))
     assert not last_is_decided(Turns((few.baseline, few.candidate), (tokens, tokens)))
     wavering = [
         run.model_copy(update={"decode_ms": tuple(step * (1 + 0.06 * (-1) ** run.round) for step in run.decode_ms)})
-        for run in one.candidate.runs
+        for run in enough.candidate.runs
     ]
-    itself = one.candidate.model_copy(update={"runs": tuple(wavering)})
-    unclear = Turns((one.baseline, itself, one.candidate), (tokens, tokens, tokens), looks=(8,))
-    assert [unclear.comparison(which, -1).verdict for which in (0, 1)] == ["FASTER", "UNDECIDED"]
+    itself = enough.candidate.model_copy(update={"runs": tuple(wavering)})
+    unclear = Turns((enough.baseline, itself, enough.candidate), (tokens, tokens, tokens), looks=(8,))
+    assert [unclear.comparison(index, -1).verdict for index in (0, 1)] == ["FASTER", "UNDECIDED"]
     assert not last_is_decided(unclear)

@@ -1,4 +1,4 @@
-"""Sides that differ in threads and ranks, in the same rounds, and what the memory allows them."""
+"""Sides with different threads and ranks in the same rounds, and the ratio that the memory allows."""
 
 import pytest
 from comparisons import comparison
@@ -11,16 +11,16 @@ SMALL = comparison_case(model="tiny-llama", dtype="float32", batch=1, prompt=9, 
 ONE, TWO, CUT = SideSpec("fused", 1), SideSpec("fused", 2), SideSpec("fused", 1, tp=2)
 
 
-def test_memory_allows_nothing_to_sides_of_as_many_cores() -> None:
-    one = comparison(threads=1)
-    ours = one.candidate.model_copy(update={"case": one.candidate.case.model_copy(update={"tp": 2})})
-    more = one.model_copy(update={"candidate": ours})
-    assert more.limit_ratio == pytest.approx(1.0)  # the fixture's probes are equal
-    faster = tuple(run.model_copy(update={"bandwidth_gb_s": (120.0, 120.0)}) for run in ours.runs)
-    ours = ours.model_copy(update={"runs": faster})
-    assert one.model_copy(update={"candidate": ours}).limit_ratio == pytest.approx(2.0, rel=0.01)
-    theirs = one.baseline.model_copy(update={"case": one.baseline.case.model_copy(update={"threads": 2})})
-    assert one.model_copy(update={"candidate": ours, "baseline": theirs}).limit_ratio == 1.0
+def test_sides_of_equally_many_cores_have_a_limit_ratio_of_1() -> None:
+    record = comparison(threads=1)
+    candidate = record.candidate.model_copy(update={"case": record.candidate.case.model_copy(update={"tp": 2})})
+    two_ranks = record.model_copy(update={"candidate": candidate})
+    assert two_ranks.limit_ratio == pytest.approx(1.0)  # both sides have the same probes
+    faster = tuple(run.model_copy(update={"bandwidth_gb_s": (120.0, 120.0)}) for run in candidate.runs)
+    candidate = candidate.model_copy(update={"runs": faster})
+    assert record.model_copy(update={"candidate": candidate}).limit_ratio == pytest.approx(2.0, rel=0.01)
+    baseline = record.baseline.model_copy(update={"case": record.baseline.case.model_copy(update={"threads": 2})})
+    assert record.model_copy(update={"candidate": candidate, "baseline": baseline}).limit_ratio == 1.0
 
 
 def test_equal_sides_keep_their_name() -> None:

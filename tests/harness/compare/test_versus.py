@@ -1,4 +1,4 @@
-"""`compare` checks what it can before it measures, and never loses what it has measured."""
+"""`compare` checks its arguments before it measures, and never loses a measured result."""
 
 import errno
 import os
@@ -19,18 +19,20 @@ from labkit.harness.results import SaveError, save
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `compare` passes on, to a comparison that was not measured here."""
-    asked: dict[str, Any] = {}
+    """Arguments that `compare` passes on to the measurement, which is replaced by a made-up comparison."""
+    arguments: dict[str, Any] = {}
 
-    def instead(baselines: tuple[str, ...], candidate: str, case: Case, schedule: Schedule, **rest: Any) -> Any:
-        asked.update(baselines=baselines, candidate=candidate, case=case, schedule=schedule)
+    def record_arguments(
+        baselines: tuple[str, ...], candidate: str, case: Case, schedule: Schedule, **options: Any
+    ) -> Any:
+        arguments.update(baselines=baselines, candidate=candidate, case=case, schedule=schedule)
         return (comparison(),)
 
-    monkeypatch.setattr(versus, "compare_with_each", instead)
-    return asked
+    monkeypatch.setattr(versus, "compare_with_each", record_arguments)
+    return arguments
 
 
-def full(path: Path, text: str) -> None:
+def disk_full(path: Path, text: str) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
@@ -46,10 +48,10 @@ def test_keywords_become_a_case_and_a_schedule(measured: dict[str, Any]) -> None
 def test_a_result_that_cannot_be_saved_is_returned_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "write_whole", full)
+    monkeypatch.setattr(results, "write_whole", disk_full)
     with pytest.warns(UserWarning, match=r"could not be saved as .*\.jsonl: No space left on device; make room"):
-        found = compare(model="gpt2", output=tmp_path)
-    assert found == comparison()
+        record = compare(model="gpt2", output=tmp_path)
+    assert record == comparison()
 
 
 @pytest.mark.usefixtures("measured")
@@ -58,7 +60,7 @@ def test_a_result_is_saved(tmp_path: Path) -> None:
 
 
 def test_saving_names_file_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "write_whole", full)
+    monkeypatch.setattr(results, "write_whole", disk_full)
     with pytest.raises(SaveError, match=r"hf-eager-vs-fused\.jsonl: No space left on device; make room there"):
         save(comparison(), tmp_path)
 
@@ -82,17 +84,17 @@ def test_a_folder_that_cannot_be_used_is_refused_before_anything_starts(
 def test_a_machine_that_does_not_become_quiet_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[float, int]] = []
+    calls: list[tuple[float, int]] = []
 
-    def never(limit_s: float, *, needed: int, progress: object) -> None:
-        asked.append((limit_s, needed))
+    def never_quiet(limit_s: float, *, needed: int, progress: object) -> None:
+        calls.append((limit_s, needed))
         raise NotQuietError("busy")
 
-    monkeypatch.setattr(interleave, "wait_until_quiet", never)
+    monkeypatch.setattr(interleave, "wait_until_quiet", never_quiet)
     monkeypatch.setattr(interleave, "comparison_device", lambda: type("Cpu", (), {"type": "cpu"}))
     with pytest.raises(RuntimeError, match="busy"):
         compare(model="tiny-gpt2", prompt=4, new=4, threads=2, wait_quiet_s=7, output=None)
-    assert asked == [(7, 2)]
+    assert calls == [(7, 2)]
 
 
 @pytest.mark.parametrize("budget_s", [0, -1.0, float("nan")])

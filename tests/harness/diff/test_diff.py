@@ -1,4 +1,4 @@
-"""Two times held against each other: what changed is seen, and what the machine did is not taken for it."""
+"""Results of two days are compared: a change of the code is found, and a change of the machine is not taken for one."""
 
 import json
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from labkit.system.errors import UserError
 PROFILES = Path(__file__).parents[3] / "profiles"
 
 
-def at(side: Measurement, speed: float = 1.0, bandwidth: float = 1.0, **case: Any) -> Measurement:
-    """The same side that took as many times less, with memory that many times as fast, on a changed case."""
+def scaled(side: Measurement, speed: float = 1.0, bandwidth: float = 1.0, **case: Any) -> Measurement:
+    """The same side on a changed case, `speed` times as fast, with `bandwidth` times the memory bandwidth."""
     runs = tuple(
         run.model_copy(
             update={
@@ -35,107 +35,115 @@ def at(side: Measurement, speed: float = 1.0, bandwidth: float = 1.0, **case: An
     return side.model_copy(update={"runs": runs, "case": side.case.model_copy(update=case)})
 
 
-def both(baseline: float = 1.0, candidate: float = 1.0, bandwidth: float = 1.0, **case: Any) -> Comparison:
+def scaled_comparison(baseline: float = 1.0, candidate: float = 1.0, bandwidth: float = 1.0, **case: Any) -> Comparison:
     record = comparison()
     sides = {
-        "baseline": at(record.baseline, baseline, bandwidth, **case),
-        "candidate": at(record.candidate, candidate, bandwidth, **case),
+        "baseline": scaled(record.baseline, baseline, bandwidth, **case),
+        "candidate": scaled(record.candidate, candidate, bandwidth, **case),
     }
     return record.model_copy(update=sides)
 
 
 @pytest.fixture
 def diff(tmp_path: Path) -> Callable[..., RecordsDiff]:
-    def held(before: list[Any], after: list[Any], **options: Any) -> RecordsDiff:
+    def diff_of(before: list[Any], after: list[Any], **options: Any) -> RecordsDiff:
         files = save_lines(tmp_path / "before.jsonl", before), save_lines(tmp_path / "after.jsonl", after)
         return diff_records(*files, **options)
 
-    return held
+    return diff_of
 
 
 Diff = Callable[..., RecordsDiff]
 
 
-def verdicts(found: RecordsDiff) -> dict[str, Verdict]:
-    return {change.after.name: change.verdict for change in found.changes}
+def verdicts(result: RecordsDiff) -> dict[str, Verdict]:
+    return {change.after.name: change.verdict for change in result.changes}
 
 
-def test_what_changed_is_told_from_what_did_not(diff: Diff) -> None:
-    slower = diff([both()], [both(candidate=0.8)])
+def test_changed_sides_are_told_from_unchanged_ones(diff: Diff) -> None:
+    slower = diff([scaled_comparison()], [scaled_comparison(candidate=0.8)])
     assert verdicts(slower) == {"hf-eager": Verdict.SAME, "fused": Verdict.SLOWER}
-    assert verdicts(diff([both(candidate=0.8)], [both()])) == {"hf-eager": Verdict.SAME, "fused": Verdict.FASTER}
+    assert verdicts(diff([scaled_comparison(candidate=0.8)], [scaled_comparison()])) == {
+        "hf-eager": Verdict.SAME,
+        "fused": Verdict.FASTER,
+    }
     (change,) = slower.of(Verdict.SLOWER)
     assert change.before.median / change.after.median == pytest.approx(change.ratio.value) == pytest.approx(0.8)
     assert change.ratio.low < 0.8 < change.ratio.high
 
 
 def test_a_change_within_the_tolerance_is_none(diff: Diff) -> None:
-    assert verdicts(diff([both()], [both(candidate=0.8)], tolerance=0.5))["fused"] is Verdict.SAME
-    assert verdicts(diff([both()], [both(candidate=0.97)]))["fused"] is not Verdict.SLOWER
+    assert (
+        verdicts(diff([scaled_comparison()], [scaled_comparison(candidate=0.8)], tolerance=0.5))["fused"]
+        is Verdict.SAME
+    )
+    assert verdicts(diff([scaled_comparison()], [scaled_comparison(candidate=0.97)]))["fused"] is not Verdict.SLOWER
 
 
 @pytest.mark.parametrize("metric", ["ttft", "end_to_end"])
 def test_other_metrics_are_compared_when_asked_for(metric: str, diff: Diff) -> None:
-    found = diff([both()], [both(candidate=0.8)], metric=metric)
-    assert verdicts(found)["fused"] is Verdict.SLOWER
-    assert found.changes[1].before.median == getattr(comparison().candidate, f"{metric}_ms")
+    result = diff([scaled_comparison()], [scaled_comparison(candidate=0.8)], metric=metric)
+    assert verdicts(result)["fused"] is Verdict.SLOWER
+    assert result.changes[1].before.median == getattr(comparison().candidate, f"{metric}_ms")
 
 
-def test_a_machine_in_another_mood_makes_nothing_slower(diff: Diff) -> None:
-    """The baseline is the same code, so what it lost is the machine's."""
-    found = diff([both()], [both(baseline=0.8, candidate=0.8)])
-    assert set(verdicts(found).values()) == {Verdict.UNDECIDED}
-    assert all("hf-eager, whose code is the same, became slower" in change.trust.why for change in found.changes)
-    assert not found.of(Verdict.SLOWER)
+def test_a_slower_machine_makes_no_side_slower(diff: Diff) -> None:
+    """The baseline is the same code, so its loss is due to the machine."""
+    result = diff([scaled_comparison()], [scaled_comparison(baseline=0.8, candidate=0.8)])
+    assert set(verdicts(result).values()) == {Verdict.UNDECIDED}
+    assert all("hf-eager, whose code is the same, became slower" in change.trust.why for change in result.changes)
+    assert not result.of(Verdict.SLOWER)
 
 
 def test_slower_memory_is_not_taken_for_slower_code(diff: Diff) -> None:
-    found = diff([at(measurement("fused"))], [at(measurement("fused"), speed=0.8, bandwidth=0.8)])
-    assert verdicts(found) == {"fused": Verdict.UNDECIDED}
-    assert "memory was read at 60 GB/s before and at 48 after" in found.changes[0].trust.why
-    worse = diff([at(measurement("fused"))], [at(measurement("fused"), speed=0.5, bandwidth=0.8)])
+    result = diff([scaled(measurement("fused"))], [scaled(measurement("fused"), speed=0.8, bandwidth=0.8)])
+    assert verdicts(result) == {"fused": Verdict.UNDECIDED}
+    assert "memory was read at 60 GB/s before and at 48 after" in result.changes[0].trust.why
+    worse = diff([scaled(measurement("fused"))], [scaled(measurement("fused"), speed=0.5, bandwidth=0.8)])
     assert verdicts(worse) == {"fused": Verdict.SLOWER}
 
 
 def test_two_machines_are_compared_only_on_request(diff: Diff) -> None:
-    there = measurement("fused")
-    there = there.model_copy(update={"environment": there.environment.model_copy(update={"cpu": "Other CPU"})})
+    other_machine = measurement("fused")
+    other_machine = other_machine.model_copy(
+        update={"environment": other_machine.environment.model_copy(update={"cpu": "Other CPU"})}
+    )
     with pytest.raises(UserError, match=r"two machines \(cpu Test CPU @ 2 GHz, then Other CPU\).* parameter across_"):
-        diff([measurement("fused")], [at(there, 0.5)])
-    found = diff([measurement("fused")], [at(there, 0.5)], across_machines=True)
-    assert verdicts(found) == {"fused": Verdict.SLOWER}
-    assert "cpu Test CPU @ 2 GHz, then Other CPU" in found.environment
+        diff([measurement("fused")], [scaled(other_machine, 0.5)])
+    result = diff([measurement("fused")], [scaled(other_machine, 0.5)], across_machines=True)
+    assert verdicts(result) == {"fused": Verdict.SLOWER}
+    assert "cpu Test CPU @ 2 GHz, then Other CPU" in result.environment
 
 
 def test_other_software_is_named(diff: Diff) -> None:
     later = measurement("fused")
     packages = {**later.environment.packages, "torch": "2.14.0"}
     environment = later.environment.model_copy(update={"packages": packages, "commit": "def"})
-    found = diff([measurement("fused")], [later.model_copy(update={"environment": environment})])
-    assert found.environment == ("commit abc, then def", "torch 2.13.0, then 2.14.0")
+    result = diff([measurement("fused")], [later.model_copy(update={"environment": environment})])
+    assert result.environment == ("commit abc, then def", "torch 2.13.0, then 2.14.0")
 
 
 def test_every_case_is_listed_once(diff: Diff) -> None:
-    more = measurement("fused", dtype="bfloat16")
-    found = diff([both(), more], [both(), at(measurement("fused"), batch=4)])
-    assert len(found.changes) == 2
-    assert [found.name(words) for words in found.only_before] == ["bfloat16, batch 1, fused"]
-    assert [found.name(words) for words in found.only_after] == ["float32, batch 4, fused"]
-    said = json.loads(json.dumps(found.as_dict()))
-    assert len(said["cases"]) == len(found.to_frame()) == 2
-    assert [case["dtype"] for case in said["only_before"]] == ["bfloat16"]
-    assert "only in" in str(found)
+    bfloat16 = measurement("fused", dtype="bfloat16")
+    result = diff([scaled_comparison(), bfloat16], [scaled_comparison(), scaled(measurement("fused"), batch=4)])
+    assert len(result.changes) == 2
+    assert [result.name(words) for words in result.only_before] == ["bfloat16, batch 1, fused"]
+    assert [result.name(words) for words in result.only_after] == ["float32, batch 4, fused"]
+    document = json.loads(json.dumps(result.as_dict()))
+    assert len(document["cases"]) == len(result.to_frame()) == 2
+    assert [case["dtype"] for case in document["only_before"]] == ["bfloat16"]
+    assert "only in" in str(result)
 
 
-def test_of_a_case_that_was_measured_again_the_latest_counts(diff: Diff) -> None:
-    early = at(measurement("fused"), speed=0.5)
+def test_the_latest_of_several_measurements_of_a_case_counts(diff: Diff) -> None:
+    early = scaled(measurement("fused"), speed=0.5)
     late = measurement("fused").model_copy(update={"created": early.created.replace(year=2026)})
-    found = diff([measurement("fused")], [late, early])
-    assert verdicts(found) == {"fused": Verdict.SAME}
-    assert any("left out 1 older" in remark for remark in found.remarks)
+    result = diff([measurement("fused")], [late, early])
+    assert verdicts(result) == {"fused": Verdict.SAME}
+    assert any("left out 1 older" in remark for remark in result.remarks)
 
 
-def test_a_side_beside_itself_is_two_sides(diff: Diff) -> None:
+def test_a_side_against_itself_is_two_sides(diff: Diff) -> None:
     record = comparison()
     itself = record.model_copy(update={"baseline": record.candidate})
     assert set(verdicts(diff([itself], [itself]))) == {"fused, as baseline", "fused, as candidate"}
@@ -143,33 +151,35 @@ def test_a_side_beside_itself_is_two_sides(diff: Diff) -> None:
 
 def test_few_rounds_decide_nothing(diff: Diff) -> None:
     for rounds in (1, 3):
-        found = diff([measurement("fused", rounds=rounds)], [at(measurement("fused"), speed=0.5)])
-        assert verdicts(found) == {"fused": Verdict.UNDECIDED}
-        assert f"{rounds} round{'' if rounds == 1 else 's'}, fewer than 6" in found.changes[0].trust.why
+        result = diff([measurement("fused", rounds=rounds)], [scaled(measurement("fused"), speed=0.5)])
+        assert verdicts(result) == {"fused": Verdict.UNDECIDED}
+        assert f"{rounds} round{'' if rounds == 1 else 's'}, fewer than 6" in result.changes[0].trust.why
 
 
 @pytest.mark.parametrize("machine", [QUIET, SHARED], ids=["quiet", "shared"])
 def test_a_side_is_rarely_slower_than_itself_on_another_day(machine: Any) -> None:
     rng = np.random.default_rng(1)
     days = machine.rounds(rng, 60, 7)[0], machine.rounds(rng, 60, 7)[0] * np.exp(0.02 * rng.standard_normal((60, 1)))
-    found = [unpaired_ratio(one, other, tolerance=0.05, ratios=20).verdict for one, other in zip(*days, strict=True)]
-    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in found) <= 2
+    result = [
+        unpaired_ratio(before, after, tolerance=0.05, ratios=20).verdict for before, after in zip(*days, strict=True)
+    ]
+    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in result) <= 2
 
 
 def test_records_of_every_kind_equal_themselves(tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     for path in sorted(PROFILES.glob("*2026-11-2[12]-[prl]*.jsonl")):
         file.write_text("\n".join(path.read_text().splitlines()[:8]))
-        found = diff_records(file, file)
-        assert found.changes
-        assert not found.of(Verdict.SLOWER)
-        assert not found.of(Verdict.FASTER)
+        result = diff_records(file, file)
+        assert result.changes
+        assert not result.of(Verdict.SLOWER)
+        assert not result.of(Verdict.FASTER)
 
 
 def test_a_table_fits_a_terminal_of_80_columns(diff: Diff) -> None:
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(diff([both()], [both(candidate=0.8)]))
+        console.print(diff([scaled_comparison()], [scaled_comparison(candidate=0.8)]))
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)

@@ -1,4 +1,4 @@
-"""What an evaluation counts is what transformers, SciPy and plain arithmetic count."""
+"""An evaluation gives the same numbers as transformers, SciPy and plain arithmetic."""
 
 from __future__ import annotations
 
@@ -33,54 +33,54 @@ def ids() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("tokens", "window", "stride"), [(100, 40, 40), (100, 40, 7), (81, 40, 40), (40, 40, 40)])
-def test_every_token_is_predicted_once_but_those_that_nothing_precedes(tokens: int, window: int, stride: int) -> None:
-    found = evaluate(MODEL, tokens=tokens, window=window, stride=stride)
-    alone = len(found.windows) if stride == window else 1  # first in their window, or in the text
+def test_every_token_that_follows_another_is_predicted_once(tokens: int, window: int, stride: int) -> None:
+    result = evaluate(MODEL, tokens=tokens, window=window, stride=stride)
+    alone = len(result.windows) if stride == window else 1  # tokens that are first in their window, or in the text
     left = 1 if tokens == 81 else 0  # a window of one token predicts nothing
-    assert found.predicted == tokens - alone - left
+    assert result.predicted == tokens - alone - left
     assert [begin + window >= tokens - left for begin in starts(tokens, window, stride)].count(True) == 1
 
 
 def test_the_loss_is_that_of_transformers() -> None:
-    found = evaluate(MODEL, against=VANILLA, tokens=TOKENS, window=WINDOW)
+    result = evaluate(MODEL, against=VANILLA, tokens=TOKENS, window=WINDOW)
     model = resolve(MODEL).hf_model(torch.float32)
-    for window, begin in zip(found.windows, range(0, TOKENS, WINDOW), strict=True):
+    for window, begin in zip(result.windows, range(0, TOKENS, WINDOW), strict=True):
         part = ids()[None, begin : begin + WINDOW]
         loss = float(model(part, labels=part).loss.detach())
         assert window.reference_nll == pytest.approx(loss, rel=1e-6)
         assert window.nll == pytest.approx(loss, rel=1e-5)
         assert window.agreement == 1
         assert abs(window.kl) < 1e-9
-    total = sum(window.nll * window.tokens for window in found.windows)
-    assert found.perplexity.value == pytest.approx(np.exp(total / found.predicted), rel=1e-12)
+    total = sum(window.nll * window.tokens for window in result.windows)
+    assert result.perplexity.value == pytest.approx(np.exp(total / result.predicted), rel=1e-12)
 
 
 def test_overlapping_windows_see_more_context() -> None:
-    """The last token of each is predicted from as many tokens before it as a window holds."""
-    found = evaluate(MODEL, tokens=WINDOW + 1, window=WINDOW, stride=1)
+    """The last token of each window is predicted from all tokens before it in the window."""
+    result = evaluate(MODEL, tokens=WINDOW + 1, window=WINDOW, stride=1)
     model = resolve(MODEL).hf_model(torch.float32)
     logits = model(ids()[None, 1 : WINDOW + 1]).logits[0, -2].detach().double().numpy()
-    assert found.windows[1].tokens == 1
-    assert found.windows[1].nll == pytest.approx(-log_softmax(logits)[int(ids()[WINDOW])], rel=1e-5)
+    assert result.windows[1].tokens == 1
+    assert result.windows[1].nll == pytest.approx(-log_softmax(logits)[int(ids()[WINDOW])], rel=1e-5)
 
 
 def test_divergence_and_agreement_are_those_of_the_distributions(int8: Evaluation) -> None:
     engines = [init_inference(resolve(MODEL), dtype=dtype) for dtype in (torch.int8, torch.float32)]
     part = ids()[None, :WINDOW]
-    ours, theirs = (engine(input_ids=part).logits[0, :-1].double().numpy() for engine in engines)
-    divergence = rel_entr(softmax(theirs, axis=1), softmax(ours, axis=1)).sum(axis=1)
+    int8_logits, float32_logits = (engine(input_ids=part).logits[0, :-1].double().numpy() for engine in engines)
+    divergence = rel_entr(softmax(float32_logits, axis=1), softmax(int8_logits, axis=1)).sum(axis=1)
     assert int8.windows[0].kl == pytest.approx(divergence.mean(), rel=1e-6)
-    assert int8.windows[0].agreement == np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
+    assert int8.windows[0].agreement == np.mean(int8_logits.argmax(axis=1) == float32_logits.argmax(axis=1))
     assert int8.kl.value > 0
     assert 0 <= int8.agreement.low <= int8.agreement.value <= int8.agreement.high <= 1  # type: ignore[operator]
 
 
-def test_a_model_against_itself_has_not_moved() -> None:
-    found = evaluate(MODEL, dtype="bfloat16", against="bfloat16", tokens=TOKENS, window=WINDOW)
-    assert (found.kl.value, found.agreement.value, found.perplexity_change.value) == (0, 1, 0)
+def test_a_model_against_itself_has_no_divergence() -> None:
+    result = evaluate(MODEL, dtype="bfloat16", against="bfloat16", tokens=TOKENS, window=WINDOW)
+    assert (result.kl.value, result.agreement.value, result.perplexity_change.value) == (0, 1, 0)
 
 
-def test_more_groups_move_it_less(int8: Evaluation) -> None:
+def test_more_groups_give_less_divergence(int8: Evaluation) -> None:
     finer = evaluate(MODEL, quant={"weight": {"q_groups": 8}}, tokens=TOKENS, window=WINDOW)
     assert finer.case.dtype == "int8"
     assert 0 < finer.kl.value < int8.kl.value
@@ -88,11 +88,11 @@ def test_more_groups_move_it_less(int8: Evaluation) -> None:
 
 
 def test_windows_may_be_read_a_few_tokens_at_a_time() -> None:
-    """What a cache holds in float32 is what a window at once sees."""
-    few = evaluate(MODEL, tokens=WINDOW + 3, window=WINDOW, rows=7)
-    assert few.case.rows == 7
-    assert few.kl.value < 1e-9
-    assert few.agreement.value == 1
+    """A float32 KV cache gives the result of reading the window at once."""
+    in_pieces = evaluate(MODEL, tokens=WINDOW + 3, window=WINDOW, rows=7)
+    assert in_pieces.case.rows == 7
+    assert in_pieces.kl.value < 1e-9
+    assert in_pieces.agreement.value == 1
 
 
 rounds = pytest.mark.skipif("avx512_vnni" not in cpu_flags(), reason="kernels round activations with AVX-512 VNNI")
@@ -102,10 +102,10 @@ rounds = pytest.mark.skipif("avx512_vnni" not in cpu_flags(), reason="kernels ro
     "options", [pytest.param({"dtype": "int8+a8"}, marks=rounds), {"dtype": "int8", "kv_dtype": "int8"}], ids=str
 )
 def test_rounding_of_steps_is_seen(options: dict[str, Any], int8: Evaluation) -> None:
-    """Kernels round activations, and the cache what it holds, in steps of few rows."""
-    found = evaluate(MODEL, tokens=TOKENS, window=WINDOW, against="int8", **options)
-    assert found.case.rows == FEW_ROWS
-    assert found.kl.value > 1e-9
+    """In steps of few rows, kernels round activations and the KV cache rounds keys and values."""
+    result = evaluate(MODEL, tokens=TOKENS, window=WINDOW, against="int8", **options)
+    assert result.case.rows == FEW_ROWS
+    assert result.kl.value > 1e-9
 
 
 def test_random_weights_are_said_to_predict_nothing(int8: Evaluation) -> None:
@@ -118,8 +118,8 @@ def test_random_weights_are_said_to_predict_nothing(int8: Evaluation) -> None:
 def test_a_trained_models_record_has_its_perplexity_and_is_read_back(int8: Evaluation, tmp_path: Path) -> None:
     case = int8.case.model_copy(update={"origin": "checkpoint here"})
     trained = int8.model_copy(update={"case": case})
-    found = trained.as_dict()["perplexity"]
-    assert found["low"] < found["value"] < found["high"]
+    perplexity = trained.as_dict()["perplexity"]
+    assert perplexity["low"] < perplexity["value"] < perplexity["high"]
     assert load_records(save(trained, tmp_path)) == [trained]
 
 
@@ -169,12 +169,12 @@ def test_a_tokenizer_of_another_model_is_refused() -> None:
     ("options", "window"), [({"tokens": 64}, 64), ({"tokens": 64, "window": 600}, 64), ({"tokens": 600}, 512)], ids=str
 )
 def test_the_window_follows_a_shorter_text(options: dict[str, Any], window: int) -> None:
-    found = evaluate(MODEL, **options)
-    assert (found.case.window, found.case.stride, found.case.tokens) == (window, window, options["tokens"])
+    result = evaluate(MODEL, **options)
+    assert (result.case.window, result.case.stride, result.case.tokens) == (window, window, options["tokens"])
 
 
-class Begins:
-    """A tokenizer that puts its token 7 in front of a text."""
+class BeginningTokenizer:
+    """A tokenizer that puts its beginning-of-text token, 7, in front of a text."""
 
     bos_token_id: int | None = 7
 
@@ -188,24 +188,24 @@ class Begins:
 def test_windows_begin_as_texts_of_the_tokenizer_do(
     tokens: int, window: int, stride: int, *, bos: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its token in front of each, which predicts the first token of a window too."""
-    source, tokenizer = resolve(MODEL), Begins()
+    """Each window begins with the beginning-of-text token, which also predicts the first token of the window."""
+    source, tokenizer = resolve(MODEL), BeginningTokenizer()
     monkeypatch.setattr(type(source), "tokenizer", tokenizer)
-    found = evaluate(MODEL, tokens=tokens, window=window, stride=stride, bos=bos)
-    assert found.case.bos is (bos is not False)
-    front = [7] if found.case.bos else []
-    alone = 0 if front else 1 + (tokens == 80)  # nothing precedes the first token of a window, or of the text
-    assert found.predicted == tokens - alone - (tokens == 41 and not front)
+    result = evaluate(MODEL, tokens=tokens, window=window, stride=stride, bos=bos)
+    assert result.case.bos is (bos is not False)
+    front = [7] if result.case.bos else []
+    alone = 0 if front else 1 + (tokens == 80)  # first tokens of a window, or of the text, have no token before them
+    assert result.predicted == tokens - alone - (tokens == 41 and not front)
     part = [*front, *tokenizer(read_text(None)[0][:window], add_special_tokens=False)["input_ids"]]
-    given = torch.tensor([part])
-    loss = source.hf_model(torch.float32)(given, labels=given).loss
-    assert found.windows[0].nll == pytest.approx(float(loss.detach()), rel=1e-5)
-    said = "a beginning-of-text token" if front else "no beginning-of-text token"
-    assert any(note.startswith(said) for note in found.table().notes)
+    inputs = torch.tensor([part])
+    loss = source.hf_model(torch.float32)(inputs, labels=inputs).loss
+    assert result.windows[0].nll == pytest.approx(float(loss.detach()), rel=1e-5)
+    sentence = "a beginning-of-text token" if front else "no beginning-of-text token"
+    assert any(note.startswith(sentence) for note in result.table().notes)
 
 
 def test_a_beginning_that_the_tokenizer_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = Begins()
+    tokenizer = BeginningTokenizer()
     monkeypatch.setattr(tokenizer, "bos_token_id", None)
     with pytest.raises(ValueError, match="got bos=True, but the tokenizer has no beginning-of-text token"):
         texts.beginning_of(tokenizer, wanted=True)  # type: ignore[arg-type]
@@ -224,9 +224,9 @@ def test_a_tokenizer_that_joins_long_runs_gives_all_the_tokens_that_were_asked_f
 def test_a_text_that_is_shorter_than_asked_for_is_said(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("words " * 20)
-    found = evaluate(MODEL, text=short)
-    assert found.case.window == 120
-    assert "the text has 120 tokens; 4,096 were asked for" in found.remarks
+    result = evaluate(MODEL, text=short)
+    assert result.case.window == 120
+    assert "the text has 120 tokens; 4,096 were asked for" in result.remarks
 
 
 def test_no_token_is_lost_where_the_text_is_cut_before_it_is_encoded() -> None:

@@ -1,4 +1,4 @@
-"""Sums over ranks, timed both ways in the same processes: what the records hold, and what is refused."""
+"""Sums over ranks, timed both ways in the same processes: records, table and refused requests."""
 
 import json
 from io import StringIO

@@ -1,4 +1,4 @@
-"""Every cell is measured once, in a process of its own, and says what came of it; an interrupted bench goes on."""
+"""Every cell is measured once, in a process of its own, and has an outcome; an interrupted bench can be resumed."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
     "new": 4,
     "cycles": 2,
     "threads": 1,
-    "memory_gb": 0.05,  # less than the engine asks for beside its weights
+    "memory_gb": 0.05,  # less than the engine needs in addition to its weights
 }
 
 
@@ -31,14 +31,14 @@ SMALL: dict[str, Any] = {
 def no_gpu_and_no_peers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
-        patch.setattr(cell, "busy", lambda taken: False)  # the load of this machine changes nothing here
+        patch.setattr(cell, "busy", lambda taken: False)  # ignores the load of this machine
         patch.setenv("LABKIT_LLAMA_CPP_PYTHON", str(tmp_path_factory.mktemp("none") / "python"))
         yield
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Any]]:
-    """A file that was left by Ctrl-C in the second method; the folder for its models; what it held then."""
+    """File that Ctrl-C in the second method left, the folder of its models, and the records in the file."""
     folder = tmp_path_factory.mktemp("bench")
     file, scratch = folder / "methods.jsonl", folder / "scratch"
 
@@ -68,7 +68,7 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_nothing_else(interrupte
 
 
 @sweep
-def test_it_goes_on_where_it_was(interrupted: Any, resumed: Any) -> None:
+def test_it_resumes_after_the_last_finished_cell(interrupted: Any, resumed: Any) -> None:
     file, scratch, before = interrupted
     grid, steps = resumed
     assert grid.cells[0] == before[0]
@@ -80,8 +80,8 @@ def test_it_goes_on_where_it_was(interrupted: Any, resumed: Any) -> None:
 
 
 @sweep
-def test_each_cell_says_what_came_of_it(resumed: Any) -> None:
-    eager, streamed, other = resumed[0].cells
+def test_each_cell_has_its_outcome(resumed: Any) -> None:
+    eager, streamed, llama_cpp = resumed[0].cells
     assert eager.measured is not None
     assert eager.measured.case == eager.case
     assert eager.case.memory_gb == 0.05
@@ -90,7 +90,7 @@ def test_each_cell_says_what_came_of_it(resumed: Any) -> None:
     assert eager.measured.start_to_ready_s > 0
     assert eager.token_ms == pytest.approx(eager.measured.end_to_end_ms / 4)
     assert "the least that works" in streamed.oom
-    assert "does not import llama_cpp" in other.refused
+    assert "does not import llama_cpp" in llama_cpp.refused
 
 
 @sweep
@@ -116,10 +116,10 @@ def test_what_is_done_is_not_measured_again_and_what_was_refused_is_tried_again(
 def test_a_file_of_another_case_is_refused(
     interrupted: Any, resumed: Any, changes: dict[str, Any], message: str
 ) -> None:
-    held = interrupted[0].read_text()
+    before = interrupted[0].read_text()
     with pytest.raises(ValueError, match=message):
         bench_methods(**SMALL | changes, output=interrupted[0])
-    assert interrupted[0].read_text() == held
+    assert interrupted[0].read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -183,5 +183,5 @@ def test_a_cell_has_one_outcome(resumed: Any) -> None:
     ],
 )
 def test_methods_are_sides_whose_ranks_share_the_threads(method: str, side: tuple[str, int, int]) -> None:
-    found = side_of(method, 4)
-    assert (found.name, found.threads, found.ranks) == side
+    spec = side_of(method, 4)
+    assert (spec.name, spec.threads, spec.ranks) == side

@@ -1,4 +1,4 @@
-"""What the tables of a bench say, from cells with known figures."""
+"""Tables of a bench of methods, from cells with known figures."""
 
 import pandas as pd
 import pytest
@@ -10,9 +10,9 @@ from labkit.published import published
 
 
 def cell(method: str, batch: int, *, model: str = "gpt2", oom: str = "", refused: str = "") -> MethodCell:
-    found = measurement("fused", new_tokens=32)
-    case = found.case.model_copy(update={"batch": batch, "model": model, "memory_gb": 2.0})
-    measured = None if oom or refused else found.model_copy(update={"case": case, "memory_limit": "a memory cgroup"})
+    record = measurement("fused", new_tokens=32)
+    case = record.case.model_copy(update={"batch": batch, "model": model, "memory_gb": 2.0})
+    measured = None if oom or refused else record.model_copy(update={"case": case, "memory_limit": "a memory cgroup"})
     return MethodCell(
         method=method, case=case, cycles=8, seed=0, environment=environment(), measured=measured, oom=oom,
         refused=refused,
@@ -32,27 +32,27 @@ GRID = MethodGrid(
 
 
 def test_a_token_costs_the_time_of_a_call_over_all_new_tokens_and_a_step_over_those_of_a_sequence() -> None:
-    one, four = GRID.cells[:2]
-    assert one.measured is not None
-    step_ms = one.measured.end_to_end_ms / 32
-    assert one.step_ms == one.token_ms == four.step_ms == pytest.approx(step_ms)
-    assert four.token_ms == pytest.approx(step_ms / 4)
-    assert four.tokens_per_s == pytest.approx(4000 / step_ms)
+    batch_1, batch_4 = GRID.cells[:2]
+    assert batch_1.measured is not None
+    step_ms = batch_1.measured.end_to_end_ms / 32
+    assert batch_1.step_ms == batch_1.token_ms == batch_4.step_ms == pytest.approx(step_ms)
+    assert batch_4.token_ms == pytest.approx(step_ms / 4)
+    assert batch_4.tokens_per_s == pytest.approx(4000 / step_ms)
 
 
 def figure(cell: MethodCell) -> str:
-    """The time of a token with its interval."""
+    """Text of the time of a token with its interval."""
     assert cell.interval is not None
     assert cell.token_ms is not None
     assert cell.interval.low < 1 < cell.interval.high
     return f"{cell.token_ms:.2f} [{cell.token_ms * cell.interval.low:.2f}, {cell.token_ms * cell.interval.high:.2f}]"
 
 
-def loaded(found: MethodCell, others: float, rounds: int) -> MethodCell:
-    """A cell with this number of rounds, measured while other programs kept `others` processors busy."""
-    assert found.measured is not None
-    runs = tuple(run.model_copy(update={"others_cores": others}) for run in found.measured.runs[:rounds])
-    return found.model_copy(update={"measured": found.measured.model_copy(update={"runs": runs})})
+def loaded(quiet_cell: MethodCell, others: float, rounds: int) -> MethodCell:
+    """The cell with `rounds` rounds, measured while other programs kept `others` processors busy."""
+    assert quiet_cell.measured is not None
+    runs = tuple(run.model_copy(update={"others_cores": others}) for run in quiet_cell.measured.runs[:rounds])
+    return quiet_cell.model_copy(update={"measured": quiet_cell.measured.model_copy(update={"runs": runs})})
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def loaded(found: MethodCell, others: float, rounds: int) -> MethodCell:
     [(0.0, 8, ""), (1.9, 8, "other programs used 1.9"), (0.0, 5, "5 rounds, fewer than 6"), (0.0, 1, "1 round, fewer")],
 )
 def test_a_cell_has_the_grade_of_every_result(others: float, rounds: int, why: str) -> None:
-    found = loaded(cell("fused", 1), others, rounds)
-    grid = MethodGrid((found,))
+    loaded_cell = loaded(cell("fused", 1), others, rounds)
+    grid = MethodGrid((loaded_cell,))
     (text,) = grid.table().rows[0][1:]
     assert text.endswith(" ?") == bool(why)
     assert any(note.startswith(f"?: not trustworthy: {why}") for note in grid.table().notes) == bool(why)
-    assert found.as_dict()["trustworthy"] == (not why)
-    assert why in "; ".join(found.as_dict()["distrust"])
+    assert loaded_cell.as_dict()["trustworthy"] == (not why)
+    assert why in "; ".join(loaded_cell.as_dict()["distrust"])
 
 
-def test_only_what_was_measured_in_quiet_is_kept() -> None:
+def test_only_cells_measured_on_a_quiet_machine_are_final() -> None:
     assert cell("fused", 1).final
     assert cell("fused", 1, oom="needs more").final
     assert not loaded(cell("fused", 1), 1.9, 8).final
@@ -79,7 +79,7 @@ def test_only_what_was_measured_in_quiet_is_kept() -> None:
 def test_there_is_a_row_for_each_method_and_a_column_for_each_batch() -> None:
     table = GRID.table()
     assert table.columns == ("method, at batch", "1", "4")
-    figures = tuple(figure(each) for each in GRID.cells[:2])
+    figures = tuple(figure(entry) for entry in GRID.cells[:2])
     assert table.rows == (("fused", *figures), ("hf-eager", figures[0], "oom"), ("llama.cpp", "–", "–"))
     assert "hf-eager, batch 4: needs more" in table.notes
     assert any(note.startswith("llama.cpp, batch 1, 4: one") for note in table.notes)

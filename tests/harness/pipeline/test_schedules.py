@@ -1,4 +1,4 @@
-"""Formulas and simulated runs agree exactly, and each shows what the other cannot."""
+"""Formulas and simulated runs of the schedules agree exactly."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -36,7 +36,7 @@ def test_no_stage_does_two_things_at_once_and_no_step_begins_before_the_one_befo
     spans = simulate(schedule, [3.0, 1.0, 2.0], 4, 1 if schedule == "naive" else 3)
     done: dict[tuple[int, int], float] = {}
     free = [0.0] * 3
-    for span in sorted(spans, key=lambda each: (each.begin_ms, each.stage)):
+    for span in sorted(spans, key=lambda span: (span.begin_ms, span.stage)):
         assert span.begin_ms >= free[span.stage]
         assert span.begin_ms >= done.get((span.micro_batch, span.step), 0.0)
         assert span.begin_ms >= done.get((span.micro_batch, span.step - 1), 0.0)
@@ -58,7 +58,7 @@ def test_rounds_go_on_with_what_has_ended_and_the_queue_does_not() -> None:
 
 
 def test_turns_in_the_queues_order_run_as_the_queue_does() -> None:
-    turns = [place for _ in range(5) for place in range(3)]
+    turns = [micro_batch for _ in range(5) for micro_batch in range(3)]
     assert in_order(turns, [1, 1, 1]) == simulate("queue", [1, 1, 1], 5, 3)
     assert end(in_order([0, 0, 1, 1], [1, 1])) == 7  # the first stage waits for a token, and then for another
 
@@ -73,7 +73,7 @@ def test_micro_batches_pay_until_reading_weights_is_the_limit() -> None:
     assert (law.weights_ms, law.ms_per_row, law.turning_rows) == (10.0, 2.0, 5.0)
     bound, free = StepLaw(10.0, 1e-9), StepLaw(1e-9, 1.0)
     for law, gain in ((bound, 1.0), (free, 4.0)):
-        queue, naive = (law.tokens_per_s(*each, 10_000) for each in (("queue", 4, 32, 4), ("naive", 4, 32, 1)))
+        queue, naive = (law.tokens_per_s(*case, 10_000) for case in (("queue", 4, 32, 4), ("naive", 4, 32, 1)))
         assert queue / naive == pytest.approx(gain, rel=1e-3)
 
 

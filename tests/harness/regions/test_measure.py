@@ -1,4 +1,4 @@
-"""Regions unfused and fused: the same numbers on all sides, every weight counted once, and records that keep all."""
+"""Regions unfused and fused: all sides compute the same, every weight counts once, and records are complete."""
 
 import math
 from dataclasses import replace
@@ -45,11 +45,11 @@ def results(stack: LayerStack) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), TOLERANCES.keys()))
 def test_all_sides_compute_the_same(name: str, dtype: str) -> None:
-    found = results(stack_of(name, dtype))
-    scale = found[UNFUSED].abs().max()
-    for side, hidden in found.items():
+    outputs = results(stack_of(name, dtype))
+    scale = outputs[UNFUSED].abs().max()
+    for side, hidden in outputs.items():
         assert not hidden.isnan().any()
-        assert float((hidden - found[UNFUSED]).abs().max() / scale) < TOLERANCES[dtype], side
+        assert float((hidden - outputs[UNFUSED]).abs().max() / scale) < TOLERANCES[dtype], side
 
 
 @each_model
@@ -64,7 +64,7 @@ def test_every_region_of_every_layer_is_timed(name: str) -> None:
 
 
 def test_the_unfused_sequence_is_counted_op_by_op() -> None:
-    """gpt2's regions as one would count them by hand; hidden 60, float32."""
+    """The regions of gpt2 with hidden size 60 in float32, counted by hand."""
     counted = stack_of("gpt2", batch=1).counted()
     row, matrix = 4 * 60, 4 * 60 * 60
     assert counted[Stage.RESIDUAL].ops == ["add", "add"]  # bias, residual
@@ -102,22 +102,22 @@ def test_layers_that_do_not_fit_in_memory_are_refused() -> None:
 @pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), TOLERANCES.keys()))
 def test_every_rung_of_the_ladder_computes_the_same(name: str, dtype: str) -> None:
     stack = stack_of(name, dtype)
-    want = results(stack)[UNFUSED]
+    expected = results(stack)[UNFUSED]
     for fused in RUNGS.values():
         with torch.inference_mode():
-            got = stack.with_fused(fused).step(RegionClock().around).float()
-        assert float((got - want).abs().max() / want.abs().max()) < TOLERANCES[dtype], fused
+            actual = stack.with_fused(fused).step(RegionClock().around).float()
+        assert float((actual - expected).abs().max() / expected.abs().max()) < TOLERANCES[dtype], fused
 
 
 def test_the_ladder_is_timed_rung_by_rung() -> None:
-    found = LayerBench(layer_case("tiny-gpt2", context=9, threads=2, layers=2)).ladder(rounds=3)
-    assert found.rungs == (*RUNGS, ONE_CALL)
-    assert all(len(samples) == 3 and min(samples) > 0 for samples in found.rounds_us.values())
-    assert found.ratio("unfused").value == 1
+    ladder = LayerBench(layer_case("tiny-gpt2", context=9, threads=2, layers=2)).ladder(rounds=3)
+    assert ladder.rungs == (*RUNGS, ONE_CALL)
+    assert all(len(samples) == 3 and min(samples) > 0 for samples in ladder.rounds_us.values())
+    assert ladder.ratio("unfused").value == 1
 
 
 def test_the_ladder_fuses_one_region_after_another_and_the_products_last() -> None:
-    """The names of the rungs are those of the records that are kept."""
+    """Kept records use these names of the rungs."""
     assert list(RUNGS) == [
         "unfused", "+ 1 QKV", "+ 2 attention", "+ 3 MLP", "+ 4 bias and residual", "+ own GEMM between"
     ]  # fmt: skip
@@ -128,11 +128,11 @@ def test_a_fused_region_brings_its_own_weights_and_nothing_else() -> None:
     stack = stack_of("llama")
     slow, fast = (stack.side(name) for name in (UNFUSED, FUSED))
     for region, op in OP_OF.items():
-        partly = stack.with_fused((region,))
-        taken = {name for name, op in partly.ops.items() if op is fast.ops[name]}
-        assert taken == {op}
-        assert (partly.layers[0].qkv is fast.layers[0].qkv) == (region is Stage.QKV)
-        assert (partly.layers[0].mlp_out is slow.layers[0].mlp_out) == (region is not Stage.ATTN_OUT)
+        partly_fused = stack.with_fused((region,))
+        fused_ops = {name for name, op in partly_fused.ops.items() if op is fast.ops[name]}
+        assert fused_ops == {op}
+        assert (partly_fused.layers[0].qkv is fast.layers[0].qkv) == (region is Stage.QKV)
+        assert (partly_fused.layers[0].mlp_out is slow.layers[0].mlp_out) == (region is not Stage.ATTN_OUT)
 
 
 SMALL: dict[str, Any] = {"batch": 1, "context": 9, "threads": 2, "rounds": 3, "layers": 2}
@@ -182,7 +182,7 @@ def test_the_share_of_the_limit_is_that_of_the_bytes(measured: tuple[tuple[Regio
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("changes", "message"),
     [
         (
             {"regions": ["qvk"]},
@@ -198,9 +198,9 @@ def test_the_share_of_the_limit_is_that_of_the_bytes(measured: tuple[tuple[Regio
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_mistake_is_explained(wrong: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_explained(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        measure_regions(**({"model": "tiny-gpt2"} | SMALL | wrong))
+        measure_regions(**({"model": "tiny-gpt2"} | SMALL | changes))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The regions of a layer on Triton kernels: the same numbers on all sides, and a record that tells launches from work.
+"""Regions of a layer on Triton kernels: all sides compute the same, and a record tells launches from work.
 
-Interpreted, with one or two layers of tiny shapes: whether it works, not how fast it is.
+The kernels run in the interpreter with one or two layers of tiny shapes, so that times mean nothing.
 """
 
 from dataclasses import replace
@@ -42,18 +42,18 @@ def stack_of(name: str, **case: Any) -> LayerStack:
 def test_all_sides_compute_the_same(name: str, dtype: str) -> None:
     stack = stack_of(name, dtype=dtype, context=11, layers=1)
     with torch.inference_mode():
-        found = {side.name: side.step(RegionClock().around).float() for side in stack.sides}
-    for side, hidden in found.items():
-        assert float((hidden - found[UNFUSED]).norm() / found[UNFUSED].norm()) < TOLERANCES[dtype], side
+        outputs = {side.name: side.step(RegionClock().around).float() for side in stack.sides}
+    for side, hidden in outputs.items():
+        assert float((hidden - outputs[UNFUSED]).norm() / outputs[UNFUSED].norm()) < TOLERANCES[dtype], side
 
 
 def test_every_region_of_every_layer_is_called() -> None:
     stack = stack_of("tiny-llama", context=3, layers=2)
     calls = GpuCalls(stack.side(FUSED))
-    assert {region: len(each) for region, each in calls.calls.items()} == dict.fromkeys(REGIONS, 2)
+    assert {region: len(entries) for region, entries in calls.calls.items()} == dict.fromkeys(REGIONS, 2)
     times = calls.times()
-    assert list(times) == [FUSED]  # no GPU: nothing is played as a graph
-    assert all(took > 0 for samples in times[FUSED].values() for took in samples)
+    assert list(times) == [FUSED]  # without a GPU no CUDA graph is replayed
+    assert all(time_us > 0 for samples in times[FUSED].values() for time_us in samples)
 
 
 @pytest.mark.sweep
@@ -72,18 +72,18 @@ def test_a_gpus_record_has_a_column_for_calls_and_one_for_graphs() -> None:
     assert row.ratio().value == pytest.approx(2.0)
     assert row.ratio(*row.in_engine).value == pytest.approx(1.2)
     assert row.floor_share(FUSED + GRAPH) == pytest.approx(row.bytes / 4000 / 1e3 / 25)
-    found = row.as_dict()
-    assert (found["fused_us"], found["graph_reference_us"], found["graph_fused_us"]) == (20.0, 30.0, 25.0)
-    assert found["one_call_us"] is None
+    figures = row.as_dict()
+    assert (figures["fused_us"], figures["graph_reference_us"], figures["graph_fused_us"]) == (20.0, 30.0, 25.0)
+    assert figures["one_call_us"] is None
     text = text_of([row])
     assert "both in a graph" in text
     assert "one-call" not in text
 
 
 def test_a_cpus_record_has_no_graphs() -> None:
-    found = measured({UNFUSED: 40.0, FUSED: 20.0, "one call": 16.0}).as_dict()
-    assert found["graph_fused_us"] is None
-    assert found["engine_ratio"] == pytest.approx(2.5)
+    figures = measured({UNFUSED: 40.0, FUSED: 20.0, "one call": 16.0}).as_dict()
+    assert figures["graph_fused_us"] is None
+    assert figures["engine_ratio"] == pytest.approx(2.5)
 
 
 def test_an_impl_that_is_unknown_is_refused() -> None:
@@ -101,7 +101,7 @@ def measured(medians: dict[str, float]) -> RegionMeasurement:
         unfused_bytes=10**6,
         bytes=10**6,
         flops=10**6,
-        rounds_us={side: (took,) * 4 for side, took in medians.items()},
+        rounds_us={side: (time_us,) * 4 for side, time_us in medians.items()},
         warm_us={},
         bandwidth_gb_s=(4000.0,) * 4,
     )
@@ -115,16 +115,16 @@ def text_of(rows: Any) -> str:
 
 def test_the_figures_take_a_gpus_record() -> None:
     row = measured({UNFUSED: 40.0, OWN_GEMM: 36.0, FUSED: 20.0, UNFUSED + GRAPH: 30.0, FUSED + GRAPH: 25.0})
-    rungs = {name: (took,) * 4 for name, took in zip((*RUNGS, FUSED + GRAPH), range(90, 20, -10), strict=True)}
+    rungs = {name: (time_us,) * 4 for name, time_us in zip((*RUNGS, FUSED + GRAPH), range(90, 20, -10), strict=True)}
     shared = {"case": row.case, "environment": row.environment, "bandwidth_gb_s": row.bandwidth_gb_s}
     study = KernelStudy((row,), LadderMeasurement(bytes=10**6, rounds_us=rungs, **shared), (), 800_000.0)
     assert "in a CUDA graph against unfused torch ops: 3.00x" in study.headline
-    both = replace(study, regions=(row, row.model_copy(update={"region": Stage.MLP})))
-    told = subtitle(regions_figure(both))
-    assert "qkv, mlp: not trustworthy, for the reasons that stand with the result" in told
-    assert told.count("not trustworthy") == 1
+    two_regions = replace(study, regions=(row, row.model_copy(update={"region": Stage.MLP})))
+    text = subtitle(regions_figure(two_regions))
+    assert "qkv, mlp: not trustworthy, for the reasons that stand with the result" in text
+    assert text.count("not trustworthy") == 1
     (bars,) = regions_figure(study).data
     assert [words(name) for name in bars.y] == [TITLES[side] for side in row.rounds_us]
     assert [words(name) for name in ladder_figure(study).data[0].y] == list(rungs)
     _, *points = roofline_figure(study).data
-    assert [point.y[0] for point in points] == [row.flops / took / 1e3 for took in (30.0, 25.0)]
+    assert [point.y[0] for point in points] == [row.flops / time_us / 1e3 for time_us in (30.0, 25.0)]

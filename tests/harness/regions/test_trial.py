@@ -1,4 +1,4 @@
-"""Edited kernels on trial: each mistake that students make comes back as a sentence, and nothing else is harmed."""
+"""Trials of edited kernels: each usual mistake is reported in a sentence, and does no other harm."""
 
 import os
 import re
@@ -19,13 +19,13 @@ SUM = "to[i] += sum + bias[i];"
 
 @pytest.fixture
 def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the kernel sources, which the trial compiles."""
+    """Copy of the kernel sources that the trial compiles."""
     folder = tmp_path / "kernels"
     shutil.copytree(build.SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setenv("LABKIT_KERNELS", str(folder))
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("LABKIT_ISA", "portable")  # the quickest to compile
-    monkeypatch.setattr(build, "SOURCES", folder)  # of trials in this process, whose kernels nobody else gets
+    monkeypatch.setenv("LABKIT_ISA", "portable")  # compiles fastest
+    monkeypatch.setattr(build, "SOURCES", folder)  # for trials in this process; no other test gets these kernels
     monkeypatch.setattr(build, "ENTRY", folder / build.ENTRY.relative_to(build.ENTRY.parents[1]))
     monkeypatch.setattr(build, "_in_use", {})
     return folder
@@ -39,11 +39,11 @@ def replace(file: Path, old: str, new: str) -> None:
 
 @pytest.mark.parametrize("region", swept(list(OP_OF), ["residual"]))
 def test_the_kernels_as_they_are_pass(region: str) -> None:
-    found = trial(Stage(region), "float32", threads=2)
-    assert found.problem is None
-    assert found.fused_us is not None
-    assert found.unfused_us is not None
-    assert min(found.fused_us, found.unfused_us) > 0
+    result = trial(Stage(region), "float32", threads=2)
+    assert result.problem is None
+    assert result.fused_us is not None
+    assert result.unfused_us is not None
+    assert min(result.fused_us, result.unfused_us) > 0
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_mistake_that_takes_its_process_down_is_too(edited: Path, new: str, me
 
 @pytest.mark.parametrize("seconds", swept([1, 9], ["1"]))
 def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
-    """After 1 s the trial is still loading, after 9 s it is in the loop."""
+    """After 1 s the trial is still loading; after 9 s it is in the endless loop."""
     replace(edited / RESIDUAL, SUM, "for (volatile bool on = true; on;) {}")
     monkeypatch.setattr("labkit.harness.regions.trial.SECONDS", seconds)
     problem = try_kernel("residual", threads=1).problem

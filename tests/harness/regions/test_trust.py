@@ -1,4 +1,4 @@
-"""What fusing gives a region or a layer carries its grade, in the table, the figures, --json and the headline."""
+"""Speedups of fused regions and layers carry their grade in the table, the figures, --json and the headline."""
 
 import io
 from datetime import UTC, datetime
@@ -22,16 +22,17 @@ WILD = (1.0, 5.0, 0.2, 30.0, 1.0, 0.1, 9.0)
 
 def record(kind: type, rounds: tuple[float, ...], **more: Any) -> Any:
     times = {UNFUSED: 300.0, FUSED: 110.0, ONE_CALL: 100.0}
-    beside = {"bandwidth_gb_s": (20.0,) * len(rounds), "others_cores": (0.0,) * len(rounds)} | more
+    conditions = {"bandwidth_gb_s": (20.0,) * len(rounds), "others_cores": (0.0,) * len(rounds)} | more
     return kind(
         created=datetime(2025, 1, 1, tzinfo=UTC),
         case=CASE,
         environment=environment(),
-        bytes=1_800_000,  # 90 of 100 microseconds
+        bytes=1_800_000,  # at 20 GB/s: 90 of the 100 microseconds
         rounds_us={
-            side: tuple(took * (by if side == UNFUSED else 1.0) for by in rounds) for side, took in times.items()
+            side: tuple(time_us * (factor if side == UNFUSED else 1.0) for factor in rounds)
+            for side, time_us in times.items()
         },
-        **beside,
+        **conditions,
     )
 
 
@@ -41,26 +42,26 @@ def study(rounds: tuple[float, ...], **more: Any) -> KernelStudy:
     return KernelStudy(rows, record(LadderMeasurement, rounds, **more), (), 100.0)
 
 
-def said(found: KernelStudy) -> list[str]:
+def texts_of(result: KernelStudy) -> list[str]:
     console = Console(width=400, file=io.StringIO())
-    console.print(region_table(found.regions))
-    drawn = [regions_figure(found), ladder_figure(found)]
+    console.print(region_table(result.regions))
+    drawn = [regions_figure(result), ladder_figure(result)]
     return [
         console.file.getvalue(),  # type: ignore[attr-defined]
-        found.headline,
+        result.headline,
         *(subtitle(figure) for figure in drawn),
     ]
 
 
 def test_quiet_rounds_are_trusted() -> None:
-    found = study(STEADY)
-    assert found.regions[0].as_dict()["trustworthy"] is True
-    assert "3.03x" in found.headline
-    assert not any("trustworthy" in text for text in said(found))
+    result = study(STEADY)
+    assert result.regions[0].as_dict()["trustworthy"] is True
+    assert "3.03x" in result.headline
+    assert not any("trustworthy" in text for text in texts_of(result))
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("result", "reason"),
     [
         (study(WILD), "is wide"),
         (study(STEADY[:3]), "3 rounds, fewer than 6"),
@@ -69,11 +70,11 @@ def test_quiet_rounds_are_trusted() -> None:
     ],
     ids=["scattered", "three rounds", "busy", "past the limit"],
 )
-def test_noise_is_never_sold_as_a_result(found: KernelStudy, reason: str) -> None:
-    row = found.regions[0].as_dict()
+def test_noise_is_never_sold_as_a_result(result: KernelStudy, reason: str) -> None:
+    row = result.regions[0].as_dict()
     assert row["trustworthy"] is False
     assert reason in "; ".join(row["distrust"])
-    table, headline, *subtitles = said(found)
+    table, headline, *subtitles = texts_of(result)
     for text in (table, headline):
         assert "not trustworthy: " in text
         assert reason in text.replace("<br>", " ")

@@ -1,4 +1,4 @@
-"""Tuning: every kernel of a step gets its fastest tile, written at once; what can't be timed is refused."""
+"""Tuning: every kernel of a step gets its fastest tile, written at once. Kernels that can't be timed are refused."""
 
 import json
 from pathlib import Path
@@ -29,24 +29,24 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def faster_with_good_tiles(decoder: GpuDecoder) -> float:
-    """A clock that likes one tile: 10 microseconds less for every kernel that has it."""
+    """Made-up time in microseconds: 10 less for every kernel that has the good tile."""
     return 100.0 - 10 * sum(tile == GOOD for tile in decoder.launch.tiles.tiles.values())
 
 
 @sweep
 def test_every_kernel_gets_the_tile_that_makes_the_step_fastest(tmp_path: Path) -> None:
-    path, found = tune(["tiny-gptj"], timer=faster_with_good_tiles)
+    path, tuned = tune(["tiny-gptj"], timer=faster_with_good_tiles)
     assert path.parent == tmp_path
-    assert {each.key.split("/")[0] for each in found} == {"qkv_and_mlp", "two_gemms", "head_argmax"}
-    assert all(each.tile == GOOD and each.after_us == each.before_us - 10 for each in found)
-    assert dict(tuned_tiles("interpreter").tiles) == {each.key: GOOD for each in found}
+    assert {entry.key.split("/")[0] for entry in tuned} == {"qkv_and_mlp", "two_gemms", "head_argmax"}
+    assert all(entry.tile == GOOD and entry.after_us == entry.before_us - 10 for entry in tuned)
+    assert dict(tuned_tiles("interpreter").tiles) == {entry.key: GOOD for entry in tuned}
 
 
 @sweep
 def test_a_tile_that_is_no_faster_is_left(tmp_path: Path) -> None:
-    _, found = tune(["tiny-llama"], timer=lambda decoder: 100.0)
-    assert found
-    assert all(each.tile not in (GOOD, Tile(32, 64)) for each in found)
+    _, tuned = tune(["tiny-llama"], timer=lambda decoder: 100.0)
+    assert tuned
+    assert all(entry.tile not in (GOOD, Tile(32, 64)) for entry in tuned)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,15 @@ def test_a_tile_that_the_gpu_cannot_run_is_passed_over(problem: Exception) -> No
             raise problem
         return faster_with_good_tiles(decoder)
 
-    _, found = tune(["tiny-gptj"], timer=fails_with_large_tiles)
-    assert all(each.tile == GOOD for each in found)
+    _, tuned = tune(["tiny-gptj"], timer=fails_with_large_tiles)
+    assert all(entry.tile == GOOD for entry in tuned)
 
 
 @sweep
-def test_what_was_found_stays_when_tuning_is_stopped(tmp_path: Path) -> None:
+def test_tuned_tiles_stay_when_tuning_is_stopped(tmp_path: Path) -> None:
     calls = 0
 
-    def stops(decoder: GpuDecoder) -> float:
+    def interrupt(decoder: GpuDecoder) -> float:
         nonlocal calls
         calls += 1
         if calls == 5:
@@ -81,19 +81,19 @@ def test_what_was_found_stays_when_tuning_is_stopped(tmp_path: Path) -> None:
         return faster_with_good_tiles(decoder)
 
     with pytest.raises(KeyboardInterrupt):
-        tune(["tiny-gptj"], timer=stops)
+        tune(["tiny-gptj"], timer=interrupt)
     (file,) = tmp_path.iterdir()
     assert len(json.loads(file.read_text())["tiles"]) == 1
 
 
-@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("batch", [1, 16])
 def test_candidates_are_powers_of_two_without_the_present_tile(
-    batch: int, words: bool, monkeypatch: pytest.MonkeyPatch
+    batch: int, int8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
     before = Tile(8, 512)
-    tiles = list(candidates(batch, "gemm/int8/1/4x4" if words else "gemm/float16/1/4x4", before))
+    tiles = list(candidates(batch, "gemm/int8/1/4x4" if int8 else "gemm/float16/1/4x4", before))
     assert len(tiles) >= 8
     assert before not in tiles
     for tile in tiles:

@@ -1,4 +1,4 @@
-"""Batches that the real engine generates in a budget, in a process of its own, with what its stream noted."""
+"""Batches that the real engine generates within a memory budget, in a process of its own, with its stream's spans."""
 
 import sys
 import threading
@@ -41,76 +41,78 @@ def planned(folder: Path, extra_layers: float = 2.5) -> StreamingPlan:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> Measured:
-    said: list[str] = []
-    result = measured_plan(planned(folder), path=folder, progress=lambda done, total, label: said.append(label))
-    assert said[:2] == ["packing the weights, once", "batch 1"]
+def measured_result(folder: Path) -> Measured:
+    labels: list[str] = []
+    result = measured_plan(planned(folder), path=folder, progress=lambda done, total, label: labels.append(label))
+    assert labels[:2] == ["packing the weights, once", "batch 1"]
     return result
 
 
 @sweep
-def test_each_batch_has_the_layers_in_memory_that_were_planned(found: Measured) -> None:
-    plan, _ = found
+def test_each_batch_has_the_layers_in_memory_that_were_planned(measured_result: Measured) -> None:
+    plan, _ = measured_result
     assert plan.points[0].batch == 1
     assert plan.points[0].resident_layers >= 2
-    for each in plan.points:
-        step = plan.step(each.batch)
-        assert each.resident_layers >= step.resident_layers  # what is counted has room for every layout
-        assert 0 < each.streamed_bytes <= step.streamed_bytes
-        assert len(each.decode_ms) == SIZES["new"] - 1
-        assert each.peak_bytes <= plan.memory
+    for measured_point in plan.points:
+        step = plan.step(measured_point.batch)
+        assert measured_point.resident_layers >= step.resident_layers  # the plan leaves room for every layout
+        assert 0 < measured_point.streamed_bytes <= step.streamed_bytes
+        assert len(measured_point.decode_ms) == SIZES["new"] - 1
+        assert measured_point.peak_bytes <= plan.memory
     assert plan.points[-1].batch == plan.largest_batch or not _still_grows(plan.points)
     assert (plan.rates.disk_gb_s, plan.rates.gflop_s) == typical_rates(plan.points)
 
 
 @sweep
-def test_memory_is_told_over_time_for_each_batch(found: Measured) -> None:
-    plan, memory = found
-    assert all(one.second < next.second for one, next in pairwise(memory))
-    assert [*dict.fromkeys(sample.batch for sample in memory)] == [each.batch for each in plan.points]
+def test_memory_is_told_over_time_for_each_batch(measured_result: Measured) -> None:
+    plan, memory = measured_result
+    assert all(earlier.second < later.second for earlier, later in pairwise(memory))
+    assert [*dict.fromkeys(sample.batch for sample in memory)] == [
+        measured_point.batch for measured_point in plan.points
+    ]
     assert max(sample.bytes for sample in memory) <= plan.memory
 
 
 @sweep
-def test_spans_know_their_slots(found: Measured) -> None:
-    """Real ones: no slot is read into while its layer is computed, and every layer is computed from what was read."""
-    plan, _ = found
-    each = plan.points[0]
+def test_spans_know_their_slots(measured_result: Measured) -> None:
+    """In a real run every layer is read before it is computed, and no slot is overwritten during that."""
+    plan, _ = measured_result
+    measured_point = plan.points[0]
     layers = plan.footprint.layers
-    computed = [span for span in each.spans if span.kind == "compute"]
+    computed = [span for span in measured_point.spans if span.kind == "compute"]
     assert [span.layer for span in computed] == [*range(layers)] * MOST_STEPS
     assert [span.step for span in computed] == [step for step in range(MOST_STEPS) for _ in range(layers)]
-    assert sum(span.slot is None for span in computed) == MOST_STEPS * each.resident_layers
-    every_read = [span for span in each.spans if span.kind == "read"]
+    assert sum(span.slot is None for span in computed) == MOST_STEPS * measured_point.resident_layers
+    every_read = [span for span in measured_point.spans if span.kind == "read"]
     reads = [span for span in every_read if span.step < MOST_STEPS]
-    assert len(reads) == MOST_STEPS * (layers - each.resident_layers) - plan.case.slots
+    assert len(reads) == MOST_STEPS * (layers - measured_point.resident_layers) - plan.case.slots
     for read in reads:
         (use,) = [span for span in computed if (span.step, span.layer) == (read.step, read.layer)]
         assert use.slot == read.slot
         assert read.end_ms <= use.begin_ms
     for slot in range(plan.case.slots):
-        mine = sorted((span.begin_ms, span.end_ms) for span in (*every_read, *computed) if span.slot == slot)
-        assert all(one[1] <= next[0] for one, next in pairwise(mine))
+        times = sorted((span.begin_ms, span.end_ms) for span in (*every_read, *computed) if span.slot == slot)
+        assert all(earlier[1] <= later[0] for earlier, later in pairwise(times))
 
 
 def test_slots_and_steps_follow_from_the_turns() -> None:
-    """Three layers, of which the second stays in memory, in two slots that were filled before."""
+    """There are three layers and two slots, filled before; the second layer is resident."""
 
-    def noted(kind: str, layer: int, at: int) -> StreamSpan:
-        return StreamSpan(kind, layer, at * 1_000_000, (at + 1) * 1_000_000)
+    def noted(kind: str, layer: int, begin: int) -> StreamSpan:
+        return StreamSpan(kind, layer, begin * 1_000_000, (begin + 1) * 1_000_000)
 
     run = [noted("wait", 0, 10), noted("compute", 0, 11), noted("read", 0, 12), noted("compute", 1, 13),
            noted("wait", 2, 14), noted("compute", 2, 15), noted("read", 2, 16), noted("wait", 0, 17),
            noted("compute", 0, 18)]  # fmt: skip
-    found = run_spans(run, blocks=(0, -1, 1), slots=2, filled=6)
-    assert [(span.kind, span.layer, span.slot, span.step, span.begin_ms) for span in found] == [
+    spans_of_run = run_spans(run, blocks=(0, -1, 1), slots=2, filled=6)
+    assert [(span.kind, span.layer, span.slot, span.step, span.begin_ms) for span in spans_of_run] == [
         ("wait", 0, 0, 0, 0), ("compute", 0, 0, 0, 1), ("read", 0, 0, 1, 2), ("compute", 1, None, 0, 3),
         ("wait", 2, 1, 0, 4), ("compute", 2, 1, 0, 5), ("read", 2, 1, 1, 6), ("wait", 0, 0, 1, 7),
         ("compute", 0, 0, 1, 8),
     ]  # fmt: skip
 
 
-def test_what_is_hidden_is_of_the_shorter() -> None:
+def test_the_hidden_share_is_relative_to_the_shorter() -> None:
     assert hidden_share(spans()) == pytest.approx(1.0, abs=0.01)
     alternating = [
         LayerSpan(kind=kind, layer=0, slot=0, step=step, begin_ms=begin, end_ms=begin + 5)
@@ -122,7 +124,7 @@ def test_what_is_hidden_is_of_the_shorter() -> None:
 
 
 def test_both_records_of_a_run_hide_the_same_share() -> None:
-    """Also where neither goes on for a while, and where a read is longer than the steps."""
+    """Includes a pause of both, and a read that is longer than the steps."""
     in_ms = [
         ("read", 0, 4),
         ("compute", 1, 3),
@@ -182,19 +184,19 @@ def test_a_process_that_is_killed_is_told(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_an_interrupt_ends_the_process(folder: Path) -> None:
-    plan, ended = planned(folder), []
+    plan, errors = planned(folder), []
 
     def run() -> None:
         try:
             measured_plan(plan, batches=(1,), path=folder)
         except KeyboardInterrupt as error:
-            ended.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    while not (begun := children_that_run("labkit.harness.streaming.worker")):
+    while not (workers := children_that_run("labkit.harness.streaming.worker")):
         thread.join(0.01)
     interrupt(thread, KeyboardInterrupt)
     thread.join(60)
-    assert ended
-    assert not any(process.is_running() for process in begun)
+    assert errors
+    assert not any(process.is_running() for process in workers)

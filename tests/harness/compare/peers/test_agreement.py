@@ -1,5 +1,7 @@
-"""Sides run the same model as vanilla. With few bits the tokens differ, so what is compared is the logits of a prompt:
-they point where vanilla's point, as far as the rounding of the weights allows.
+"""Sides run the same model as vanilla.
+
+With few bits the tokens differ, so the logits of a prompt are compared: their direction is vanilla's, within the
+rounding of the weights.
 """
 
 from pathlib import Path
@@ -21,14 +23,15 @@ from labkit.harness.compare.provider import Room
 from labkit.weights.box import HOW_TO_GET, boxed_file
 from labkit.weights.resolve import resolve
 
-LEAST = {16: 0.9999, 8: 0.999, 4: 0.98}  # the least cosine, by bits; other weights have none to speak of
+LEAST_COSINE = {16: 0.9999, 8: 0.999, 4: 0.98}  # bits -> the least cosine; with other weights the cosine is below 0.5
 PROMPT = torch.arange(40, 60)[None]
 pytestmark = pytest.mark.timeout(900)  # a peer may compile its operators on first use
 MISSING = {name: peer.unavailable() for name, peer in PEERS.items()}
 SIDES = [
     pytest.param(side, marks=pytest.mark.skipif(MISSING[peer.name] is not None, reason=MISSING[peer.name] or ""))
     for side, peer in PEER_OF_SIDE.items()
-    if peer.name != "ctranslate2" and side != LLAMA_CPP_GGUF  # the first gives no logits, the second has its own test
+    if peer.name != "ctranslate2"
+    and side != LLAMA_CPP_GGUF  # ctranslate2 gives no logits, GGUF files have their own test
 ]
 
 
@@ -42,8 +45,8 @@ def vanilla(model: str, seed: int = 0) -> Tensor:
         return resolve(model, seed=seed).hf_model(torch.float32)(PROMPT).logits[0, -1]
 
 
-def cosine(one: Tensor, other: Tensor) -> float:
-    return float(torch.cosine_similarity(one, other, dim=0))
+def cosine(first: Tensor, second: Tensor) -> float:
+    return float(torch.cosine_similarity(first, second, dim=0))
 
 
 def bits(side: str) -> int:
@@ -62,11 +65,11 @@ def logits(model: Any) -> Tensor:
 
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
 def test_other_weights_do_not_agree(model: str) -> None:
-    """What the bounds tell apart."""
+    """The bounds separate the same weights from other weights."""
     assert cosine(vanilla(model), vanilla(model, seed=1)) < 0.5
 
 
-@sweep  # the runtimes are what `labkit peers` installs, and some seconds each
+@sweep  # needs the runtimes that `labkit peers` installs; each takes some seconds
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
 @pytest.mark.parametrize("side", SIDES)
 def test_the_logits_of_a_prompt_are_those_of_vanilla(side: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,29 +79,29 @@ def test_the_logits_of_a_prompt_are_those_of_vanilla(side: str, model: str, monk
     source = resolve(model)
     with converted(side, model, dtype="float32", seed=0) as folder:
         loaded = PEER_OF_SIDE[side].load(side, folder, source, torch.float32, Room(1, 1, 1, 32))
-        assert cosine(logits(loaded.model), vanilla(model)) > LEAST[bits(side)]
+        assert cosine(logits(loaded.model), vanilla(model)) > LEAST_COSINE[bits(side)]
 
 
 @sweep
 @pytest.mark.skipif(MISSING[LLAMA_CPP] is not None, reason=MISSING[LLAMA_CPP] or "")
 @pytest.mark.skipif(boxed_file() is None, reason=f"needs the trained model: {HOW_TO_GET}")
 @torch.inference_mode()
-def test_the_logits_of_a_trained_file_are_those_of_llama_cpp_but_for_the_rounding_of_its_activations(
+def test_the_logits_of_a_trained_file_differ_from_llama_cpp_only_by_rounded_activations(
     tmp_path: Path,
 ) -> None:
-    """Which llama.cpp rounds to 8 bits: what that alone does is measured with the engine, asked to do so too."""
+    """llama.cpp rounds activations to 8 bits. The engine does so too for this test, to measure the effect alone."""
     source, peer = resolve("smollm2-135m"), PEERS[LLAMA_CPP]
     ids = source.tokenizer("Paris is the capital of France. Rome is the capital of", return_tensors="pt").input_ids
     peer.convert(LLAMA_CPP_GGUF, source, "float32", tmp_path)
     side = peer.load(LLAMA_CPP_GGUF, tmp_path, source, torch.float32, Room(1, 1, 1, 64))
-    theirs = torch.from_numpy(np.array(side.model.logits(ids.numpy())))[0]
+    of_llama_cpp = torch.from_numpy(np.array(side.model.logits(ids.numpy())))[0]
     exact = labkit.init_inference(source, dtype=torch.float32)(ids).logits[0, -1]
     rounded = labkit.init_inference(source, quant={"as_stored": True, "activation": {"enabled": True}})
     cache = None
-    for at in range(ids.shape[1]):  # rows one by one, for only few are rounded
-        out = rounded(ids[:, at : at + 1], past_key_values=cache)
+    for position in range(ids.shape[1]):  # row by row: only steps of few rows are rounded
+        out = rounded(ids[:, position : position + 1], past_key_values=cache)
         cache = out.past_key_values
-    ours = labkit.init_inference(source)(ids).logits[0, -1]
-    assert distance(ours, exact) < 0.03
-    assert distance(ours, theirs) < 2 * distance(out.logits[0, -1], exact) + distance(ours, exact)
-    assert distance(theirs.roll(1), ours) > 1
+    of_engine = labkit.init_inference(source)(ids).logits[0, -1]
+    assert distance(of_engine, exact) < 0.03
+    assert distance(of_engine, of_llama_cpp) < 2 * distance(out.logits[0, -1], exact) + distance(of_engine, exact)
+    assert distance(of_llama_cpp.roll(1), of_engine) > 1

@@ -1,4 +1,4 @@
-"""ZeRO-Inference is asked for what its parameters need, and its tokens are vanilla's where it is installed."""
+"""ZeRO-Inference gets the settings that its parameters need; where it is installed, its tokens equal vanilla's."""
 
 import os
 from pathlib import Path
@@ -36,23 +36,23 @@ def test_without_libaio_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_lock_that_no_process_has_open_is_removed(tmp_path: Path) -> None:
-    """A compile that was killed leaves one, and torch waits for it without end."""
-    mine, left = FileBaton(str(tmp_path / "mine" / "lock")), FileBaton(str(tmp_path / "left" / "lock"))
-    for baton in (mine, left):
+    """A killed compilation leaves a lock, and torch would wait for it forever."""
+    held_lock, abandoned = FileBaton(str(tmp_path / "mine" / "lock")), FileBaton(str(tmp_path / "left" / "lock"))
+    for baton in (held_lock, abandoned):
         Path(baton.lock_file_path).parent.mkdir()
         assert baton.try_acquire()
-    assert left.fd is not None
-    os.close(left.fd)
+    assert abandoned.fd is not None
+    os.close(abandoned.fd)
     remove_abandoned_locks(tmp_path)
-    assert Path(mine.lock_file_path).exists()
-    assert not Path(left.lock_file_path).exists()
-    mine.release()
+    assert Path(held_lock.lock_file_path).exists()
+    assert not Path(abandoned.lock_file_path).exists()
+    held_lock.release()
 
 
-@sweep  # a minute, and minutes more where it compiles
+@sweep  # takes a minute, or several if it compiles
 @pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 def test_tokens_are_those_of_vanilla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     case = comparison_case(model="gpt2", dtype="float32", batch=2, prompt=9, new=3, threads=1)
-    (found,) = compare_with_each((DEEPSPEED_ZERO,), "hf-eager", case, Schedule(rounds=2, stages=False))
-    assert found.tokens_equal
+    (record,) = compare_with_each((DEEPSPEED_ZERO,), "hf-eager", case, Schedule(rounds=2, stages=False))
+    assert record.tokens_equal

@@ -1,4 +1,4 @@
-"""Peers that quantise the vanilla model: nothing is converted for them, and they say what they leave as it was."""
+"""Peers that quantise the vanilla model: they need no converted files, and name what stays unquantised."""
 
 import subprocess
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ def test_linears_compute_what_the_transposed_matrices_did() -> None:
         before = model(PROMPT).logits
         put_linears(model)
         torch.testing.assert_close(model(PROMPT).logits, before)
-    assert not [each for each in model.modules() if isinstance(each, Conv1D)]
+    assert not [module for module in model.modules() if isinstance(module, Conv1D)]
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -47,7 +47,7 @@ def test_no_process_converts_for_them(side: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_stored_is_counted_apart_for_layers_and_head() -> None:
-    """The layers of tiny-gpt2 pretend to be halved and to have a byte for each output; the head is as it was."""
+    """The layers of tiny-gpt2 count as int4 with one more byte for each output; the head is unchanged."""
     model = resolve("tiny-gpt2").hf_model(torch.bfloat16)
     put_linears(model)
 
@@ -56,15 +56,15 @@ def test_what_is_stored_is_counted_apart_for_layers_and_head() -> None:
             return linear.weight.nbytes
         return linear.weight.nbytes // 4 + linear.out_features
 
-    found = stored(model, "int4", halved, quantised_head=False, computes="bfloat16")
+    weights = stored(model, "int4", halved, quantised_head=False, computes="bfloat16")
     outputs, numbers = 3 * 64 + 64 + 256 + 64, 12 * 64**2
-    assert (found.name, found.head) == ("int4", "bfloat16")
-    assert found.bits == 4 + 8 * outputs / numbers
-    assert found.head_bits == 16
+    assert (weights.name, weights.head) == ("int4", "bfloat16")
+    assert weights.bits == 4 + 8 * outputs / numbers
+    assert weights.head_bits == 16
 
 
 class Packing(nn.Module):
-    """A linear of four bits, as bitsandbytes makes one where the processor has AVX512-BF16."""
+    """A 4-bit linear, as bitsandbytes makes it on processors with AVX512-BF16."""
 
     support_avx512bf16_for_cpu = True
 
@@ -73,7 +73,7 @@ class Packing(nn.Module):
 
 
 def test_a_matrix_that_nf4_cannot_pack_is_refused_with_its_shape() -> None:
-    """tiny-llama has 176 outputs, which is no multiple of 32."""
+    """tiny-llama has 176 outputs, which is not a multiple of 32."""
     api = SimpleNamespace(nn=SimpleNamespace(Linear4bit=Packing, Params4bit=lambda data, **_: nn.Parameter(data)))
     source = resolve("tiny-llama")
     with pytest.raises(UserError, match=r"got a matrix of 176 outputs and 64 inputs, .* use bitsandbytes-int8"):
@@ -96,8 +96,8 @@ def installed(*names: str) -> list[Any]:
 def test_each_side_generates_as_many_tokens_and_says_how_it_stores_them(name: str) -> None:
     case = comparison_case(model="tiny-gpt2", dtype="bfloat16", batch=2, prompt=20, new=12, threads=1)
     eight, four = compare_with_each(tuple(PEERS[name].sides), "hf-eager", case, Schedule(rounds=2, stages=False))
-    for found in (eight, four):
-        assert [len(run.decode_ms) for run in found.baseline.runs] == [11, 11]
+    for record in (eight, four):
+        assert [len(run.decode_ms) for run in record.baseline.runs] == [11, 11]
     assert eight.baseline.weights == "int8"
     assert four.baseline.weights in {"int4", "nf4"}
     assert eight.baseline.work is not None
@@ -108,7 +108,7 @@ def test_each_side_generates_as_many_tokens_and_says_how_it_stores_them(name: st
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", installed("torchao"))
 def test_a_head_whose_shape_torchao_cannot_pack_stays_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vocabulary of 500 is no multiple of 16."""
+    """The vocabulary of 500 is not a multiple of 16."""
     monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
     source = resolve("tiny-gpt2")
     model = source.hf_model(torch.float32)

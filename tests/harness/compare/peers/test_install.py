@@ -1,4 +1,4 @@
-"""A peer is installed whole or not at all. The real pip does it, with a package that is made here."""
+"""A peer is installed completely or not at all. The real pip installs a package that the tests make."""
 
 import json
 import re
@@ -28,7 +28,7 @@ from labkit.system.progress import unheard
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Peers are installed below here, without a network and on a machine without a GPU."""
+    """Folder of installed peers; there is no network and no GPU."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -49,9 +49,9 @@ def test_an_installed_peer_is_found_and_can_be_imported(peer: PretendedPeer, roo
     assert reason is not None
     assert f"labkit peers install {NAME}" in reason
     steps: list[str] = []
-    found = install(peer, progress=lambda done, total, label: steps.append(label))
-    assert found == installed(NAME)
-    assert (found.path, found.version, found.python) == (root / NAME, "1.2.3", python_version())
+    installation = install(peer, progress=lambda done, total, label: steps.append(label))
+    assert installation == installed(NAME)
+    assert (installation.path, installation.version, installation.python) == (root / NAME, "1.2.3", python_version())
     assert peer.unavailable() is None
     assert steps == [f"downloading {peer.wheel}", "importing pretended_package"]
     assert names(root) == {NAME, f"{NAME}.log"}
@@ -59,7 +59,7 @@ def test_an_installed_peer_is_found_and_can_be_imported(peer: PretendedPeer, roo
     try:
         assert peer.import_package().__version__ == "1.2.3"
     finally:
-        sys.path.remove(str(found.packages))
+        sys.path.remove(str(installation.packages))
         del sys.modules["pretended_package"]
 
 
@@ -72,7 +72,7 @@ def test_installing_again_does_nothing_unless_it_is_asked_for(peer: PretendedPee
     assert peer.installations == 2
 
 
-def test_one_of_another_python_is_of_no_use_and_replaced(peer: PretendedPeer) -> None:
+def test_a_peer_for_another_python_is_unusable_and_replaced(peer: PretendedPeer) -> None:
     record = install(peer).path / RECORD
     record.write_text(json.dumps(json.loads(record.read_text()) | {"python": "2.7"}))
     reason = peer.unavailable()
@@ -87,10 +87,10 @@ def test_one_of_another_python_is_of_no_use_and_replaced(peer: PretendedPeer) ->
     "text", swept({"empty": "", "damaged": "{", "list": "[]", "short": '{"version": "1"}'}, ["damaged"])
 )
 def test_a_folder_with_no_record_of_what_it_holds_is_not_installed(peer: PretendedPeer, text: str) -> None:
-    found = install(peer)
-    (found.path / RECORD).write_text(text)
+    installation = install(peer)
+    (installation.path / RECORD).write_text(text)
     assert installed(NAME) is None
-    assert install(peer) == found
+    assert install(peer) == installation
 
 
 @pytest.mark.parametrize("error", swept({"interrupt": KeyboardInterrupt(), "failure": RuntimeError("out of luck")}, []))
@@ -120,14 +120,14 @@ def test_a_package_that_cannot_be_imported_is_not_installed(peer: PretendedPeer,
     assert names(root) == {f"{NAME}.log"}
 
 
-def test_what_no_index_has_is_one_line_with_the_log(peer: PretendedPeer, root: Path) -> None:
+def test_a_package_that_no_index_has_is_one_line_with_the_log(peer: PretendedPeer, root: Path) -> None:
     peer.wheel = Path("no-such-package==1.0")
-    with pytest.raises(RunError) as failed:
+    with pytest.raises(RunError) as error_info:
         install(peer)
-    assert "no package index has it" in str(failed.value)
-    assert "\n" not in str(failed.value)
+    assert "no package index has it" in str(error_info.value)
+    assert "\n" not in str(error_info.value)
     log = root / f"{NAME}.log"
-    assert str(log) in str(failed.value)
+    assert str(log) in str(error_info.value)
     assert "no-such-package" in log.read_text()
 
 
@@ -189,12 +189,12 @@ def test_an_environment_without_pip_is_told_how_to_get_it(tmp_path: Path, monkey
 
 def test_looking_for_pip_is_no_import_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When pip is imported, setuptools' finder stops replacing distutils, and setuptools itself no longer imports."""
-    asked: list[str] = []
-    finder = SimpleNamespace(find_spec=lambda name, path=None, target=None: asked.append(name))
+    searched: list[str] = []
+    finder = SimpleNamespace(find_spec=lambda name, path=None, target=None: searched.append(name))
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     with (tmp_path / "log").open("w") as log:
         Pip(log, tmp_path, "mark", unheard)
-    assert "pip" not in asked
+    assert "pip" not in searched
 
 
 def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:
@@ -210,7 +210,7 @@ def test_a_dtype_that_a_side_does_not_compute_in_is_refused(peer: PretendedPeer)
 
 
 def test_each_side_belongs_to_one_peer() -> None:
-    assert len(PEER_OF_SIDE) == sum(len(each.sides) for each in PEERS.values())
+    assert len(PEER_OF_SIDE) == sum(len(known_peer.sides) for known_peer in PEERS.values())
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -1,4 +1,4 @@
-"""llama.cpp as a side: found where the user says, refused with a reason, and as greedy as the others where it is."""
+"""llama.cpp as a side: found where the user names it, refused with a reason, and its greedy tokens are vanilla's."""
 
 import copy
 import stat
@@ -40,7 +40,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No peer is installed, and the user names none."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     for name in (PYTHON, SOURCES):
@@ -49,7 +49,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def interpreter(tmp_path: Path) -> Path:
-    """Answers like an interpreter that finds the package `llama_cpp`."""
+    """A script that answers like an interpreter that has the package `llama_cpp`."""
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho /somewhere/llama_cpp/__init__.py\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
@@ -64,7 +64,7 @@ def sources(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("not_installed")
 def test_it_is_found_through_the_interpreter_and_the_sources_that_the_user_names(
     interpreter: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +74,7 @@ def test_it_is_found_through_the_interpreter_and_the_sources_that_the_user_names
     assert LlamaCpp().packages() == Path("/somewhere")
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("not_installed")
 def test_what_is_neither_installed_nor_named_says_how_to_install_it() -> None:
     reason = LlamaCpp().unavailable()
     assert reason is not None
@@ -89,16 +89,16 @@ def test_an_interpreter_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert PYTHON in reason
 
 
-@pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("where", [None, "/no/such/folder"])
-def test_a_missing_converter_is_named(interpreter: Path, where: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("not_installed")
+@pytest.mark.parametrize("folder", [None, "/no/such/folder"])
+def test_a_missing_converter_is_named(interpreter: Path, folder: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PYTHON, str(interpreter))
-    if where:
-        monkeypatch.setenv(SOURCES, where)
+    if folder:
+        monkeypatch.setenv(SOURCES, folder)
     reason = LlamaCpp().unavailable()
     assert reason is not None
     assert CONVERTER in reason
-    assert (where or "is not set") in reason
+    assert (folder or "is not set") in reason
 
 
 @sweep
@@ -149,16 +149,22 @@ def test_a_quantiser_that_fails_is_named(tmp_path: Path) -> None:
 
 
 def reader(file_type: int | None, **tensors: tuple[str, int, int]) -> Any:
-    """The package `gguf` with one file: the type, bytes and numbers of each tensor."""
-    of = SimpleNamespace
-    fields = {} if file_type is None else {"general.file_type": of(contents=lambda: file_type)}
-    found = [
-        of(name=name.replace("__", "."), tensor_type=of(name=kind), n_bytes=size, n_elements=numbers, shape=(1, 1))
+    """Replacement of the package `gguf`, with one file: the type, bytes and numbers of each tensor."""
+    namespace = SimpleNamespace
+    fields = {} if file_type is None else {"general.file_type": namespace(contents=lambda: file_type)}
+    entries = [
+        namespace(
+            name=name.replace("__", "."),
+            tensor_type=namespace(name=kind),
+            n_bytes=size,
+            n_elements=numbers,
+            shape=(1, 1),
+        )
         for name, (kind, size, numbers) in tensors.items()
     ]
-    return of(
-        GGUFReader=lambda file: of(fields=fields, tensors=found),
-        LlamaFileType=lambda number: of(name={2: "MOSTLY_Q4_0", 0: "ALL_F32"}[number]),
+    return namespace(
+        GGUFReader=lambda file: namespace(fields=fields, tensors=entries),
+        LlamaFileType=lambda number: namespace(name={2: "MOSTLY_Q4_0", 0: "ALL_F32"}[number]),
     )
 
 
@@ -180,10 +186,11 @@ def test_sides_of_four_bits_say_what_they_hold_whatever_the_dtype() -> None:
     case = comparison_case(model="tiny-gpt2", dtype="bfloat16", batch=1, prompt=20, new=12, threads=1)
     sides = (LLAMA_CPP, LLAMA_CPP_Q4_0, LLAMA_CPP_Q4_1)
     plain, q4_0, q4_1 = (
-        found.baseline for found in compare_with_each(sides, "fused", case, Schedule(rounds=2, stages=False))
+        record.baseline for record in compare_with_each(sides, "fused", case, Schedule(rounds=2, stages=False))
     )
     assert [side.weights for side in (plain, q4_0, q4_1)] == ["bfloat16", "Q4_0", "Q4_1"]
-    assert "LM head Q8_0" in q4_0.impl  # 64 columns are no whole block of Q6_K, llama.cpp's choice for larger models
+    # Q6_K, llama.cpp's choice for larger models, needs blocks of more than the 64 columns
+    assert "LM head Q8_0" in q4_0.impl
     works = [side.work.decode_bytes for side in (q4_0, q4_1, plain) if side.work]
     assert works == sorted(set(works))
     assert len(works) == 3
@@ -196,21 +203,21 @@ def test_a_given_file_is_run_as_it_is(tmp_path: Path) -> None:
     prompt = torch.arange(40, 60)[None].numpy()
     with converted(LLAMA_CPP_Q4_1, "tiny-gpt2", dtype="float32", seed=0) as folder:
         file = folder / "model.gguf"
-        given: Any = SimpleNamespace(gguf=file, hf_config=source.hf_config, tokenizer=source.tokenizer, name="it")
-        peer.convert(LLAMA_CPP_GGUF, given, "float32", tmp_path)
+        file_source: Any = SimpleNamespace(gguf=file, hf_config=source.hf_config, tokenizer=source.tokenizer, name="it")
+        peer.convert(LLAMA_CPP_GGUF, file_source, "float32", tmp_path)
         assert [path.resolve() for path in tmp_path.glob("*.gguf")] == [file.resolve()]
         loaded = [
-            peer.load(side, where, given, torch.float32, Room(1, 1, 1, 32))
-            for side, where in ((LLAMA_CPP_Q4_1, folder), (LLAMA_CPP_GGUF, tmp_path))
+            peer.load(side, directory, file_source, torch.float32, Room(1, 1, 1, 32))
+            for side, directory in ((LLAMA_CPP_Q4_1, folder), (LLAMA_CPP_GGUF, tmp_path))
         ]
         logits = [side.model.logits(prompt).copy() for side in loaded]
         assert (logits[0] == logits[1]).all()
         assert loaded[0].weights == loaded[1].weights
         assert loaded[1].impl.endswith("Q4_1, LM head Q8_0")
-        given.hf_config = copy.deepcopy(source.hf_config)
-        given.hf_config.vocab_size = 500
+        file_source.hf_config = copy.deepcopy(source.hf_config)
+        file_source.hf_config.vocab_size = 500
         with pytest.raises(UserError, match=r"got 512 tokens in .*, expected 500, the vocabulary of it"):
-            peer.load(LLAMA_CPP_GGUF, tmp_path, given, torch.float32, Room(1, 1, 1, 32))
+            peer.load(LLAMA_CPP_GGUF, tmp_path, file_source, torch.float32, Room(1, 1, 1, 32))
 
 
 @sweep
@@ -218,10 +225,10 @@ def test_a_given_file_is_run_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-bloom", "tiny-llama"])
 def test_its_float32_tokens_are_those_of_the_other_sides(model: str) -> None:
     case = comparison_case(model=model, dtype="float32", batch=1, prompt=20, new=12, threads=1)
-    found = compare_with_each(("hf-eager", LLAMA_CPP), "fused", case, Schedule(rounds=2, stages=False))
-    assert [comparison.baseline.name for comparison in found] == ["hf-eager", LLAMA_CPP]
-    assert found[0].candidate == found[1].candidate
-    assert all(comparison.tokens_equal for comparison in found)
+    comparisons = compare_with_each(("hf-eager", LLAMA_CPP), "fused", case, Schedule(rounds=2, stages=False))
+    assert [comparison.baseline.name for comparison in comparisons] == ["hf-eager", LLAMA_CPP]
+    assert comparisons[0].candidate == comparisons[1].candidate
+    assert all(comparison.tokens_equal for comparison in comparisons)
 
 
 @sweep

@@ -1,6 +1,4 @@
-"""The sides of each installed peer that reads a file: greedy tokens are those of vanilla, and what cannot be is refused
-in one line.
-"""
+"""Sides of each installed peer that reads a file: greedy tokens equal vanilla's, bad requests fail in one line."""
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ MISSING = {name: peer.unavailable() for name, peer in PEERS.items()}
 INSTALLED = [
     pytest.param(name, marks=pytest.mark.skipif(reason is not None, reason=reason or ""))
     for name, reason in MISSING.items()
-    if name != LLAMA_CPP and PEERS[name].converts  # the others have files of their own
+    if name != LLAMA_CPP and PEERS[name].converts  # the other peers have test files of their own
 ]
 
 
@@ -25,14 +23,14 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-@pytest.mark.sweep  # the runtimes are what `labkit peers` installs, and half a minute each
+@pytest.mark.sweep  # needs the runtimes that `labkit peers` installs; each takes half a minute
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt2", "tiny-gptj", "tiny-bloom"])
 @pytest.mark.parametrize("name", INSTALLED)
 def test_float32_tokens_are_those_of_vanilla_and_int8_gives_as_many(name: str, model: str) -> None:
     case = comparison_case(model=model, dtype="float32", batch=2, prompt=20, new=12, threads=1)
-    plain, *others = compare_with_each(tuple(PEERS[name].sides), "hf-eager", case, Schedule(rounds=2, stages=False))
+    plain, *quantised = compare_with_each(tuple(PEERS[name].sides), "hf-eager", case, Schedule(rounds=2, stages=False))
     assert plain.tokens_equal
-    for int8 in others:  # DeepSpeed has none
+    for int8 in quantised:  # DeepSpeed has no int8 side
         assert int8.tokens_equal or int8.first_difference is not None
         assert [len(run.decode_ms) for run in int8.baseline.runs] == [11, 11]
         assert int8.baseline.work is not None
