@@ -50,7 +50,9 @@ def test_a_file_that_is_altered_under_a_running_engine_is_noticed(tmp_path: Path
     stream, file = stream_of(engine).stream, packed(tmp_path)
     block = stream.blocks[1]
     change(file, block.offset + 100)
-    with pytest.raises(RuntimeError, match=rf"layer 1 of .*{file.name} was altered: its digest is not the one"):
+    with pytest.raises(
+        RuntimeError, match=rf"layer 1 of .*{file.name} was altered: its digest is not the digest of the save"
+    ):
         greedy(engine, ids, 8)
     change(file, block.offset + 100)
     assert torch.equal(greedy(engine, ids, 8), expected)
