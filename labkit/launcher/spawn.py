@@ -16,7 +16,7 @@ from typing import Any
 from labkit.launcher.command import FOLDERS, World, environment
 from labkit.launcher.failure import RankFailure, to_blame
 from labkit.launcher.rank_process import CALL, RankError, RankProcess
-from labkit.launcher.start import START_S, not_met
+from labkit.launcher.start import not_met, start_timeout
 from labkit.launcher.stopped import LOOK_S, StoppedRanks, stands_still
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
@@ -37,7 +37,7 @@ def launch(
     pp_size: int | None = None,
     threads: int | None = None,
     timeout_s: float | None = None,
-    start_timeout_s: float = START_S,
+    start_timeout_s: float | None = None,
     pin: bool = True,
     echo: Callable[[str], None] | None = None,
     **kwargs: Any,
@@ -52,7 +52,7 @@ def launch(
     - tp_size, pp_size: sizes of tensor and pipeline parallelism.
     - threads: of each rank; by default OMP_NUM_THREADS, else the rank's share of the processors.
     - timeout_s: limit for the whole call.
-    - start_timeout_s: limit until the ranks have met.
+    - start_timeout_s: limit until the ranks have met; by default LABKIT_START_TIMEOUT, else 60 s.
     - pin: keeps each rank on its share of the processors.
     - echo: is called with each line that a rank prints, after "[rank 0] "; by default lines go to sys.stdout.
 
@@ -66,6 +66,7 @@ def launch(
             raise UserError(f"got {name} = {value}, expected more than 0")
     name = getattr(function, "__name__", str(function))
     call = pickle_call(functools.partial(function, *args, **kwargs), name)
+    start_timeout_s = start_timeout() if start_timeout_s is None else start_timeout_s
     size = 2 if tp_size is pp_size is None else (tp_size or 1) * (pp_size or 1)
     variables = environment(World(size), threads, pin, start_timeout_s=start_timeout_s)
     ranks: list[RankProcess] = []

@@ -195,3 +195,9 @@ def test_what_cannot_be_sent_is_refused_either_way() -> None:
 def test_sizes_that_cannot_be_are_refused(sizes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected (more than 0|at least 1)"):
         labkit.launch(print, **sizes)
+
+
+def test_the_environment_sets_the_limit_until_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_START_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="got LABKIT_START_TIMEOUT=soon, expected a number of seconds above 0"):
+        labkit.launch(print)
