@@ -66,16 +66,16 @@ def launch(
             raise UserError(f"got {name} = {value}, expected more than 0")
     name = getattr(function, "__name__", str(function))
     call = pickle_call(functools.partial(function, *args, **kwargs), name)
-    start_timeout_s = start_timeout() if start_timeout_s is None else start_timeout_s
     size = 2 if tp_size is pp_size is None else (tp_size or 1) * (pp_size or 1)
     variables = environment(World(size), threads, pin, start_timeout_s=start_timeout_s)
+    limit_to_meet_s = start_timeout(variables)
     ranks: list[RankProcess] = []
     with owned_folder(FOLDERS) as folder:
         (folder / CALL).write_bytes(pickle.dumps(sys.path) + call)
         try:
             for rank in range(size):
                 ranks.append(RankProcess(rank, size, folder, variables, echo or _print))
-            _wait(ranks, timeout_s, start_timeout_s)
+            _wait(ranks, timeout_s, limit_to_meet_s)
             return [pickle.loads(rank.result.read_bytes()) for rank in ranks]
         finally:
             for process in ranks:

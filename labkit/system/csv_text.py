@@ -15,9 +15,7 @@ def csv_text(frame: pd.DataFrame) -> str:
     safe = frame.copy()
     for name in safe.columns:
         if safe[name].dtype.kind not in "biufM":
-            safe[name] = [
-                f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell for cell in safe[name]
-            ]
+            safe[name] = [_quoted(cell) for cell in safe[name]]
     return safe.to_csv(index=False, lineterminator="\n")
 
 

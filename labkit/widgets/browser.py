@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from labkit.system.errors import RunError
 from labkit.system.lifetime import kill_session
@@ -180,10 +179,9 @@ def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
     while time.monotonic() < until and server.poll() is None:
         for file in runtime.glob(f"jpserver-{server.pid}.json"):
             with contextlib.suppress(json.JSONDecodeError, ConnectionRefusedError):  # the file may be incomplete
-                address = str(json.loads(file.read_text())["url"]).rstrip("/")
-                parts = urlsplit(address)
-                socket.create_connection((parts.hostname, parts.port)).close()
-                return address
+                info = json.loads(file.read_text())
+                socket.create_connection((info["hostname"], info["port"])).close()
+                return str(info["url"]).rstrip("/")
         time.sleep(0.05)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
     raise RunError(f"got no JupyterLab within {START_S} s; its last lines:\n{last}")

@@ -174,7 +174,13 @@ def test_a_template_that_fails_is_one_line_and_the_conversation_stays(
 @pytest.mark.parametrize(
     ("line", "unbuffered"),
     paired(
-        {"models": ("models",), "list": ("notebooks", "list"), "help": ("--help",), "none": ("compare",)},
+        {
+            "models": ("models",),
+            "list": ("notebooks", "list"),
+            "help": ("--help",),
+            "version": ("--version",),
+            "none": ("compare",),
+        },
         {"buffered": "", "unbuffered": "1"},
     ),
 )

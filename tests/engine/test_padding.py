@@ -10,6 +10,7 @@ from torch import Tensor
 LENGTHS = (5, 11, 1, 8)
 TOTAL = 11
 SAME = 1e-5
+FEW_WHOLE = [name for name in FEW if name in WHOLE]
 each_impl = pytest.mark.parametrize("impl", IMPLS)
 
 
@@ -68,7 +69,7 @@ def test_logits_of_padded_sequences_equal_single_runs(name: str, side: str, impl
 
 
 @each_impl
-@pytest.mark.parametrize("name", [name for name in FEW if name in WHOLE])
+@pytest.mark.parametrize("name", FEW_WHOLE)
 def test_logits_between_holes_equal_single_runs(name: str, impl: str) -> None:
     """Not for windowed models: their windows count all slots, including holes."""
     engine = fused(name, impl)
@@ -106,7 +107,7 @@ def test_padding_is_recognised_without_a_mask(name: str) -> None:
 
 
 @each_impl
-@pytest.mark.parametrize("name", swept(WHOLE, [name for name in FEW if name in WHOLE]))
+@pytest.mark.parametrize("name", swept(WHOLE, FEW_WHOLE))
 def test_steps_after_right_padding_equal_single_runs(name: str, impl: str) -> None:
     engine = fused(name, impl)
     texts, ids, mask = padded("right")

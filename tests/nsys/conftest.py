@@ -8,5 +8,5 @@ from labkit.nsys.tool import Nsys
 
 @pytest.fixture
 def real() -> Nsys:
-    """The installed nsys; the test is skipped if there is none."""
+    """The installed nsys. Without nsys the test is skipped."""
     return nsys_here()

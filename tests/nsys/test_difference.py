@@ -1,4 +1,4 @@
-"""The parts of a difference add up to the measured difference, whatever the traces, and each is what it claims."""
+"""The parts of a difference add up to the measured difference of any two traces, and each is what its name says."""
 
 from collections.abc import Callable
 from dataclasses import replace

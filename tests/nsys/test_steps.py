@@ -33,7 +33,7 @@ def test_without_an_embedding_a_step_begins_where_the_first_stage_comes_again() 
 
 
 def test_steps_on_a_gpu_tile_the_run() -> None:
-    """A step lasts from its first operation to the first operation of the next step, whatever the CPU does."""
+    """A step lasts from its first operation to the first operation of the next step. The CPU does not count."""
     trace = decode(layers(VANILLA, 3), steps=6, noise=0.2)
     table = steps(trace)
     assert table["start_ns"].iloc[1:].tolist() == table["end_ns"].iloc[:-1].tolist()

@@ -1,4 +1,4 @@
-"""Rounds are added until there is a verdict: at most 2 % of the verdicts are false, whatever the number of looks."""
+"""Rounds are added until there is a verdict: at most 2 % of the verdicts are false, however often it looks."""
 
 from dataclasses import dataclass
 
