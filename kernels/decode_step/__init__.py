@@ -155,9 +155,11 @@ class StreamedLayers:
 class DecodeStep:
     """Runs steps of one model. Holds the library, the workspace and the times, and no model state.
 
-    exchange: with the ranks that have the other parts of the model and run the same steps; its slots have room for the
-        rows of a chunk.
+    exchange: with the ranks that have the other parts of the model and run the same steps. Its slots have room for the
+    rows of a chunk.
+
     kv_streamed: whether every step has a pass over offloaded keys and values.
+
     times: nanoseconds of the latest step in the embedding, each stage of each layer, and the head.
 
     One instance must not run two steps at a time.
@@ -220,7 +222,7 @@ class DecodeStep:
         if self.exchange is not None:
             self.exchange.check()
         if self.streamed is not None or kv_pass is not None:
-            require_whole([part.stream for part in (self.streamed, kv_pass) if part is not None], not failed)
+            require_whole([part.stream for part in (self.streamed, kv_pass) if part is not None], bool(failed))
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
         most_in_all, most, most_threads = self._sized_for

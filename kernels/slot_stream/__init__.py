@@ -193,12 +193,17 @@ def awaited(stream: Fetching, turn: int, layer: int, waiting: AbstractContextMan
     stream.note("compute", layer, begin, perf_counter_ns())
 
 
-def require_whole(streams: Iterable[Fetching], all_ranks: bool) -> None:
-    """Raises RunError if a stream has failed in this pass. all_ranks: whether the pass succeeded on all ranks."""
+def require_whole(streams: Iterable[Fetching], failed: bool) -> None:
+    """Raises RunError if a pass has failed. failed: whether a stream of any rank had failed at the end of the pass.
+
+    A stream may fail later, while it reads ahead for the next pass. This pass is whole then, on all ranks alike, and
+    the next pass reads the block again.
+    """
+    if not failed:
+        return
     for stream in streams:
         stream.check()
-    if not all_ranks:
-        raise RunError("another rank could not read its layers; its message says why: try again once it can")
+    raise RunError("another rank could not read its layers; its message says why: try again once it can")
 
 
 def _closed(library: ctypes.CDLL, address: int, descriptor: int, memory: Tensor) -> None:

@@ -65,6 +65,7 @@ def init_inference(
     """Returns an engine that runs `model` on fused kernels.
 
     model: one of
+
     - a Hugging Face causal language model of a supported architecture. It stays usable. Its weights are copied, unless
       `consume_model=True`; weights that are on the GPU already, in the right type, are shared.
     - a `weights.source.ModelSource`, whose weights are packed while they are read, so that they are in memory once.

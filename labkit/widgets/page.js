@@ -1,6 +1,7 @@
 // The page of a live notebook: it saves the content of its widgets with the notebook, so that the notebook shows it
 // even when it is opened again without the kernel.
 const STATE = "application/vnd.jupyter.widget-state+json";
+const SAVE = Symbol.for("labkit.save"); // a notebook's function that saves it, shared by its widgets
 
 // The widget models that cells show, and the models that these refer to, by their ids.
 function shown(state, cells) {
@@ -16,6 +17,29 @@ function shown(state, cells) {
   return kept;
 }
 
+// A function that saves a notebook, after a save that is in progress: JupyterLab takes the file of a save that ends
+// during another save for a stranger's change, and asks the user about it.
+function saveInTurn(context) {
+  let own = false;
+  let other = false;
+  let requested = false;
+  const save = () => {
+    requested = own || other;
+    if (requested) return;
+    own = true;
+    const ended = () => {
+      own = false;
+      if (requested) save();
+    };
+    context.save().then(ended, ended); // JupyterLab itself says an error
+  };
+  context.saveState.connect((_, state) => {
+    other = !own && state === "started";
+    if (!own && !other && requested) save();
+  });
+  return save;
+}
+
 function initialize({ model }) {
   const manager = model.widget_manager;
   const context = manager?.context; // only in JupyterLab; other pages save widgets in their own way
@@ -26,7 +50,7 @@ function initialize({ model }) {
     const state = shown(all.state, context.model.toJSON().cells);
     context.model.setMetadata("widgets", { [STATE]: { ...all, state } });
   };
-  const save = () => context.save();
+  const save = (context[SAVE] ??= saveInTurn(context));
   // Results that were measured while no page was open are saved by the first page that sees them.
   const saveUnsaved = () => {
     const saved = Object.values(context.model.getMetadata("widgets")?.[STATE]?.state ?? {});

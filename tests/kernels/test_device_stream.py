@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from labkit.kernels import build
 from labkit.kernels.layer_stream import PAGE, Block, LayerStream, StreamSpan, digest_of
 from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
+from labkit.kernels.slot_stream import require_whole
 from labkit.kernels.slot_stream.queues import CpuQueues, GpuQueues
 from labkit.system.errors import RunError, UserError
 
@@ -218,6 +220,33 @@ def test_a_file_is_read_on_into_the_slots_and_what_is_wrong_with_it_is_told(tmp_
     written_blocks(tmp_path / "layers")
     assert layers_of_a_pass() == [*range(LAYERS)]
     stream.check()
+
+
+def test_a_pass_stays_whole_when_reading_ahead_fails_after_it(tmp_path: Path) -> None:
+    """All ranks go on with a step that was whole at its end. The next step reads the block again."""
+    library, blocks = written_blocks(tmp_path / "layers")
+    stream = LayerStream(library, tmp_path / "layers", blocks, 2)
+    first = stream.begin_pass()
+    for turn in range(first, first + LAYERS):
+        stream.wait(turn)
+        if turn == first + LAYERS - 1:  # no slot is free for the next pass yet
+            failed = stream.failed
+            (tmp_path / "layers").write_bytes(b"")
+        else:
+            stream.release(turn - 1)
+    stream.release(turn)
+    while not stream.failed:
+        sleep(0.001)
+    require_whole([stream], failed)
+    written_blocks(tmp_path / "layers")
+    turn = stream.begin_pass()
+    stream.wait(turn)
+    assert stream.memory(turn).unique().tolist() == [0]
+    (tmp_path / "layers").write_bytes(b"")
+    stream.release(turn)
+    stream.wait(turn + 2)  # returns when it fails
+    with pytest.raises(RunError, match="the file was cut short"):
+        require_whole([stream], stream.failed)
 
 
 def test_memory_is_let_go_of_when_no_copy_reads_it_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

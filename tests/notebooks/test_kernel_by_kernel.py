@@ -41,4 +41,4 @@ def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     assert page.outside == []
     assert len(page.figures) == FIGURES
     assert len(html) < MOST_BYTES
-    assert "computes what the unfused ops do" in html
+    assert "gives the result of the unfused ops" in html

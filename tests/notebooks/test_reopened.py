@@ -92,5 +92,5 @@ def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> 
         lab.run_all()
         press(lab, "Show last")
         wait_for(lab.page, "float16")
-        assert "Run measures again" in lab.page.inner_text("body")
+        lab.page.wait_for_function("() => document.body.innerText.includes('Run measures again')", timeout=120_000)
         assert no_errors(lab)
