@@ -107,13 +107,14 @@ class StoredHeads:
         self.change(lambda tensor: in_one([tensor, *next(theirs)]))
 
     def grow(self, capacity: int) -> None:
-        def grown(tensor: Tensor) -> Tensor:
-            batch, heads, old, *row = tensor.shape
-            larger = tensor.new_zeros(batch, heads, capacity, *row)
-            larger[:, :, :old] = tensor
-            return larger
-
-        self.change(grown)
+        """Makes room for at least `capacity` tokens. If that fails, `capacity` stays the same."""
+        capacity = max(capacity, *(tensor.shape[2] for tensor in self.tensors))  # some may have grown before a failure
+        for tensors in reversed(self._lists):
+            for index in reversed(range(len(tensors))):  # the tensor that `capacity` refers to comes last
+                batch, heads, old, *row = tensors[index].shape
+                larger = tensors[index].new_zeros(batch, heads, capacity, *row)
+                larger[:, :, :old] = tensors[index]
+                tensors[index] = larger
 
     def take(self, other: StoredHeads, slots: int) -> None:
         """Copies the first `slots` slots of each sequence from `other`, which has the same sequences."""

@@ -33,4 +33,14 @@ class KeptOnError:
         cache, length = self._cache, self._length
         cache.crop(length - cache.length)
         if self._first is not None or not length:
-            cache.restore_padding(self._first, self._mask, self._holes)
+            self._restore_padding(cache)
+
+    def _restore_padding(self, cache: KVCache) -> None:
+        if cache.first is not None:
+            cache.first.zero_() if self._first is None else cache.first.copy_(self._first)
+        if self._mask is None:
+            cache.mask = None
+        else:
+            cache.mask = cache.all_visible() if cache.mask is None else cache.mask
+            cache.mask[:, : cache.length] = self._mask
+        cache.holes = self._holes

@@ -17,7 +17,7 @@ from labkit.engine.memory.heads_on_disk import HeadsOnDisk
 from labkit.engine.memory.heads_on_host import HeadsOnHost
 from labkit.engine.memory.place import CachePlace, HeadStore
 from labkit.engine.memory.slots import BLOCK, Lent, SlotPool, Slots
-from labkit.engine.memory.tables import counted, widened
+from labkit.engine.memory.tables import count_on, counted, widened
 from labkit.kernels.abi import CCache
 from labkit.kernels.cache_stream import CachePass, PassedCaches
 from labkit.kernels.types import LayerCache, Rows
@@ -110,10 +110,12 @@ class KVCache(CacheFacade):
         return self.heads.begin_pass(written)
 
     def reserve(self, batch: int, slots: int) -> None:
-        """Makes room for `slots` tokens in each of `batch` sequences, layer by layer. The first call fixes `batch`."""
+        """Makes room for `slots` tokens in each of `batch` sequences, layer by layer. The first call fixes `batch`. The
+        next call completes one that was interrupted.
+        """
         if self.heads is not None and batch != self.batch_size:
             raise UserError(f"the cache holds {self.batch_size} sequences, got {batch}; use one cache per batch")
-        if slots <= self.capacity and not self._lacks_slots:
+        if slots <= self.capacity and self._tables_fit and not self._lacks_slots:
             return
         old = capacity = self.capacity
         if slots > old:
@@ -121,16 +123,24 @@ class KVCache(CacheFacade):
         if self.pool is not None:
             self._borrow(batch, capacity)
             return
+        self._c = None  # before any memory that it refers to is freed
         if self.heads is None:
             self.heads = self._new_heads(batch, capacity)
-            self.positions = torch.zeros(batch, self.capacity, dtype=torch.int32)
-            self.first = torch.zeros(batch, dtype=torch.int32)
-        else:
+        elif capacity > self.capacity:
             self.heads.grow(capacity)
-            self.positions = widened(self.positions, self.capacity)
-            self.mask = None if self.mask is None else widened(self.mask, self.capacity, fill=1)
-        self._count_on(self.length)
-        self._c = None
+        if self.mask is not None:
+            self.mask = widened(self.mask, self.capacity, fill=1)
+        positions = torch.zeros(batch, 0, dtype=torch.int32) if self.positions is None else self.positions
+        self.positions = count_on(widened(positions, self.capacity), self.length)
+        if self.first is None:
+            self.first = torch.zeros(batch, dtype=torch.int32)
+
+    @property
+    def _tables_fit(self) -> bool:
+        """Whether the tables on the CPU have an entry for every slot. `reserve` sets positions and `first` last."""
+        return self.pool is not None or (
+            self.first is not None and self.positions is not None and self.positions.shape[1] == self.capacity
+        )
 
     @property
     def _lacks_slots(self) -> bool:
@@ -148,19 +158,19 @@ class KVCache(CacheFacade):
         before, old = self._borrowed, self.length
         new, give_back = self.pool.take(self, batch, slots)
         try:
-            self.heads = self.pool.settle(new, self.heads, batch, slots, old)
+            heads = self.pool.settle(new, self.heads, batch, slots, old)
+            positions, first, visible = new.positions[:batch], new.first[:batch], new.visible[:batch]
+            if self.positions is not None and self.first is not None:
+                positions[:, :old] = self.positions[:, :old]
+                first.copy_(self.first)
+            if self.mask is not None:
+                visible.fill_(1)[:, :old] = self.mask[:, :old]
         except BaseException:
             give_back()
             raise
         self._borrowed = new, give_back
-        positions, first = self.positions, self.first
-        self.positions, self.first = new.positions[:batch], new.first[:batch]
-        if positions is not None and first is not None:
-            self.positions[:, :old] = positions[:, :old]
-            self.first.copy_(first)
-        if self.mask is not None:
-            mask, self.mask = self.mask, self._all_visible()
-            self.mask[:, :old] = mask[:, :old]
+        self.heads, self.positions, self.first = heads, positions, first
+        self.mask = None if self.mask is None else visible
         self._count_on(old)
         if before is not None:
             before[1]()
@@ -187,35 +197,35 @@ class KVCache(CacheFacade):
         architecture (`Policy.positions_from_mask`).
         """
         past, total = self.length, self.length + tokens
-        self.reserve(batch, total)
-        assert self.positions is not None
-        assert self.first is not None
-        if self._borrowed is not None:
-            self._borrowed[0].past.fill_(past)
-            self._borrowed[0].at = -1
+        self._make_room(batch, tokens)
         if attention_mask is not None:
             self._set_mask(attention_mask)
+        positions: Tensor | None = None
         if position_ids is not None and self.config.position != "alibi":  # transformers derives ALiBi from the mask
-            self.positions[:, past:total] = position_ids
-            self._count_on(total)
+            positions = position_ids
         elif not self.config.positions_from_mask:
-            self.positions[:, past:total] = torch.arange(past, total, dtype=torch.int32, device=self.device)
-            self._count_on(total)
+            positions = torch.arange(past, total, dtype=torch.int32, device=self.device)
         elif attention_mask is not None:
-            self.positions[:, past:total] = counted(attention_mask)[:, past:]
-            self._count_on(total)
-        else:
+            positions = counted(attention_mask)[:, past:]
+        if positions is None:
             self.reach += tokens
+        else:
+            assert self.positions is not None
+            self.positions[:, past:total] = positions
+            self._count_on(total)
         return self._rows(batch, tokens)
 
     def place_next(self, batch: int) -> Rows:
         """Makes room for one visible token per sequence, at the position after the last token's."""
-        self.reserve(batch, self.length + 1)
+        self._make_room(batch, 1)
+        self.reach += 1
+        return self._rows(batch, 1)
+
+    def _make_room(self, batch: int, tokens: int) -> None:
+        self.reserve(batch, self.length + tokens)
         if self._borrowed is not None:
             self._borrowed[0].past.fill_(self.length)
             self._borrowed[0].at = -1
-        self.reach += 1
-        return self._rows(batch, 1)
 
     def _rows(self, batch: int, tokens: int) -> Rows:
         """Returns the row description of the next `tokens` tokens per sequence, which have been placed."""
@@ -231,11 +241,9 @@ class KVCache(CacheFacade):
         )
 
     def _count_on(self, length: int) -> None:
-        """Sets the positions from slot `length` on: they count on from the slot before, as transformers' `generate`."""
+        """Sets the positions from slot `length` on."""
         assert self.positions is not None
-        kind: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
-        last = self.positions[:, length - 1 : length] if length else torch.tensor([[-1]], **kind)
-        self.positions[:, length:] = last + torch.arange(1, self.positions.shape[1] - length + 1, **kind)
+        count_on(self.positions, length)
         self.reach = 1 + int(self.positions[:, :length].max()) if length else 0
 
     def _set_mask(self, attention_mask: Tensor) -> None:
@@ -247,27 +255,16 @@ class KVCache(CacheFacade):
             self.first.zero_()
             return
         if self.mask is None:
-            self.mask = self._all_visible()
+            self.mask = self.all_visible()
         self.mask[:, :total] = visible
         self.first.copy_(torch.where(visible.any(1), visible.to(torch.uint8).argmax(1), total))
         self.holes = bool((~visible).sum() != self.first.sum())
 
-    def _all_visible(self) -> Tensor:
+    def all_visible(self) -> Tensor:
         """Returns a mask that hides nothing. On a GPU it is the borrowed one, which decode steps read."""
         if self._borrowed is not None:
             return self._borrowed[0].visible[: self.batch_size].fill_(1)
         return torch.ones(self.batch_size, self.capacity, dtype=torch.uint8, device=self.device)
-
-    def restore_padding(self, first: Tensor | None, mask: Tensor | None, holes: bool) -> None:
-        """Restores earlier padding tables. first: None: the cache had no tokens then."""
-        if self.first is not None:
-            self.first.zero_() if first is None else self.first.copy_(first)
-        if mask is None:
-            self.mask = None
-        else:
-            self.mask = self._all_visible() if self.mask is None else self.mask
-            self.mask[:, : self.length] = mask
-        self.holes = holes
 
     def take_over(self, length: int, positions: Tensor | None) -> None:
         """Commits `length` tokens with written keys and values. positions: [B, length]; None: they count from 0."""
@@ -320,6 +317,7 @@ class KVCache(CacheFacade):
         """Replaces each tensor [B, ...] by what `rows` returns for it. in_place: the number of sequences does not grow;
         offloaded keys and values need little extra room, but a failure loses them.
         """
+        self._c = None  # before any memory that it refers to is freed
         if in_place and isinstance(self.heads, HeadsOnDisk | HeadsOnHost):
             self.heads.shrink(rows)
         elif self.heads is not None:
@@ -328,19 +326,18 @@ class KVCache(CacheFacade):
         if self._borrowed is not None:
             self._borrowed[1]()
             self._borrowed = None
-        self._c = None
 
     def join(self, others: Sequence["KVCache"]) -> None:
         """Appends the sequences of the others, which are empty then. All caches are of one engine on the CPU and have
         the same length and capacity. Either all of them have a mask, or none.
         """
         theirs: list[Any] = [cache.heads for cache in others]
+        self._c = None  # before any memory that it refers to is freed
         assert isinstance(self.heads, StoredHeads | HeadsOnDisk)
         self.heads.join(theirs)
         for name in TABLES:
             if (mine := getattr(self, name)) is not None:
                 setattr(self, name, in_one([mine, *(getattr(cache, name) for cache in others)]))
-        self._c = None
         for cache in others:
             cache.heads = cache._c = None
 

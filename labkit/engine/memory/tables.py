@@ -17,3 +17,13 @@ def widened(table: Tensor | None, capacity: int, fill: int = 0) -> Tensor:
     wide = torch.full((table.shape[0], capacity), fill, dtype=table.dtype, device=table.device)
     wide[:, : table.shape[1]] = table
     return wide
+
+
+def count_on(positions: Tensor, length: int) -> Tensor:
+    """Sets positions [B, C] from slot `length` on, and returns them: they count on from the slot before, or from 0, as
+    in transformers' `generate`.
+    """
+    kind = {"dtype": positions.dtype, "device": positions.device}
+    last = positions[:, length - 1 : length] if length else torch.tensor([[-1]], **kind)
+    positions[:, length:] = last + torch.arange(1, positions.shape[1] - length + 1, **kind)
+    return positions

@@ -1,8 +1,10 @@
 """A failed call leaves its cache unchanged in every way to run a model, so the same call can be repeated."""
 
+import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners import step as step_module
 
 SAME = 1e-5
+CODE_OF_CACHES = tuple(f"labkit.engine.memory.{name}" for name in ("kv_cache", "heads", "tables"))
 Engine = Callable[[Path], InferenceEngine]
 WAYS: dict[str, Engine] = {
     "one call": lambda folder: fused("llama"),
@@ -93,3 +96,51 @@ def test_a_token_that_fails_while_text_is_generated_is_not_in_the_cache(
     assert cache.get_seq_length() == 7
     whole = greedy(engine, ids, 9)
     assert torch.equal(greedy(engine, whole[:, :8], 6, past_key_values=cache), whole)
+
+
+class Interrupted:
+    """Context that raises KeyboardInterrupt at line number `line` that runs in a cache's code, counted from 1."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __enter__(self) -> "Interrupted":
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, argument: object) -> Any:
+        return self._reached if frame.f_globals.get("__name__") in CODE_OF_CACHES else None
+
+    def _reached(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._reached
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cached", [0, 4])
+def test_a_call_that_is_interrupted_at_any_line_of_its_cache_can_be_repeated(cached: int, dtype: torch.dtype) -> None:
+    """The cache is new, or grows with padding in it."""
+    engine = labkit.init_inference(vanilla("llama"), kv_dtype=dtype)
+    ids, mask = prompt(2, 9), masked(prompt(2, 9), 2)
+    expected = engine(ids, attention_mask=mask).logits[:, cached:]
+    line = 0
+    while True:
+        line += 1
+        cache = engine.module.new_cache()
+        if cached:
+            engine(ids[:, :cached], past_key_values=cache, attention_mask=mask[:, :cached])
+        with suppress(KeyboardInterrupt), Interrupted(line) as interrupted:
+            engine(ids[:, cached:], past_key_values=cache, attention_mask=mask)
+        if interrupted.left > 0:
+            break  # the call has fewer lines
+        assert cache.get_seq_length() == cached
+        logits = engine(ids[:, cached:], past_key_values=cache, attention_mask=mask).logits
+        assert error(logits[mask[:, cached:].bool()], expected[mask[:, cached:].bool()]) <= SAME
+    assert line > 30
