@@ -31,7 +31,7 @@ class Answer:
 
     prompt_tokens: int
     tokens: tuple[int, ...]  # new tokens, including a stop token
-    text: str  # of the tokens, without special tokens
+    text: str  # of the tokens, without special tokens and the stop token
     ended: Ended  # by a stop token, by the allowed number of tokens, or by Ctrl-C
     ttft_ms: float | None  # from the call to the first token; None without a first token
     decode_ms: tuple[float, ...]  # of each token after the first, including the time to pass the text on
@@ -66,12 +66,12 @@ def speak(
     """Generates at most `new` tokens after `input_ids` [1, T] and calls `write` with each piece of text as it comes.
 
     - stops: tokens that end the text.
-    - with_prompt: whether `write` also gets the prompt and special tokens.
+    - with_prompt: whether `write` also gets the prompt, special tokens and the stop token.
     - generation: further arguments of `engine.generate`.
 
     KeyboardInterrupt ends the generation and is not passed on: the answer is the text so far.
     """
-    listener = _Listener(tokenizer, write, with_prompt=with_prompt)
+    listener = _Listener(tokenizer, write, stops, with_prompt=with_prompt)
     ids, interrupted = input_ids.to(engine.device), False
     begun = perf_counter_ns()
     try:
@@ -91,7 +91,7 @@ def speak(
     return Answer(
         prompt_tokens=ids.shape[1],
         tokens=tuple(tokens),
-        text=cast(str, tokenizer.decode(tokens, skip_special_tokens=True)),
+        text=cast(str, tokenizer.decode(tokens[:-1] if stopped else tokens, skip_special_tokens=True)),
         ended="interrupted" if interrupted else "stop" if stopped else "length",
         ttft_ms=(stamps[0] - begun) / 1e6 if stamps else None,
         decode_ms=tuple((np.diff(stamps) / 1e6).tolist()),
@@ -108,10 +108,15 @@ def stop_tokens(engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase | No
 
 
 class _Listener(TextStreamer):
-    """Records each new token and its time, and passes text on in whole words."""
+    """Records each new token and its time, and passes text on in whole words. It leaves out stop tokens itself, because
+    the tokenizer may not call them special: perhaps only the chat template names them.
+    """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Write, *, with_prompt: bool) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, write: Write, stops: Collection[int], *, with_prompt: bool
+    ) -> None:
         super().__init__(tokenizer, skip_prompt=not with_prompt, skip_special_tokens=not with_prompt)
+        self._unwritten = () if with_prompt else stops
         self.tokens: list[int] = []
         self.clock = TokenClock()
         self._write = write
@@ -120,6 +125,8 @@ class _Listener(TextStreamer):
         self.clock.put(value)
         if value.ndim < 2:  # the prompt comes first, in 2-D
             self.tokens += value.tolist()
+            if self.tokens[-1] in self._unwritten:
+                return
         super().put(value)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

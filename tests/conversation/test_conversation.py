@@ -180,16 +180,21 @@ def test_sampling_and_penalties_see_the_whole_conversation() -> None:
         assert list(answer.tokens) == without_a_cache(model, conversation, 9, repetition_penalty=3.0)
 
 
-def test_the_token_with_which_the_template_ends_a_turn_ends_an_answer() -> None:
-    """Such a token ends an answer whatever its name, even if the model's own settings do not list it."""
+@pytest.mark.parametrize("special", [True, False])
+def test_the_token_with_which_the_template_ends_a_turn_ends_an_answer(*, special: bool) -> None:
+    """Such a token ends an answer whatever its name and kind, even if the model's own settings do not list it. It is no
+    part of the text.
+    """
     tokenizer = byte_tokenizer(VOCABULARY - 1)
     tokenizer.chat_template = TEMPLATE.replace("eos_token", "'\\n[over]'")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["[over]"]})
+    tokenizer.add_tokens(["[over]"], special_tokens=special)
     over = tokenizer.convert_tokens_to_ids("[over]")
     assert over not in (tokenizer.eos_token_id, END_OF_TEXT)
     conversation = Conversation(engine("llama"), tokenizer, new=9, sequence_bias={(over,): 1e4})
-    answer = conversation.say("hello", ignore)
+    heard: list[str] = []
+    answer = conversation.say("hello", heard.append)
     assert (answer.tokens, answer.ended) == ((over,), "stop")
+    assert "".join(heard) == answer.text == conversation.messages[-1]["content"] == ""
 
 
 @pytest.mark.parametrize("template", ["{{ 1 }}", "{{ messages[0]['content'] }}", "{{ raise_exception('no') }}"])
