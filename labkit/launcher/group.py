@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from labkit.launcher.command import INTERFACE
 from labkit.launcher.joining import say_process
-from labkit.launcher.meeting import meet
+from labkit.launcher.meeting import TORCHRUN, meet
 from labkit.launcher.rendezvous import loopback
 from labkit.launcher.shares import pin_this_rank
 from labkit.launcher.start import start_timeout
@@ -20,7 +20,6 @@ from labkit.system.errors import RunError, UserError
 
 TIMEOUT_S = 600.0
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # with GPUs, messages about the run stay on the CPU
-TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def ensure_process_group(
@@ -42,7 +41,8 @@ def ensure_process_group(
     start_timeout_s: how long the ranks wait for each other here; by default LABKIT_START_TIMEOUT, else 60 s.
 
     Raises ValueError outside of torchrun, if pp_size * tp_size is not the number of processes, or if the rank has no
-    GPU; RunError with the ranks that have not come in time.
+    GPU; RunError with the ranks that have not come in time; RankFailedError with the reason of a rank that failed
+    before it came.
     """
     if device_type not in BACKENDS:
         raise UserError(f"got device_type {device_type!r}, expected one of {', '.join(BACKENDS)}")

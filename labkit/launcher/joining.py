@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from labkit.kernels.other_ranks import TOGETHER, LostRankError, RankFailedError
 from labkit.kernels.shared_memory import system
+from labkit.launcher.meeting import attempts, excuse, reason_of
 from labkit.system.process_state import ENDED, process_state
 
 TIMEOUT_S = 600.0
@@ -25,12 +26,11 @@ PROCESS = "labkit/process/{}"
 _calls: defaultdict[tuple[int, ...], int] = defaultdict(int)  # number of joins so far, by the ranks of a group
 
 
-def reason_of(error: BaseException) -> str:
+def reason_for_others(error: BaseException) -> str:
     """The message for the other ranks, on one line. A message from another rank is passed on unchanged."""
-    message = " ".join(str(error).split())
     if isinstance(error, RankFailedError | LostRankError):
-        return message
-    return f"rank {dist.get_rank()}: {type(error).__name__}" + (f": {message}" if message else "")
+        return " ".join(str(error).split())
+    return reason_of(error, dist.get_rank())
 
 
 def say_process() -> None:
@@ -41,17 +41,22 @@ def say_process() -> None:
 @contextmanager
 def joining(group: dist.ProcessGroup | None) -> Iterator[None]:
     """An error inside this context is also raised on the other ranks of `group` (None: all), unless this rank has
-    joined them before.
+    joined them before. Without a process group, it is raised on the ranks that wait for one.
     """
-    ranks = dist.get_process_group_ranks(group)
-    before = _calls[tuple(ranks)]
+    before = _calls[tuple(dist.get_process_group_ranks(group))] if dist.is_initialized() else 0
+    met_before = attempts()
     try:
         yield
     except BaseException as error:
+        if not dist.is_initialized():
+            if attempts() == met_before:
+                excuse(error)
+            raise
+        ranks = dist.get_process_group_ranks(group)
         if _calls[tuple(ranks)] == before:
             _calls[tuple(ranks)] += 1
             with suppress(RuntimeError):  # the store may be lost
-                _of_call(ranks, before).set(f"failed/{dist.get_rank()}", reason_of(error))
+                _of_call(ranks, before).set(f"failed/{dist.get_rank()}", reason_for_others(error))
         raise
 
 

@@ -119,11 +119,11 @@ def draw_alike(device: torch.device, of_rank_0: Callable[[Tensor], Tensor]) -> N
 
 def asked_to_join(config: object, keywords: Mapping[str, object]) -> AbstractContextManager[None]:
     """Context for reading options that may ask for several ranks. An error before this rank has joined the others is
-    raised on them, too. Without an initialised process group, it is raised on this rank alone.
+    raised on them, too.
     """
     options = {**(config if isinstance(config, Mapping) else {}), **keywords}
     parallel = [options[name] for name in PARALLEL if name in options]
-    if not dist.is_initialized() or not (parallel or isinstance(config, str | Path)):
+    if not (parallel or isinstance(config, str | Path)):
         return nullcontext()
     groups = (
         getattr(option, "tp_group", None) or (isinstance(option, Mapping) and option.get("tp_group"))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from labkit.engine.parallel.ranks import RanksDifferError
-from labkit.launcher.joining import reason_of
+from labkit.launcher.joining import reason_for_others
 
 NAME_BYTES = 32
 
@@ -62,7 +62,7 @@ class SharedCalls:
                 check_names(channel, f"end of {name}")
         except BaseException as error:
             for channel in self._channels:
-                channel.fail_call(reason_of(error))
+                channel.fail_call(reason_for_others(error))
             raise
         finally:
             self._in_one = False
