@@ -36,6 +36,12 @@ class RankFailedError(RunError):
     """Another rank failed in a call of all ranks; the message says which rank and why. The next call can be made."""
 
 
+class UnexplainedError(RunError):
+    """Another rank has failed, and this one does not know the reason. In a call of all ranks `SharedCalls` replaces the
+    error by RankFailedError with the reason.
+    """
+
+
 def lines_bytes(ranks: int) -> int:
     """Bytes at the beginning of the shared memory that `SharedRanks` take, for this number of ranks."""
     return -(-ranks * (LINE + REASON_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE

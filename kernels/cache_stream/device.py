@@ -58,7 +58,7 @@ class DeviceCacheStream:
     layers.
     """
 
-    failed = False
+    pass_failed = False
 
     def __init__(
         self, host: HostCache, slots: CacheSlots, held: int, spans: DeviceSpans, counter: Tensor | None = None

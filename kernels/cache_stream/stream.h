@@ -156,7 +156,7 @@ class CacheStream final : public SlotStream {
         state_.bytes_written += outcome.bytes;
         state_.write_ns += end - begin;
       } else {
-        fail(outcome, changed.turn % pieces_);
+        fail(outcome, changed.turn % pieces_, -1);
       }
       changed_.notify_all();
     }

@@ -138,7 +138,7 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
 // Whether any rank of the model could not read its layers, or its keys and values. All ranks have to know, because they
 // go on together.
 inline bool any_failed(Team& team, int thread, Ranks& ranks, const StepArgs& args) {
-  const bool mine = (args.stream && args.stream->failed()) || (args.kv_stream && args.kv_stream->failed());
+  const bool mine = (args.stream && args.stream->pass_failed()) || (args.kv_stream && args.kv_stream->pass_failed());
   if (ranks.alone()) return mine;
   if (thread == 0) *ranks.own<int32_t>() = mine;
   ranks.meet(team, thread, sizeof(int32_t));

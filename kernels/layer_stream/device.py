@@ -179,8 +179,8 @@ class DeviceStream:
         return self.host.read_s
 
     @property
-    def failed(self) -> bool:
-        """Whether a block of this pass could not be read."""
+    def pass_failed(self) -> bool:
+        """Whether a block could not be read, perhaps one of the next pass."""
         return self.host.failed
 
     def check(self) -> None:

@@ -19,6 +19,7 @@ from labkit.system.errors import RunError
 from .. import build
 from ..build import LONG, POINTER
 from ..memory import reserved
+from ..other_ranks import UnexplainedError
 
 __all__ = ["PAGE", "SlotStream", "StreamSpan", "awaited", "require_whole"]
 
@@ -34,6 +35,7 @@ build.declare("labkit_stream_filled", POINTER, LONG, result=True)
 build.declare("labkit_stream_release", POINTER, LONG, LONG, LONG)
 build.declare("labkit_stream_flush", POINTER)
 build.declare("labkit_stream_note", POINTER, LONG, LONG, LONG, LONG)
+build.declare("labkit_stream_pass_failed", POINTER, result=True)
 build.declare("labkit_stream_state", POINTER, POINTER)
 build.declare("labkit_stream_take_spans", POINTER, POINTER, LONG, result=True)
 
@@ -132,8 +134,15 @@ class SlotStream:
 
     @property
     def failed(self) -> bool:
-        """Whether a block of this pass could not be read, or an earlier block could not be written."""
+        """Whether a block could not be read or written since the pass began."""
         return bool(self._state().failure)
+
+    @property
+    def pass_failed(self) -> bool:
+        """Whether a block of this pass could not be read, or an earlier block could not be written. Blocks that are
+        read ahead for the next pass do not count.
+        """
+        return bool(self._library.labkit_stream_pass_failed(self.address))
 
     @property
     def direct(self) -> bool:
@@ -170,7 +179,7 @@ class Fetching(Protocol):
     """The part of a stream's interface that a step uses; for the calls see `SlotStream`."""
 
     @property
-    def failed(self) -> bool: ...
+    def pass_failed(self) -> bool: ...
 
     def wait(self, turn: int) -> None: ...
 
@@ -194,16 +203,15 @@ def awaited(stream: Fetching, turn: int, layer: int, waiting: AbstractContextMan
 
 
 def require_whole(streams: Iterable[Fetching], failed: bool) -> None:
-    """Raises RunError if a pass has failed. failed: whether a stream of any rank had failed at the end of the pass.
+    """Raises RunError if a pass has failed: UnexplainedError if only other ranks' streams have.
 
-    A stream may fail later, while it reads ahead for the next pass. This pass is whole then, on all ranks alike, and
-    the next pass reads the block again.
+    failed: whether the pass of any rank had failed at its end.
     """
     if not failed:
         return
     for stream in streams:
         stream.check()
-    raise RunError("another rank could not read its layers; its message says why: try again once it can")
+    raise UnexplainedError("another rank could not read its layers; its message says why: try again once it can")
 
 
 def _closed(library: ctypes.CDLL, address: int, descriptor: int, memory: Tensor) -> None:

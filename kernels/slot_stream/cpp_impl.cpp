@@ -24,6 +24,8 @@ void labkit_stream_note(labkit::SlotStream* stream, int64_t kind, int64_t layer,
   stream->note(labkit::SpanKind(kind), layer, begin_ns, end_ns);
 }
 
+int64_t labkit_stream_pass_failed(const labkit::SlotStream* stream) { return stream->pass_failed(); }
+
 void labkit_stream_state(const labkit::SlotStream* stream, labkit::StreamState* state) { *state = stream->state(); }
 
 int64_t labkit_stream_take_spans(labkit::SlotStream* stream, labkit::Span* to, int64_t most) {

@@ -4,8 +4,9 @@
 // use its slot, `release` it. Turns count on from pass to pass, so the first pieces of the next pass are read while the
 // last pieces of this pass are used, and between the passes. Turn t is in slot t % slots.
 //
-// After a failure `wait` no longer waits, and the contents of the slots are invalid. The caller asks `failed` when the
-// pass is over. The next pass tries again.
+// After a failure `wait` no longer waits, and the contents of slots that were not filled before are invalid. The caller
+// asks `pass_failed` when the pass is over: a piece that is read ahead for the next pass does not count, because that
+// pass tries again.
 #pragma once
 
 #include <cerrno>
@@ -56,6 +57,7 @@ class SlotStream {
   int64_t begin_pass(int64_t held = 0) {
     std::lock_guard lock(mutex_);
     released_ = (released_ + pieces_ - 1) / pieces_ * pieces_;
+    pass_end_ = released_ + pieces_;
     state_.failure = kWhole;
     begun(held);
     changed_.notify_all();
@@ -88,6 +90,12 @@ class SlotStream {
   bool failed() const {
     std::lock_guard lock(mutex_);
     return state_.failure != kWhole;
+  }
+
+  // Whether a piece of this pass could not be read, or an earlier piece could not be written.
+  bool pass_failed() const {
+    std::lock_guard lock(mutex_);
+    return state_.failure != kWhole && failed_turn_ < pass_end_;
   }
 
   StreamState state() const {
@@ -155,7 +163,9 @@ class SlotStream {
   char* slot(int64_t turn) const { return slots_ + turn % slot_count_ * slot_bytes_; }
   bool holds(int64_t turn) const { return holds_[size_t(turn % slot_count_)] == turn; }
 
-  void fail(const Outcome& outcome, int64_t layer) {
+  // turn: of a piece that could not be read; -1: a piece could not be written.
+  void fail(const Outcome& outcome, int64_t layer, int64_t turn) {
+    failed_turn_ = turn;
     state_.failure = outcome.failure;
     state_.error_number = outcome.error_number;
     state_.failed_layer = layer;
@@ -173,6 +183,8 @@ class SlotStream {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   int64_t released_ = 0;  // turns before this one were released or skipped
+  int64_t pass_end_ = 0;  // the turn after the last one of the pass
+  int64_t failed_turn_ = -1;
   StreamState state_{};
   bool stop_ = false;
 
@@ -200,7 +212,7 @@ class SlotStream {
         state_.bytes_read += outcome.bytes;
         state_.read_ns += end - begin;
       } else {
-        fail(outcome, layer);
+        fail(outcome, layer, turn);
         --turn;  // the next pass tries it again, unless it skips it
       }
       changed_.notify_all();

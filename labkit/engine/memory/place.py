@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.cache_stream import CachePass, PassedCaches
+from labkit.kernels.other_ranks import UnexplainedError
 from labkit.kernels.slot_stream import StreamSpan
 from labkit.kernels.types import LayerCache
 from labkit.models.config import ModelConfig
-from labkit.system.errors import RunError, UserError
 
 T = TypeVar("T")
 
@@ -77,20 +77,20 @@ class CachePlace:
 
     def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadStore:
         """Returns room for at least `capacity` tokens in each of `batch` sequences. If one rank has too little room,
-        every rank raises an error: UserError there, RunError on the others.
+        every rank raises an error: UserError there, UnexplainedError on the others.
         """
         raise NotImplementedError
 
     def on_all_ranks(self, make: Callable[[], T]) -> T:
-        """Returns what `make` returns. If one rank has no room, all ranks raise an error, so that none waits for it in
-        a step.
+        """Returns what `make` returns. If it fails on one rank, all ranks raise an error, so that none waits for it in
+        a step: UnexplainedError on the others.
         """
         try:
             made = make()
-        except (UserError, RunError):
+        except BaseException:
             if self.any_failed is not None:
                 self.any_failed(True)
             raise
         if self.any_failed is not None and self.any_failed(False):
-            raise RunError("another rank has no room for its keys and values, and its message says why")
+            raise UnexplainedError("another rank has no room for its keys and values, and its message says why")
         return made

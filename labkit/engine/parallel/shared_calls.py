@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from labkit.engine.parallel.ranks import RanksDifferError
+from labkit.kernels.other_ranks import LostRankError, RankFailedError, UnexplainedError
 from labkit.launcher.joining import reason_for_others
+from labkit.system.errors import RunError
 
 NAME_BYTES = 32
 
@@ -60,12 +62,30 @@ class SharedCalls:
             yield
             for channel in self._channels:
                 check_names(channel, f"end of {name}")
+        except UnexplainedError as error:
+            explained = self._explained(error)
+            self._fail(explained)
+            raise explained from None
         except BaseException as error:
-            for channel in self._channels:
-                channel.fail_call(reason_for_others(error))
+            self._fail(error)
             raise
         finally:
             self._in_one = False
+
+    def _fail(self, error: BaseException) -> None:
+        for channel in self._channels:
+            channel.fail_call(reason_for_others(error))
+
+    def _explained(self, error: UnexplainedError) -> RunError:
+        """The error with the reason of the rank that has failed, which posts it when it leaves the call."""
+        try:
+            for channel in self._channels:
+                check_names(channel, str(error))
+        except (RankFailedError, LostRankError) as reason:
+            return reason
+        except RanksDifferError:
+            pass
+        return error
 
     def gather(self, own: Any) -> list[Any]:
         """Returns the `own` objects of all ranks, in the order of the ranks. Objects must be picklable."""

@@ -89,7 +89,7 @@ class GpuDecoder:
             assert recording.graph is not None
             recording.graph.replay()
         if self.streamed is not None:
-            require_whole([self.streamed.stream], self.streamed.stream.failed)
+            require_whole([self.streamed.stream], self.streamed.stream.pass_failed)
         slots.at = cache.length + 1
         assert recording.output is not None
         return recording.output[:batch].clone().unsqueeze(1)

@@ -106,7 +106,7 @@ class StagedRunner(Runner):
         layer_range, ranks = self.held, self.held.ranks
         streams = [source.stream for source in (layer_range.streamed, kv_pass) if source is not None]
         if streams:
-            failed = any(stream.failed for stream in streams)
+            failed = any(stream.pass_failed for stream in streams)
             require_whole(streams, failed if ranks is None else ranks.agree("the layers", flag=failed))
 
     def _result(self, step: StepInput, chunk: Chunk, hidden_NH: Tensor, seen: list[Tensor]) -> Tensor | None:
