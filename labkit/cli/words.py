@@ -7,6 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from labkit.system.asked_from import command_has
 from labkit.system.bounds import BOUNDS, check_number
 from labkit.system.errors import UserError
 from labkit.system.shown import shown
@@ -25,6 +26,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {name for parameter in self.params for name in parameter.opts}
+        command_has(own)
         end = args.index("--") if "--" in args else len(args)  # another program's words follow
         rest = super().parse_args(ctx, [*(_present(word, own) for word in args[:end]), *args[end:]])
         for name, value in ctx.params.items():

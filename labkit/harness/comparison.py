@@ -10,7 +10,7 @@ from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSI
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.sequential import ERROR, more_rounds, more_rounds_text, sequential_ratio
 from labkit.statistics.trust import FEWEST_ROUNDS
-from labkit.system.asked_from import on_command_line, setting
+from labkit.system.asked_from import offered, on_command_line, setting
 from labkit.system.result_table import Claim, ResultTable, Tabular
 
 if TYPE_CHECKING:
@@ -234,4 +234,4 @@ def _number(value: float | None, form: str) -> str:
 
 def _budget() -> str:
     """The option that buys more rounds, in brackets; empty outside of the command line."""
-    return f" ({setting('budget_s')})" if on_command_line() else ""
+    return f" ({setting('budget_s')})" if on_command_line() and offered("budget_s") else ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.statistics.ratios import Ratio, Verdict
-from labkit.system.asked_from import on_command_line, setting
+from labkit.system.asked_from import offered, on_command_line, setting
 
 FEWEST_ROUNDS = 6  # the range of n rounds holds the ratio with probability 1 - 2 * 0.5 ** n: 97 % of 6, 94 % of 5
 WIDEST = 1.25  # upper end of the interval / lower end; above, the figure may be off by an eighth either way
@@ -101,8 +101,8 @@ class Trust:
 
 
 def _with_setting(remedy: str) -> str:
-    """The remedy with its setting on the command line or in a notebook. Notebooks have only a parameter for rounds."""
-    names = (OPTIONS if on_command_line() else SETTINGS).get(remedy, ())
+    """The remedy with its setting, if the running command or the notebook has one."""
+    names = offered(*(OPTIONS if on_command_line() else SETTINGS).get(remedy, ()))
     return f"{remedy} ({setting(*names)})" if names else remedy
 
 

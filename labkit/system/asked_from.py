@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_on_command_line = ContextVar("on_command_line", default=False)
+_options: ContextVar[frozenset[str] | None] = ContextVar("options", default=None)  # None: no command is running
 
 
 @contextmanager
 def from_command_line() -> Iterator[None]:
     """Inside this context `setting` names command-line options."""
-    token = _on_command_line.set(True)
+    token = _options.set(frozenset())
     try:
         yield
     finally:
-        _on_command_line.reset(token)
+        _options.reset(token)
+
+
+def command_has(options: Iterable[str]) -> None:
+    """Notes the options of the running command, as they are typed ("--budget-s")."""
+    if on_command_line():
+        _options.set(frozenset(name.lstrip("-").replace("-", "_") for name in options))
 
 
 def on_command_line() -> bool:
     """Whether a labkit command is running."""
-    return _on_command_line.get()
+    return _options.get() is not None
+
+
+def offered(*parameters: str) -> tuple[str, ...]:
+    """The parameters that the running command has as options; all of them where nobody has noted its options."""
+    options = _options.get()
+    return tuple(name for name in parameters if not options or name in options)
 
 
 def setting(*parameters: str) -> str:

@@ -91,7 +91,9 @@ class Controls:
         self._inputs = {name: _input(name, value, choices) for name, value in settings.items()}
         self._run = ipw.Button(description="Run", button_style="primary", icon="play", layout=BUTTON)
         self._end = ipw.Button(description="Stop", icon="stop", disabled=True, layout=BUTTON)
-        self._last = ipw.Button(description="Show last", icon="history", layout=BUTTON | {"display": "none"})
+        self._last = ipw.Button(
+            description="Show last", icon="history", layout=BUTTON | {"width": "116px", "display": "none"}
+        )
         self._bar = ipw.FloatProgress(min=0, max=1, layout=BAR)
         self._clock = Clock()
         self._clock.add_class(CLOCK)

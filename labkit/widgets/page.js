@@ -1,6 +1,7 @@
 // The page of a live notebook: it saves the content of its widgets with the notebook, so that the notebook shows it
 // even when it is opened again without the kernel.
 const STATE = "application/vnd.jupyter.widget-state+json";
+const REST_MS = 500;
 const SAVE = Symbol.for("labkit.save"); // a notebook's function that saves it, shared by its widgets
 
 // The widget models that cells show, and the models that these refer to, by their ids.
@@ -40,6 +41,24 @@ function saveInTurn(context) {
   return save;
 }
 
+// Calls `save` once the kernel has rested for a while, so that all cells that were run have their outputs.
+function saveAfterCells(context, save) {
+  let timer = null;
+  const follow = (session, status) => {
+    clearTimeout(timer);
+    if (status !== "idle") return;
+    timer = setTimeout(() => {
+      session.statusChanged.disconnect(follow);
+      save();
+    }, REST_MS);
+  };
+  context.sessionContext.statusChanged.connect(follow);
+  return () => {
+    clearTimeout(timer);
+    context.sessionContext.statusChanged.disconnect(follow);
+  };
+}
+
 function initialize({ model }) {
   const manager = model.widget_manager;
   const context = manager?.context; // only in JupyterLab; other pages save widgets in their own way
@@ -59,7 +78,10 @@ function initialize({ model }) {
   context.saveState.connect(keep);
   model.on("change:results", save);
   if (model.get("results") && !manager.restoredStatus) manager.restored.connect(saveUnsaved);
+  // The file still names the widgets of earlier cells: a page that is loaded again would not find them in the kernel.
+  const forget = manager.restoredStatus ? saveAfterCells(context, save) : () => {};
   return () => {
+    forget();
     context.saveState.disconnect(keep);
     manager.restored.disconnect(saveUnsaved);
     model.off("change:results", save);

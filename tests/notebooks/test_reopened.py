@@ -33,6 +33,7 @@ SAVED = """async () => {
   const model = await window.jupyterapp.serviceManager.contents.get(context.path);
   return JSON.stringify(model.content.metadata.widgets ?? "").includes("float16") && !context.model.dirty;
 }"""
+WRITTEN = "() => !window.jupyterapp.shell.currentWidget.context.model.dirty"
 NOTICE = """() => getComputedStyle(document.querySelector(".labkit-box"), "::before").content"""
 INK = "getComputedStyle(document.querySelector('.ytick text')).fill"
 PAPER = "'rgb(31, 41, 51)'"  # text colour of a light page
@@ -90,7 +91,12 @@ def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> 
         assert "To measure, run its cells again" in lab.page.evaluate(NOTICE)
         assert lab.page.evaluate(INK) != lab.page.evaluate(PAPER)
         lab.run_all()
+        lab.page.wait_for_function(WRITTEN, timeout=120_000)
+        lab.page.goto("about:blank")
+        lab.page.goto(f"{lab.url}/lab/tree/{name}")
+        lab.wait_idle()
         press(lab, "Show last")
         wait_for(lab.page, "float16")
         lab.page.wait_for_function("() => document.body.innerText.includes('Run measures again')", timeout=120_000)
+        assert "Error displaying widget" not in lab.page.inner_text("body")
         assert no_errors(lab)

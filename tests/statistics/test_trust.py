@@ -9,7 +9,7 @@ from simulated_machines import MACHINES, SimulatedMachine
 from labkit.harness import Comparison, load_records
 from labkit.statistics import Ratio, ShareOfLimit, Trust, Verdict, grade, ratio, taken_cores
 from labkit.statistics.trust import FEWEST_ROUNDS, MOST_SHARE_ERROR, MOST_TAKEN, SHARE_ERROR, WIDEST
-from labkit.system.asked_from import from_command_line
+from labkit.system.asked_from import command_has, from_command_line
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FASTER = Ratio(value=3.0, low=2.9, high=3.1, noise=0.02)
@@ -64,6 +64,10 @@ def test_a_command_names_its_options_as_remedies() -> None:
             "measure more rounds (--rounds or --budget-s); close other programs, or wait until they are done "
             "(--wait-quiet)"
         )
+        command_has(("--rounds", "--dtype"))
+        assert trust.remedy == "measure more rounds (--rounds); close other programs, or wait until they are done"
+        command_has(("--dtype",))
+        assert trust.remedy == "measure more rounds; close other programs, or wait until they are done"
     assert "--" not in trust.remedy
 
 

@@ -18,7 +18,7 @@ DOUBTED = " ?"  # follows a figure that is not trustworthy
 AT_BATCH = "method, at batch"
 LARGE, SMALL = "bloom176b-8xa100", "bloom7b1-8xa6000"  # of the published tables
 UNITS = (
-    "ms a token: time of the whole call, prompts included / new tokens of all sequences, median of the cycles and its "
+    "ms a token: time of the whole call, prompts included / new tokens of all sequences, median of the rounds and its "
     "95% interval; the articles' time per token",
     "ms a step: time of the whole call / new tokens of one sequence",
     "peak memory: the most RAM that a process of the method used beyond its imports, with files that it maps",
@@ -58,7 +58,7 @@ class MethodGrid(Tabular):
             rows=rows,
             notes=(
                 UNITS[0],
-                f"{first.cycles} cycles; {limit}; {case.threads} threads",
+                f"{first.cycles} rounds; {limit}; {case.threads} threads",
                 *self._reasons(),
                 *self._doubts(),
                 f"weights: {case.origin}",
