@@ -255,7 +255,8 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
         )  # fmt: skip
     figure.update_layout(barmode="overlay")
     figure.update_yaxes(autorange="reversed", row=1, col=1)
-    figure.update_yaxes(ticksuffix=f" {unit}", rangemode="tozero", row=2, col=1)
+    top = max(sums["skew_ns"].max() / per_unit * 1.2, 1e-3)  # no tick at the end, where the heading is
+    figure.update_yaxes(ticksuffix=f" {unit}", range=[0, top], row=2, col=1)
     end = (step["end_ns"].max() - begin) / 1e6
     figure.update_xaxes(ticksuffix=" ms", range=[0, end], showticklabels=True, nticks=7)
     figure.update_xaxes(title="time from the start of the step", row=2, col=1)
