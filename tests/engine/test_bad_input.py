@@ -164,7 +164,7 @@ def test_every_kind_of_cache_is_the_engines_own_or_refused(kind: str) -> None:
     for named in options:
         if kind == "paged":
             with pytest.raises(
-                UnsupportedError, match="cache_implementation='paged' keeps .*; use generate with a batch"
+                UnsupportedError, match=r"cache_implementation='paged' keeps .*; use generate with a batch"
             ):
                 engine.generate(ids, **named)
         else:
@@ -183,7 +183,7 @@ def test_an_early_exit_is_refused(layers: int) -> None:
         {"generation_config": GenerationConfig(assistant_early_exit=layers)},
     ):
         with pytest.raises(
-            UnsupportedError, match=f"assistant_early_exit={layers}: .* all of its layers; leave it out"
+            UnsupportedError, match=rf"assistant_early_exit={layers}: .* all of its layers; leave it out"
         ):
             fused("gpt2").generate(prompt(1, 3), **named)
 

@@ -239,6 +239,24 @@ def test_a_pad_token_of_minus_one_is_none(beams: int) -> None:
         engine.generate(ids, pad_token_id=131, **options)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "gpt-neox-parallel", "bloom", "opt", "llama", "qwen2"])
+def test_a_decoder_without_its_head_is_refused_with_the_cause(name: str) -> None:
+    model = small_model(name)
+    parts = [model.base_model, *([model.model.decoder] if name == "opt" else [])]
+    for part in parts:
+        with pytest.raises(
+            UserError, match="this is a decoder without its head: pass the whole model, a " + type(model).__name__
+        ):
+            labkit.init_inference(part)
+
+
+def test_a_model_with_other_layers_than_its_config_is_told_so() -> None:
+    model = small_model("llama")
+    del model.model.layers[2]
+    with pytest.raises(UserError, match="; check that the weights and the config belong together"):
+        labkit.init_inference(model)
+
+
 def test_a_name_stands_for_its_model() -> None:
     engine, ids = labkit.init_inference("tiny-gpt2"), prompt(1, 7)
     assert torch.equal(engine(ids).logits, labkit.init_inference(labkit.resolve("tiny-gpt2"))(ids).logits)
