@@ -121,7 +121,7 @@ Check = Callable[[str, Any, ArgumentCheck], None]
 
 def checked(**table: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator that makes a public op, which checks its arguments, of an op that does not. table: a check for each
-    argument, in running order; `impl` and `threads` are checked before.
+    argument, in running order; `impl` and `threads`, if the op has them, are checked before.
     """
 
     def around(op: Callable[P, R]) -> Callable[P, R]:
@@ -132,10 +132,11 @@ def checked(**table: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             arguments = bound.arguments
-            call = ArgumentCheck(op.__name__, arguments["impl"])
+            call = ArgumentCheck(op.__name__, arguments.get("impl", "reference"))
             if call.impl not in IMPLS:
                 raise UserError(f"{call.op}: unknown impl {call.impl!r}; expected one of {', '.join(IMPLS)}")
-            call.number("threads", arguments["threads"], 1, MOST_THREADS)
+            if "threads" in arguments:
+                call.number("threads", arguments["threads"], 1, MOST_THREADS)
             for name, check in table.items():
                 check(name, arguments[name], call)
             return op(*args, **kwargs)

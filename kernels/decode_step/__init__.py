@@ -16,10 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 from .. import build
 from ..abi import CCache, CRotary, CRows
 from ..all_reduce import Exchange
 from ..cache_stream import CachePass, CacheStream
+from ..checks import MOST
 from ..layer_stream import LayerStream
 from ..layer_stream.device import DeviceStream
 from ..reading import USUAL
@@ -206,6 +209,7 @@ class DecodeStep:
         RuntimeError if another rank has ended, and RunError if a streamed layer, or its keys and values, can't be read.
         """
         assert (kv_pass is not None) == self.kv_streamed
+        self._require_sizes(chunks, caches)
         args, counts = self._args, [chunk.num_rows for chunk in chunks]
         c_chunks = (CChunk * len(chunks))(*[chunk.c for chunk in chunks])
         args.chunks, args.num_chunks = ctypes.addressof(c_chunks), len(chunks)
@@ -223,6 +227,21 @@ class DecodeStep:
             self.exchange.check()
         if self.streamed is not None or kv_pass is not None:
             require_whole([part.stream for part in (self.streamed, kv_pass) if part is not None], bool(failed))
+
+    def _require_sizes(self, chunks: Sequence[ChunkArgs], caches: "ctypes.Array[CCache]") -> None:
+        """Raises UserError for sizes that do not fit. The numbers within the tensors are the caller's business."""
+        layers = len(self.model.layers)
+        if not chunks or len(caches) != layers:
+            raise UserError(f"got {len(chunks)} chunks and {len(caches)} caches, expected chunks, and {layers} caches")
+        capacity = min((cache.capacity for cache in caches), default=MOST)
+        for chunk in chunks:
+            end, tokens = chunk.past + chunk.rows.tokens, chunk.rows.tokens
+            if not 0 <= chunk.past < end <= capacity:
+                raise UserError(f"cache of {capacity} slots can't take {tokens} tokens after {chunk.past}; grow it")
+            if not 0 <= chunk.keep <= tokens:
+                raise UserError(f"got keep = {chunk.keep}, expected 0 to {tokens}, the tokens of a sequence")
+            if chunk.tokens is not None and chunk.tokens.numel() != chunk.num_rows:
+                raise UserError(f"tokens: expected {chunk.num_rows} of them, got shape {list(chunk.tokens.shape)}")
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
         most_in_all, most, most_threads = self._sized_for

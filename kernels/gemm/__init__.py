@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
-from ..checks import checked, floats
+from ..checks import checked, floats, unchecked
 from ..checks import linear as linear_fits
 from ..codes import (
     BLOCK,
@@ -20,15 +20,16 @@ from ..codes import (
     group_size,
     pack_nibbles,
     pack_scales,
-    pack_words,
     packed_shape,
     quantize,
     unpack_nibbles,
     unpack_scales,
     unpack_words,
 )
+from ..codes import pack_words as words_of_codes
 from ..dispatch import choose
 from ..types import Linear, pointer
+from . import layout_checks
 from .reference import gemm as reference
 
 __all__ = [
@@ -74,6 +75,10 @@ def _triton(x: Tensor, linear: Linear, threads: int) -> Tensor:
     return run(x, linear, out, gpu.default_launcher())
 
 
+pack_words = checked(bits=layout_checks.bits, codes=layout_checks.codes)(words_of_codes)
+
+
+@checked(bits=layout_checks.bits, weight=layout_checks.matrix, out=layout_checks.panels)
 def pack(weight: Tensor, out: Tensor | None = None, *, bits: int = 8) -> Tensor:
     """[outputs, inputs] -> the packed layout of panels.h, zero-padded, in the same dtype; 4-bit codes as uint8. Writes
     into `out` if given.
@@ -111,6 +116,7 @@ def unpack(panels: Tensor) -> Tensor:
     return panels.transpose(1, 2).flatten(0, 1)
 
 
+@checked(linear=layout_checks.linear_of_rows)
 def packed(linear: Linear, impl: str = "cpp") -> Linear:
     """A matrix of layout "rows" in the layout that the kernels of `impl` read."""
     if impl == "reference":
@@ -118,10 +124,10 @@ def packed(linear: Linear, impl: str = "cpp") -> Linear:
     if impl == "triton":
         if linear.scales is None:
             return linear
-        return replace(linear, weight=pack_words(linear.weight, linear.bits), layout="words")
+        return replace(linear, weight=words_of_codes(linear.weight, linear.bits), layout="words")
     bias = None if linear.bias is None else F.pad(linear.bias, (0, -linear.outputs % BLOCK))
     scales = None if linear.scales is None else pack_scales(linear.scales)
-    weight = pack(linear.weight, bits=linear.bits)
+    weight = unchecked(pack)(linear.weight, bits=linear.bits)
     return replace(linear, weight=weight, bias=bias, scales=scales, layout="panels")
 
 
@@ -135,6 +141,7 @@ def interleave_gate(gate_up: Tensor) -> Tensor:
     return torch.stack((gate.unflatten(0, (-1, half)), up.unflatten(0, (-1, half))), dim=1).flatten(0, 2)
 
 
+@checked(linear=layout_checks.linear_of_any_layout, rows=layout_checks.rows_of_linear)
 def unpack_rows(linear: Linear, rows: Tensor) -> Tensor:
     """Rows of a matrix in any layout, [len(rows), inputs] float32: the embedding lookup in a tied LM head."""
     if linear.layout == "words":

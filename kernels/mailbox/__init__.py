@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.system.errors import RunError
+from labkit.system.errors import RunError, UserError
 
 from ..all_reduce.exchange import Transport
 from ..gloo_group import GlooGroup
@@ -47,6 +47,8 @@ class Ring:
         transport: Transport | None = None,
         gpu: torch.device | None = None,
     ) -> None:
+        if not isinstance(capacity, int) or capacity < 1:
+            raise UserError(f"got capacity = {capacity!r}, expected a number of bytes of 1 or more")
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         names = dist.get_process_group_ranks(group)
         shared = None if transport == "gloo" else shared_memory(group, ring_bytes(self.size, capacity))

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 HEADER = Struct("7q")
 DTYPES = (torch.float32, torch.int64, torch.uint8)
 
@@ -21,6 +23,14 @@ class Message(NamedTuple):
 
     @property
     def header(self) -> bytes:
+        """Raises UserError for a payload that a mailbox would not send as it is."""
+        payload = self.payload
+        if payload.dim() != 2 or payload.dtype not in DTYPES or not payload.is_contiguous():
+            contiguous = "" if payload.is_contiguous() else " that is not contiguous; use .contiguous()"
+            raise UserError(
+                f"payload: expected contiguous float32, int64 or uint8 [rows, width], got {payload.dtype} "
+                f"{list(payload.shape)}{contiguous}"
+            )
         rows, width = self.payload.shape
         dtype = DTYPES.index(self.payload.dtype)
         return HEADER.pack(self.kind, self.micro_batch, self.step, dtype, rows, width, self.sent_ns)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from labkit.engine.configured import configured, differences
 from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError
@@ -28,29 +29,30 @@ ROUNDING = 1e-4  # between formulas of the same activation; GELU and its approxi
 
 
 def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConfig) -> None:
-    """Raises UserError with the module's name if the engine would compute something else than the model.
+    """Raises UserError with the name of a module or attribute if the engine would compute something else than the
+    model.
 
     Checks for forward hooks, a replaced `forward`, classes from outside torch and transformers, and activations,
-    epsilons and scales that differ from the config's. Only the layers of an encoder are checked, because the engine
-    keeps everything else.
+    attributes and tables that differ from those of the config. Only the layers of an encoder are checked, because the
+    engine keeps everything else.
     """
     root = model if config.causal else model.base_model
     start = "" if config.causal else policy.layers.split(".")[0]
     for path, module in root.get_submodule(start).named_modules(prefix=start):
         if change := _changed_code(module):
             raise _refused(path or type(model).__name__, change)
-        if change := _changed_epsilon(module, config.norm_eps):
+    for path, module in root.get_submodule(policy.layers).named_modules(prefix=policy.layers):
+        if change := _changed_activation(module, config):
             raise _refused(path, change)
-    for index, layer in enumerate(root.get_submodule(policy.layers).children()):
-        for path, module in layer.named_modules(prefix=f"{policy.layers}.{index}"):
-            if change := _changed_scale(module, config.attention_scales[index]) or _changed_activation(module, config):
-                raise _refused(path, change)
+    for name, change in differences(root, configured(root)):
+        if name.startswith(start):
+            raise _refused(name, change, "undo the change, or change the config and load the model anew")
 
 
-def _refused(path: str, change: str) -> UserError:
+def _refused(path: str, change: str, remedy: str = "undo the change") -> UserError:
     return UserError(
-        f"{path} {change}, which the kernels would leave out; they compute what the model's config says: undo the "
-        "change, or run the model as it is, without init_inference"
+        f"{path} {change}, which the kernels would leave out; they compute what the model's config says: {remedy}, or "
+        "run the model as it is, without init_inference"
     )
 
 
@@ -80,20 +82,6 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 def _library(hook: Any) -> str:
     function = hook.func if isinstance(hook, partial) else hook
     return str(getattr(function, "__module__", "")).partition(".")[0]
-
-
-def _changed_epsilon(module: nn.Module, expected: float) -> str | None:
-    own = vars(module).get("variance_epsilon", vars(module).get("eps"))
-    if not isinstance(own, float) or own == expected:
-        return None
-    return f"has an epsilon of {own:g} (the config's: {expected:g})"
-
-
-def _changed_scale(module: nn.Module, expected: float) -> str | None:
-    own = vars(module).get("scaling")
-    if not isinstance(own, float) or abs(own - expected) <= 1e-6 * abs(expected):
-        return None
-    return f"has scaling = {own:g} (the config's: {expected:g})"
 
 
 def _changed_activation(module: nn.Module, config: ModelConfig) -> str | None:

@@ -115,7 +115,7 @@ class Policy:
         if tuple(tensor.shape) != shape:
             raise UserError(
                 f"{' + '.join(self.stored_names(name, index))} gives {name} of shape {list(tensor.shape)}, expected "
-                f"{list(shape)}; check that the checkpoint and its config.json belong together"
+                f"{list(shape)}; check that the weights and the config belong together"
             )
         return tensor
 
@@ -154,10 +154,19 @@ class Policy:
                 return cause
         if missing == {f"{self.head}.weight"}:
             return (
-                "these are the weights of a decoder without its head: take the checkpoint of the whole "
-                f"{self.architecture}, or set tie_word_embeddings to true where the head is the embedding"
+                f"these are the weights of a decoder without its head: take the whole {self.architecture}, or set "
+                "tie_word_embeddings to true where the head is the embedding"
             )
-        return "check that the checkpoint and its config.json belong together"
+        if self._is_decoder_alone(missing, extra):
+            return f"this is a decoder without its head: pass the whole model, a {self.architecture}"
+        return "check that the weights and the config belong together"
+
+    def _is_decoder_alone(self, missing: set[str], extra: set[str]) -> bool:
+        """Whether the names that do not fit are those of the decoder within the model, without its path there."""
+        parents = self.layers.split(".")[:-1]
+        paths = (".".join(parents[: depth + 1]) for depth in range(len(parents)))
+        in_decoder = {name for name in missing if not name.startswith(f"{self.head}.")}
+        return any({f"{path}.{name}" for name in extra} == in_decoder for path in paths)
 
     def current_name(self, stored: str) -> str:
         """Today's name of a tensor in a checkpoint. Older checkpoints have other names. Names of a bare decoder lack
@@ -231,7 +240,7 @@ class Policy:
             shapes = ", ".join(str(list(part.shape)) for part in parts)
             raise UserError(
                 f"the parts of {name}, {' + '.join(self.stored_names(name))}, are {shapes}, which cannot be joined; "
-                "check that the checkpoint and its config.json belong together"
+                "check that the weights and the config belong together"
             )
         return torch.cat(parts)
 

@@ -49,7 +49,7 @@ def cut_of(name: str, tensor: Tensor, cut: Cut | None) -> Tensor:
     try:
         return cut(tensor)
     except ValueError as error:
-        raise UserError(f"{name} {error}; check that the checkpoint and its config.json belong together") from None
+        raise UserError(f"{name} {error}; check that the weights and the config belong together") from None
 
 
 @dataclass(frozen=True)

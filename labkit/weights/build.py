@@ -186,7 +186,7 @@ class Unsaved:
             if tensor.shape[1:] != (inputs,):
                 raise UserError(
                     f"{stored} has rows of shape {list(tensor.shape[1:])}, expected [{inputs}]; check that the "
-                    "checkpoint and its config.json belong together"
+                    "weights and the config belong together"
                 )
             return tensor
 

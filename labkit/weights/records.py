@@ -14,15 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from labkit.kernels.checks import unchecked
 from labkit.kernels.codes import PACKED, cut_groups, pack_scales
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
-from labkit.kernels.gemm import BLOCK, interleave_gate, pack, packed, packed_shape
+from labkit.kernels.gemm import BLOCK, interleave_gate, packed_shape
+from labkit.kernels.gemm import pack as checked_pack
+from labkit.kernels.gemm import packed as checked_packed
 from labkit.kernels.memory import Place
 from labkit.kernels.types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.shards import SUMMED, Cut, Shard
 from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
 from labkit.weights.quantise import Quantization, Scheme
+
+pack, packed = unchecked(checked_pack), unchecked(checked_packed)
 
 AT_ONCE, AT_LEAST = 1 << 20, 1 << 16  # numbers that are packed at once: fewer take longer
 SHARE = 600  # bytes of a model for each such number: quantising a number takes about 40 bytes besides the result

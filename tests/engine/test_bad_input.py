@@ -1,13 +1,20 @@
 """Errors of impossible calls: they say what they got, what they expected, and what to do."""
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from engines import error, fused, greedy, prompt, vanilla
 from small_models import VOCAB
-from transformers import pipeline
+from transformers import GenerationConfig, LlamaForCausalLM, pipeline
+from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
 import labkit
+from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.models.tokenizer import byte_tokenizer
+from labkit.system.errors import UnsupportedError
 
 
 @pytest.mark.parametrize("ids", [torch.empty(1, 0, dtype=torch.long), torch.empty(0, 3, dtype=torch.long)])
@@ -145,6 +152,54 @@ def test_a_quantised_cache_that_is_none_is_said(
     engine = labkit.init_inference(vanilla("gpt2"), kv_dtype=kv_dtype)
     greedy(engine, prompt(1, 3), 2, cache_implementation="quantized")
     assert ("kv_dtype=torch.int8) makes one whose cache has 8 bits" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("kind", [*ALL_CACHE_IMPLEMENTATIONS, "paged"])
+def test_every_kind_of_cache_is_the_engines_own_or_refused(kind: str) -> None:
+    engine, ids = fused("gpt2"), prompt(2, 3)
+    options: list[dict[str, Any]] = [
+        {"cache_implementation": kind, "max_new_tokens": 3, "do_sample": False},
+        {"generation_config": GenerationConfig(cache_implementation=kind, max_new_tokens=3, do_sample=False)},
+    ]
+    for named in options:
+        if kind == "paged":
+            with pytest.raises(
+                UnsupportedError, match=r"cache_implementation='paged' keeps .*; use generate with a batch"
+            ):
+                engine.generate(ids, **named)
+        else:
+            assert torch.equal(engine.generate(ids, **named), greedy(engine, ids, 3))
+
+
+def test_continuous_batching_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"continuous batching keeps .* in pages .*; use generate with a batch"):
+        fused("gpt2").module.generate_batch([[1, 2]])
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_an_early_exit_is_refused(layers: int) -> None:
+    for named in (
+        {"assistant_early_exit": layers},
+        {"generation_config": GenerationConfig(assistant_early_exit=layers)},
+    ):
+        with pytest.raises(
+            UnsupportedError, match=rf"assistant_early_exit={layers}: .* all of its layers; leave it out"
+        ):
+            fused("gpt2").generate(prompt(1, 3), **named)
+
+
+@torch.no_grad()
+def test_arguments_by_position_have_the_order_of_llama() -> None:
+    def positional(forward: Callable[..., object]) -> list[str]:
+        parameters = inspect.signature(forward).parameters.values()
+        return [parameter.name for parameter in parameters if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
+
+    assert positional(FusedCausalLM.forward) == positional(LlamaForCausalLM.forward)
+    ids = prompt(2, 4)
+    arguments = (ids, torch.ones_like(ids), None, None, None, ids, False, 0)
+    torch.testing.assert_close(fused("llama")(*arguments).loss, vanilla("llama")(*arguments).loss)
+    with pytest.raises(ValueError, match="inputs_embeds: the fused model looks tokens up itself"):
+        fused("llama")(None, None, None, None, torch.zeros(1, 2, 72))
 
 
 def test_attention_weights_are_refused() -> None:

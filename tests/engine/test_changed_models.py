@@ -130,8 +130,8 @@ REFUSED: dict[Change, str] = {
     other_forward: r"model\.layers\.2\.self_attn\.o_proj has a forward that replaces its own",
     other_class: r"model\.layers\.0\.mlp\.up_proj is a Doubled of .*test_changed_models",
     other_activation: r"model\.layers\.1\.mlp\.act_fn computes ReLU \(the config's activation: silu\)",
-    other_scale: r"model\.layers\.1\.self_attn has scaling = 0.447214 \(the config's: 0.223607\)",
-    other_epsilon: r"model\.norm has an epsilon of 0.1 \(the config's: 1e-06\)",
+    other_scale: r"model\.layers\.1\.self_attn\.scaling is 0.447214 \(the config's: 0.223607\)",
+    other_epsilon: r"model\.norm\.variance_epsilon is 0.1 \(the config's: 1e-06\)",
     adapted: r"an adapter of peft is not merged into them: call merge_and_unload\(\)",
     offloaded: r"weight has no numbers in this LlamaForCausalLM \(it is on the meta device, .* accelerate has off",
     sparse: r"model\.layers\.1\.mlp\.down_proj\.weight is stored as torch\.sparse_coo .*; expected a dense tensor",
@@ -237,6 +237,24 @@ def test_a_pad_token_of_minus_one_is_none(beams: int) -> None:
     assert torch.equal(engine.generate(ids, **options), expected)
     with pytest.raises(UserError, match="pad_token_id = 131; the model's vocabulary is 0 to 130: pass the id of one"):
         engine.generate(ids, pad_token_id=131, **options)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "gpt-neox-parallel", "bloom", "opt", "llama", "qwen2"])
+def test_a_decoder_without_its_head_is_refused_with_the_cause(name: str) -> None:
+    model = small_model(name)
+    parts = [model.base_model, *([model.model.decoder] if name == "opt" else [])]
+    for part in parts:
+        with pytest.raises(
+            UserError, match="this is a decoder without its head: pass the whole model, a " + type(model).__name__
+        ):
+            labkit.init_inference(part)
+
+
+def test_a_model_with_other_layers_than_its_config_is_told_so() -> None:
+    model = small_model("llama")
+    del model.model.layers[2]
+    with pytest.raises(UserError, match="; check that the weights and the config belong together"):
+        labkit.init_inference(model)
 
 
 def test_a_name_stands_for_its_model() -> None:

@@ -1,5 +1,6 @@
 """The small-batch GEMM and its packed layout."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ from ops import DTYPES, QUANTISED, WEIGHTS, Draw, assert_near, tolerance
 from torch.nn import functional as F
 
 from labkit.kernels import gemm
-from labkit.kernels.gemm import interleave_gate, pack, packed, packed_shape, unpack_rows
+from labkit.kernels.gemm import interleave_gate, pack, pack_words, packed, packed_shape, unpack_rows
 from labkit.kernels.types import Linear
+from labkit.system.errors import UserError
 
 SHAPES = [(1, 1), (33, 63), (60, 60), (64, 128), (131, 33), (35, 300), (96, 513)]  # outputs, inputs
 ROWS = [1, 2, 3, 5, 12, 13, 33, 64, 80]
@@ -52,6 +54,61 @@ def test_unpacking_gives_the_packed_rows_back(dtype: torch.dtype, shape: tuple[i
         assert panels.weight.dtype == stored
         for linear in (panels, packed(plain, "triton")):
             assert torch.equal(unpack_rows(linear, order), plain.floats()[order])
+
+
+FLOAT = torch.ones(3, 5)
+CODES = torch.ones(40, 5, dtype=torch.int8)
+LAYOUT_MISUSES: list[tuple[Callable[[], object], str]] = [
+    (lambda: pack(CODES.long(), bits=4), r"weight: expected int8 \[outputs, inputs\], got torch\.int64 \[40, 5\]"),
+    (lambda: pack(FLOAT, bits=4), r"weight: expected int8 .*, got torch\.float32"),
+    (lambda: pack(CODES * 8, bits=4), r"weight: got codes from 8 to 8, expected -8 to 7 for 4 bits; gemm\.quantize"),
+    (lambda: pack(CODES.long()), r"weight: expected float32 or bfloat16 or float16 or int8 .*, got torch\.int64"),
+    (lambda: pack(CODES, bits=3), r"got bits = 3, expected 8 or 4"),
+    (lambda: pack(FLOAT[0]), r"weight: expected .* \[outputs, inputs\], got torch\.float32 \[5\]"),
+    (lambda: pack([[1.0]]), r"weight: expected a tensor, got list"),  # type: ignore[arg-type]
+    (
+        lambda: pack(FLOAT, out=torch.empty(3)),
+        r"out: expected contiguous float32 \[1, 5, 32\], got .* \[3\]",
+    ),
+    (
+        lambda: pack(CODES, out=torch.empty(2, 2, 32, 4)),
+        r"out: expected contiguous int8 \[2, 2, 32, 4\], got .*float32",
+    ),
+    (lambda: pack(CODES, out=torch.empty(2, 2, 32, 4, dtype=torch.int8), bits=4), r"out: expected contiguous uint8 \["),
+    (lambda: pack_words(CODES * 9, 4), r"codes: got codes from 9 to 9, expected -8 to 7"),
+    (lambda: pack_words(FLOAT), r"codes: expected int8 \[outputs, inputs\], got torch\.float32"),
+    (
+        lambda: packed(Linear(CODES.long(), None, 40, 5, "rows")),
+        r"linear\.weight: expected .*, got torch\.int64",
+    ),
+    (lambda: packed(Linear(FLOAT, None, 3, 5, "panels")), "take float32 weights with layout 'rows', got 'panels'"),
+    (lambda: packed(Linear(FLOAT, None, 3, 5, "rows"), "nonsense"), "packed: unknown impl 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), LAYOUT_MISUSES, ids=[case[1][:30] for case in LAYOUT_MISUSES])
+def test_matrices_that_cannot_be_laid_out_are_refused(call: Callable[[], object], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        call()
+
+
+@pytest.mark.parametrize("layout", ["rows", "panels", "words"])
+def test_codes_out_of_range_and_rows_beyond_the_matrix_are_refused(layout: str) -> None:
+    plain, panels = Draw(torch.int8, bits=4, group=32).linear(40, 64)
+    linear = {"rows": plain, "panels": panels, "words": packed(plain, "triton")}[layout]
+    assert torch.equal(unpack_rows(linear, torch.tensor([39, 0])), plain.floats()[[39, 0]])
+    for row in (-1, 40, 63, 10**6):
+        with pytest.raises(UserError, match=rf"rows: got 0 to {row}|rows: got {row} to 0"):
+            unpack_rows(linear, torch.tensor([0, row]))
+    with pytest.raises(UserError, match=r"rows: expected contiguous int64 or int32 \[any\], got torch\.bool"):
+        unpack_rows(linear, torch.ones(40, dtype=torch.bool))
+    with pytest.raises(UserError, match=r"linear\.weight: got codes from .* for 4 bits"):
+        packed(replace(plain, weight=plain.weight * 0 + 9), "triton")
+
+
+def test_a_transposed_matrix_is_packed_like_its_copy() -> None:
+    weight = torch.randn(5, 40).T
+    assert torch.equal(pack(weight), pack(weight.contiguous()))
 
 
 def test_activations_that_may_be_rounded_lose_a_hundredth() -> None:

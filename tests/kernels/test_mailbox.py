@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from labkit.kernels import other_ranks
-from labkit.kernels.mailbox import LostRankError, Message, RankFailedError, memory
+from labkit.kernels.mailbox import LostRankError, Message, RankFailedError, Ring, memory
 from labkit.kernels.mailbox.memory import SharedMailboxes, ring_bytes
 from labkit.kernels.shared_memory import SharedMemory
+from labkit.system.errors import UserError
 
 CAPACITY = 5000  # bytes; many messages are longer, and few end at the end of the memory
 
@@ -133,3 +134,20 @@ def test_a_call_that_fails_on_one_rank_fails_on_all_and_leaves_nothing_for_the_n
     for rank, (sender, receiver) in enumerate(((first, second), (second, third), (third, first))):
         sender.send(Message(3, rank, 0, torch.full((1, 3), float(rank))))
         assert receiver.receive().micro_batch == rank
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [torch.ones(3), torch.ones(2, 2, 2), torch.ones(2, 2, dtype=torch.int32), torch.ones(3, 2).T],
+    ids=["one dimension", "three dimensions", "int32", "transposed"],
+)
+def test_a_payload_that_would_arrive_as_another_is_refused(payload: Tensor) -> None:
+    sender, _ = ends(os.getpid(), os.getpid())
+    with pytest.raises(UserError, match=r"payload: expected contiguous float32, int64 or uint8 \[rows, width\], got"):
+        sender.send(Message(0, 0, 0, payload))
+
+
+@pytest.mark.parametrize("capacity", [0, -5, 1.5])
+def test_a_capacity_that_is_none_is_refused(capacity: int) -> None:
+    with pytest.raises(UserError, match=f"got capacity = {capacity}, expected a number of bytes"):
+        Ring(None, capacity)

@@ -26,7 +26,15 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from labkit.engine.hf.decode_loop import runs_in_decode_loop
 from labkit.engine.hf.packed import PackedModule
 from labkit.engine.hf.texts import GenerateTexts
-from labkit.engine.hf.validation import check_input_ids, check_keywords, check_prompt, check_tensors, usable_pad
+from labkit.engine.hf.validation import (
+    PAGED,
+    check_generation,
+    check_input_ids,
+    check_keywords,
+    check_prompt,
+    check_tensors,
+    usable_pad,
+)
 from labkit.engine.memory.adoption import adopt, check_made_like, hand_back
 from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
@@ -114,9 +122,11 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        *,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -124,16 +134,19 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """input_ids [B, T] after the tokens in `past_key_values` -> logits float32 [B, T or logits_to_keep, V].
 
+        The arguments have the order of LlamaForCausalLM. Pass them by name: transformers' other models have others.
+
         attention_mask: [B, past + T], hides padding anywhere.
         position_ids: [B, T]; None: as in the model's own code in transformers, a count of the visible tokens or of all.
         logits_to_keep: number of last tokens, or indices of tokens.
+        inputs_embeds: refused.
         others: arguments of transformers' loss besides `labels`. Keywords that would change the logits, and unknown
         keywords, are refused.
 
         The returned cache is a KVCache, which grows in place on the next call. A cache of transformers that is passed
         in gets the new keys and values, too, as with vanilla models, at the price of a copy on every call.
         """
-        of_loss = check_keywords(others, token_types=self._token_types)
+        of_loss = check_keywords(others | {"inputs_embeds": inputs_embeds}, token_types=self._token_types)
         check_tensors(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
         ids = check_input_ids(input_ids)
         if output_attentions:
@@ -196,7 +209,10 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
 
     @_by_all_ranks
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's `generate`: same arguments, same results. Raises ValueError for an empty prompt."""
+        """Hugging Face's `generate`: same arguments, same results. Raises ValueError for an empty prompt, and for ways
+        to generate that need parts of transformers' model.
+        """
+        check_generation(kwargs)
         check_prompt(inputs if inputs is not None else kwargs.get("input_ids"))
         self.runner.before_generation()
         out = super().generate(inputs, *args, **kwargs)
@@ -265,6 +281,9 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     def _reorder_cache(self, past_key_values: KVCache, beam_idx: Tensor) -> KVCache:
         past_key_values.reorder_cache(beam_idx)
         return past_key_values
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(f"continuous batching {PAGED}")
 
     def get_input_embeddings(self) -> NoReturn:
         raise UnsupportedError("the embedding is packed for the kernels and is no module; use the original model's")

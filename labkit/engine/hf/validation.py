@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from labkit.system.errors import UserError, UserTypeError
+from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 
 NOT_COMPUTED = {
     "head_mask": "fused attention computes every head",
@@ -17,6 +17,29 @@ NOT_COMPUTED = {
 }
 OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}  # arguments of transformers' loss besides labels
 WITHOUT_EFFECT = {"token_type_ids", "cache_position"}  # passed by tokenizers and `generate`, used by some models
+
+PAGED = (
+    "keeps keys and values in pages for transformers' own attention, and the fused layers have a cache of their own; "
+    "use generate with a batch of prompts and attention_mask, or the vanilla model"
+)
+
+
+def check_generation(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for options of `generate`, given by name or in its generation_config, that need transformers'
+    own layers. Every other cache_implementation is computed with the engine's cache.
+    """
+
+    def option(name: str) -> Any:
+        value = options.get(name)
+        return getattr(options.get("generation_config"), name, None) if value is None else value
+
+    if option("cache_implementation") == "paged":
+        raise UnsupportedError(f"cache_implementation='paged' {PAGED}; or leave cache_implementation out")
+    if (early_exit := option("assistant_early_exit")) is not None:
+        raise UnsupportedError(
+            f"assistant_early_exit={early_exit}: the fused model always runs all of its layers; leave it out, or use "
+            "prompt_lookup_num_tokens or assistant_model for speculative decoding"
+        )
 
 
 def check_prompt(prompt: Any) -> None:

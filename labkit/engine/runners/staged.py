@@ -19,13 +19,13 @@ from labkit.kernels import gemm as checked_gemm
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.checks import unchecked
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
-from labkit.kernels.gemm import unpack_rows
+from labkit.kernels.gemm import unpack_rows as checked_unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise
 from labkit.kernels.slot_stream import require_whole
 from labkit.kernels.types import LayerCache, Rows
 from labkit.stages import Phase, Stage, stage
 
-gemm = unchecked(checked_gemm)
+gemm, unpack_rows = unchecked(checked_gemm), unchecked(checked_unpack_rows)
 
 
 @dataclass(frozen=True)

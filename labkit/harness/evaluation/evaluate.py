@@ -24,7 +24,7 @@ from labkit.harness.stored_weights import matrix_bytes, stored_by, told
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.models.policies import model_config_of
 from labkit.system.bounds import check_number, check_numbers
-from labkit.system.errors import UserError
+from labkit.system.errors import UserError, UserTypeError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, unheard
 from labkit.weights.precision import Precision, precision_of
@@ -40,7 +40,7 @@ Logits = Callable[[Tensor], Tensor]
 
 
 def evaluate(
-    model: str,
+    model: str | os.PathLike[str] | ModelSource,
     *,
     dtype: str | None = None,
     quant: Mapping[str, Any] | None = None,
@@ -59,6 +59,7 @@ def evaluate(
 ) -> Evaluation:
     """Lets the fused engine and a reference predict the first `tokens` tokens of a text.
 
+    model: a name, a folder, a GGUF file, or the ModelSource that `labkit.resolve` returns.
     dtype: of the engine, a name of `labkit.weights.precision`; None: float32, or int8 with `quant`.
     quant: storage of the weights, as for `init_inference`.
     kv_dtype: of the KV cache.
@@ -71,11 +72,11 @@ def evaluate(
     stride: tokens from one window to the next; None: a whole window.
     bos: whether every window begins with an additional beginning-of-text token; None: if the tokenizer puts one in
     front of a text.
-    seed: of random weights.
+    seed: of random weights; a ModelSource has its own.
     output: a folder for the caller's record, checked and made before anything is computed.
 
-    UserError for an unknown model or precision, impossible sizes, and a text that is unreadable or has fewer than two
-    tokens.
+    Raises UserTypeError for another object, and UserError for an unknown model or precision, impossible sizes, and a
+    text that is unreadable or has fewer than two tokens.
     """
     _check_sizes(tokens, window, stride)
     check_numbers(seed=seed, rows=rows, threads=threads, stride=stride)
@@ -85,19 +86,19 @@ def evaluate(
     torch.set_num_threads(threads or torch.get_num_threads())
     follow = progress or unheard
     text_body, text_name = read_text(text)
-    source = resolve(model, seed=seed)
+    source = _source(model, seed)
     cut = _cut(source, text_body, tokens, window, stride, bos)
-    follow(0, 1, f"loading {model}, {precision.name}")
+    follow(0, 1, f"loading {source.name}, {precision.name}")
     cache_dtype = dtype_of(kv_dtype, DTYPES) if kv_dtype else None
     engine = init_inference(source, replace_with_kernel_inject=True, kv_dtype=cache_dtype, **precision.options)
     if rows is None and (cache_dtype is not None or engine.options.quant.activation.enabled):
         rows = FEW_ROWS
-    follow(0, 1, f"loading {model}, {against}")
+    follow(0, 1, f"loading {source.name}, {against}")
     reference = _reference(source, against)
     engines = (lambda part: _logits(engine, part, rows)), reference
     windows, seconds = _scores(engines, cut, follow)
     fields = {
-        "model": model,
+        "model": source.name if isinstance(model, ModelSource) else os.fspath(model),
         "kv_dtype": kv_dtype,
         "rows": rows,
         "against": against,
@@ -112,6 +113,17 @@ def evaluate(
         seconds=seconds,
         weights=told(stored_by(engine)),
         weight_bytes=matrix_bytes(engine.weights),
+    )
+
+
+def _source(model: str | os.PathLike[str] | ModelSource, seed: int) -> ModelSource:
+    if isinstance(model, ModelSource):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return resolve(model, seed=seed)
+    raise UserTypeError(
+        f"model: expected a name, a path or the ModelSource of labkit.resolve, got {type(model).__name__}; save a "
+        "model in memory with save_pretrained, together with its tokenizer, and pass the folder"
     )
 
 

@@ -139,12 +139,13 @@ class Evaluation(Tabular, FrozenRecord):
             ("KL divergence, nats a token", *_cells(self.kl, "{:.3g}")),
             ("same most likely token", *_cells(self.agreement, "{:.2%}")),
         ]
+        windows = "1 window" if len(self.windows) == 1 else f"{len(self.windows)} windows"
         return ResultTable(
             title=f"{case.model}, {case.dtype}, against {case.against}",
             columns=("", "value", "95 %"),
             rows=tuple(rows),
             notes=(
-                f"{self.predicted:,} tokens predicted in {len(self.windows)} windows of {case.window}, of {case.text}",
+                f"{self.predicted:,} tokens predicted in {windows} of {case.window} tokens, of {case.text}",
                 f"{'a' if case.bos else 'no'} beginning-of-text token in front of every window",
                 f"{self.tokens_per_s:,.0f} tokens a second, {self.impl} kernels",
                 f"{self.weight_bytes / 1e6:,.1f} MB of {self.weights} weights{_deviations(case)}; {case.origin}",

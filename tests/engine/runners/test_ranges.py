@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engines import error, prompt, vanilla
+from engines import error, fused, prompt, vanilla
 from layer_ranges import CutModel
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.types import Norm
 from labkit.models.policies import model_config_of, policy_for
 from labkit.models.shards import Shard, shard
+from labkit.system.errors import UserError
 from labkit.weights.build import Unsaved
 from labkit.weights.capacity import layer_bytes
 from labkit.weights.model_tensors import ModelTensors
@@ -98,6 +99,24 @@ def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Te
     tables = layer_range.rotary.reaching(len(rows_NH))
     DecodeStep(weights)([ChunkArgs(rows, 0, inputs=rows_NH, outputs=out)], tables, cache.c, threads=1)
     return out
+
+
+def test_sizes_that_do_not_fit_a_step_are_refused() -> None:
+    engine, ids = fused("gpt2"), prompt(1, 4)
+    cache = engine.module.new_cache()
+    engine(ids, past_key_values=cache)
+    rows, step, fitting = cache.place(1, 4), DecodeStep(engine.weights), cache.c
+    misuses: list[tuple[list[ChunkArgs], object, str]] = [
+        ([], fitting, "got 0 chunks and 3 caches"),
+        ([ChunkArgs(rows, 4, ids)], (fitting._type_ * 2)(), "1 chunks and 2 caches"),
+        ([ChunkArgs(rows, 10**6, ids)], fitting, "cache of .* slots can't take 4 tokens after 1000000"),
+        ([ChunkArgs(rows, -1, ids)], fitting, "can't take 4 tokens after -1"),
+        ([ChunkArgs(rows, 0, ids[:, :2])], fitting, r"tokens: expected 4 of them, got shape \[1, 2\]"),
+        ([ChunkArgs(rows, 0, ids, keep=5)], fitting, "got keep = 5, expected 0 to 4"),
+    ]
+    for chunks, caches, expected in misuses:
+        with pytest.raises(UserError, match=expected):
+            step(chunks, None, caches, threads=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("layers", [range(0), range(2, 4), range(0, 3, 2), range(-1, 1)])

@@ -41,6 +41,20 @@ def test_every_token_that_follows_another_is_predicted_once(tokens: int, window:
     assert [begin + window >= tokens - left for begin in starts(tokens, window, stride)].count(True) == 1
 
 
+def test_a_source_is_evaluated_like_its_name() -> None:
+    by_name, by_source = (evaluate(model, tokens=40, window=40) for model in (MODEL, resolve(MODEL)))
+    assert by_source.windows == by_name.windows
+    assert by_source.case == by_name.case
+    assert "39 tokens predicted in 1 window of 40 tokens, of" in str(by_source.table().notes)
+
+
+def test_a_model_in_memory_is_refused_with_the_way_out() -> None:
+    with pytest.raises(
+        TypeError, match=r"model: expected a name, .* got LlamaForCausalLM; save .* with save_pretrained"
+    ):
+        evaluate(resolve(MODEL).hf_model(torch.float32))  # type: ignore[arg-type]
+
+
 def test_the_loss_is_that_of_transformers() -> None:
     result = evaluate(MODEL, against=VANILLA, tokens=TOKENS, window=WINDOW)
     model = resolve(MODEL).hf_model(torch.float32)
