@@ -20,11 +20,11 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbclient.util import ensure_async, run_sync
 from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
-from papermill.parameterize import parameterize_notebook
 from traitlets.config import Config
 
 from labkit.notebooks.carried import find_notebook
 from labkit.notebooks.failure import Failure, NotebookError
+from labkit.notebooks.injected import with_parameters
 from labkit.notebooks.parameters import checked_values, read_parameters
 from labkit.notebooks.report import html_report
 from labkit.system.errors import RunError, UserError
@@ -86,7 +86,7 @@ def run_notebook(
     if any(target.exists() and target.samefile(path) for names in targets.values() for target in names):
         raise NotebookError(f"the output would replace {path}; choose an output folder other than {output_dir}")
     if chosen:
-        notebook = parameterize_notebook(notebook, chosen, kernel_name="python3", language="python")
+        notebook = with_parameters(notebook, chosen)
 
     started = time.perf_counter()
     failure = _execute(notebook, progress, timeout_s)
