@@ -28,6 +28,7 @@ from labkit.notebooks.injected import with_parameters
 from labkit.notebooks.parameters import checked_values, read_parameters
 from labkit.notebooks.report import html_report
 from labkit.system.errors import RunError, UserError
+from labkit.system.input_file import read_file
 from labkit.system.json_file import parse_json
 from labkit.system.output_folder import RUNS, check_output_folder, reason
 from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE, Progress
@@ -103,7 +104,7 @@ def run_notebook(
 def _read(path: Path) -> NotebookNode:
     expected = "a Jupyter notebook"
     try:
-        content = parse_json(path.read_bytes(), path, expected)
+        content = parse_json(read_file(path, expected), path, expected)
         if not isinstance(content, dict) or not isinstance(content.get("nbformat"), int):
             raise UserError(f"{path} is not {expected}: it does not state the version of its format")
         if content["nbformat"] >= 4 and not isinstance(content.get("cells"), list):

@@ -109,7 +109,7 @@ def check(line: tuple[str, ...], result: tuple[int, str, str]) -> None:
         (("generate", "--prompt", "x", "--temperature", "nan"), "got temperature = nan, expected a number"),
         (("generate", "--prompt", "x", "--seed", "-1"), "got seed = -1, expected at least 0"),
         (("generate", "--prompt", "a\udcff"), r"got prompt = a\udcff, which is not UTF-8"),
-        (("evaluate", "tiny-gpt2", "--text", "/dev/zero"), "gives more than 16,777,216 characters"),
+        (("evaluate", "tiny-gpt2", "--text", "/dev/zero"), "gives more than 16,777,216 bytes"),
         (("trace", "kernels", "made.json", "--csv", "--output", "."), "which is a folder; name a file in it"),
         (("compare", f"gpt2{ESCAPE}"), r"\x1b]0;title\x07\x1b[2J"),
         (("stages", f"{ESCAPE}.json"), r"\x1b]0;title\x07\x1b[2J"),

@@ -97,7 +97,7 @@ def nested(levels: int) -> list[Any]:
     "value", [Path("a"), [object()], {1: range(3)}, nested(500), 10**9999], ids=lambda v: str(type(v))
 )
 def test_what_no_source_says_is_refused_by_its_name(value: object) -> None:
-    with pytest.raises(ParameterError, match="parameter 'value': got a value .*"):
+    with pytest.raises(ParameterError, match="parameter 'value': got a value "):
         after("value = max(1, 2)", value=value)
 
 

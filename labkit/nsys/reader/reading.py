@@ -19,6 +19,7 @@ from labkit.nsys.reader.limits import rank_number
 from labkit.nsys.reader.report import read_report
 from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.trace import SCHEMA, Source, Trace, TraceError, typed
+from labkit.system.input_file import open_file
 
 LFS = b"version https://git-lfs"
 SQLITE = b"SQLite format 3\0"
@@ -73,7 +74,7 @@ def _reader(path: Path) -> Callable[[Path], Trace]:
         raise TraceError(f"{path} is a folder; name the files in it ({', '.join(inside) or 'no trace is there'})")
     if not path.exists():
         raise TraceError(f"got {path}, which does not exist; {EXPECTED}")
-    with path.open("rb") as file:
+    with open_file(path, "a trace") as file:
         head = file.read(1024)
     if head.startswith(SQLITE):
         return read_sqlite
