@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.system.errors import UserError
+from labkit.system.first_bytes import instead_of_content
 from labkit.system.input_file import open_file
 
 MOST_BYTES = 64 << 20  # ten times the index of the largest published checkpoints
@@ -32,6 +33,8 @@ def read_json(path: Path, expected: str) -> Any:
 
 def parse_json(data: bytes, path: Path, expected: str) -> Any:
     """Like `read_json`, for bytes that were already read from `path`."""
+    if fault := instead_of_content(data.strip()):
+        raise UserError(f"{path} {fault}; expected {expected}")
     try:
         text = data.decode()
         deep = _too_deep(text)
