@@ -14,7 +14,7 @@ from papermill.translators import PythonTranslator, papermill_translators
 from labkit.system.errors import UserError
 
 LANGUAGE = "labkit's python"  # a name of our own: papermill's "python" stays as it is for other callers
-BRACKETS = {list: "[]", tuple: "()", set: "{}"}
+BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}")}
 EXPECTED = "None, a bool, a number, text, bytes, or a list, tuple, set, frozenset or dict of such values"
 
 

@@ -8,8 +8,8 @@ import os
 import select
 import stat
 import time
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from labkit.system.errors import UserError
 
@@ -18,7 +18,7 @@ POLL_MS = 50
 CHUNK = 1 << 16
 
 
-def open_file(path: Path, expected: str, *, buffering: int = -1) -> BinaryIO:
+def open_file(path: Path, expected: str) -> BufferedReader:
     """Opens a file or a device for reading bytes. `expected`: what the file should be, for the error message.
 
     UserError: it is a pipe. OSError, which names the path: it cannot be opened.
@@ -32,7 +32,7 @@ def open_file(path: Path, expected: str, *, buffering: int = -1) -> BinaryIO:
         os.set_blocking(descriptor, True)
         return descriptor
 
-    return open(path, "rb", buffering=buffering, opener=opener)  # type: ignore[return-value]
+    return open(path, "rb", opener=opener)
 
 
 def read_file(path: Path, expected: str) -> bytes:

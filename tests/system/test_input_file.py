@@ -39,7 +39,7 @@ def test_files_and_their_errors_are_as_ever(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"abc" * 100_000)
     assert read_file(file, "text") == file.read_bytes() == read_stream(file, 10)
-    with open_file(file, "text", buffering=0) as opened:
+    with open_file(file, "text") as opened:
         assert os.get_blocking(opened.fileno())
         assert opened.read(3) == b"abc"
     for path, error in ((tmp_path, IsADirectoryError), (tmp_path / "none", FileNotFoundError)):

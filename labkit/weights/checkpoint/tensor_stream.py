@@ -50,7 +50,7 @@ class TensorStream:
         """digests: the digests of the tensors when the file was written."""
         self.path, self._digests = path, digests
         self._intact: set[str] = set()
-        self._file = open_file(path, "a safetensors file", buffering=0)
+        self._file = open_file(path, "a safetensors file").detach()
         size = os.fstat(self._file.fileno()).st_size
         try:
             length = int.from_bytes(self._file.read(LENGTH), "little")
