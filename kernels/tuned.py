@@ -59,8 +59,10 @@ def tuned_tiles(gpu: str) -> TunedTiles:
         return TunedTiles({})
     again = "delete it, or write it anew with `labkit tune`"
     try:
-        values = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); {again}") from None
+    except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}); {again}") from None
     if not isinstance(values, dict) or not isinstance(values.get("tiles"), dict):
         raise UserError(f'{path} is damaged: expected {{"gpu": …, "tiles": {{…}}}}; {again}')

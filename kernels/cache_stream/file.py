@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from labkit.system.errors import RunError, UserError
+from labkit.system.output_folder import reason
 
 from ..int8_cache import SCALE_DTYPE
 from ..memory import reserved
@@ -124,11 +125,15 @@ class CacheFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(self._file.fileno(), 0, size)
         except OSError as error:
-            shape = self.shape
+            content = f"keys and values of {self.shape.batch} x {self.shape.capacity} tokens"
+            if error.errno == errno.ENOSPC:
+                raise UserError(
+                    f"kv_offload: {self.folder} has {free / 1e9:.3g} GB free, and {content} take {size / 1e9:.3g} GB "
+                    f"({error.strerror}); free some, or name another folder as path"
+                ) from error
             raise UserError(
-                f"kv_offload: {self.folder} has {free / 1e9:.3g} GB free, and keys and values of {shape.batch} x "
-                f"{shape.capacity} tokens take {size / 1e9:.3g} GB ({error.strerror}); free some, or name "
-                "another folder as path"
+                f"kv_offload: {content} need a file of {size / 1e6:,.3g} MB in {self.folder}, which cannot be made: "
+                f"{reason(error)}"
             ) from error
 
     def descriptor(self) -> int:

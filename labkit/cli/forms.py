@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.system.errors import UserError
-from labkit.system.whole_file import check_no_input
+from labkit.system.whole_file import check_no_input, check_output_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +41,7 @@ class Form(StrEnum):
     @classmethod
     def of(cls, *, output: Path | None, inputs: Iterable[Path], **options: bool) -> Form:
         """The form that the options select. UserError for two forms, for a form that needs a file without one, and for
-        an output file that is one of the inputs.
+        an output file that is one of the inputs, or that cannot be written.
         """
         names = [name for name, on in options.items() if on]
         if len(names) > 1:
@@ -53,4 +53,6 @@ class Form(StrEnum):
             raise UserError(f"got --output {output} without a form; add --json, --csv, --markdown or --parquet")
         if output is not None:
             check_no_input(output, inputs)
+            if not (form is cls.PARQUET and output.is_dir()):  # several tables are files in a folder
+                check_output_file(output)
         return form

@@ -14,7 +14,7 @@ from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
-from labkit.system.whole_file import check_two_outputs, write_whole
+from labkit.system.whole_file import check_output_file, check_two_outputs, write_whole
 
 out = terminal()
 err = terminal(stderr=True)
@@ -51,6 +51,7 @@ def bench_methods(
 
     check_two_outputs(page=page, output=output)
     if page is not None:
+        check_output_file(page)
         check_output_folder(page.parent, what="tables", option=setting("page"))
     with progress_bar(err) as follow:
         grid = run_bench(

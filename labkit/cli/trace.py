@@ -19,7 +19,7 @@ from labkit.system.interrupts import INTERRUPTED
 from labkit.system.progress import progress_bar
 from labkit.system.shown import shown
 from labkit.system.terminal import terminal
-from labkit.system.whole_file import check_no_input
+from labkit.system.whole_file import check_no_input, check_output_file
 
 if TYPE_CHECKING:
     from labkit.nsys.capture.command import CaptureSource, RankReports
@@ -177,6 +177,7 @@ def explain(
 
     if output is not None:
         check_no_input(output, (vanilla, fused))
+        check_output_file(output)
     first, second = _names(vanilla, fused)
     difference = explained(read(vanilla), read(fused), phase, names=(first, second))
     out.print(difference.text(), soft_wrap=True)
@@ -206,6 +207,7 @@ def timeline(
     from labkit.nsys.timeline.export import write_chrome
 
     check_no_input(output, files)
+    check_output_file(output)
     if output.name.endswith((".json", ".json.gz")):
         narrowing = {"--window": window, "--range": range_, "--rank": rank, "--lane": lane, "--steps": steps}
         narrowed = [option for option, value in narrowing.items() if value]

@@ -16,7 +16,7 @@ from labkit.cli.words import Command
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import RUNS
-from labkit.system.whole_file import check_no_input
+from labkit.system.whole_file import check_no_input, check_output_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +53,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file inst
 
 BY_UNIT = ("name", "a_count", "b_count", "a_unit_ns", "b_unit_ns", "unit_difference_ns", "unit_change")
 DIFFERENCE = ("name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change")
+NEAR = 0.7  # likeness of a column to a mistyped one
 OF_SUMMARY = 8  # rows of each table of the summary
 TIMES = ("count", "total_ns", "share", "median_ns", "p95_ns")
 BUDGET = ("busy", "compute", "exposed_communication", "exposed_copy", "idle")
@@ -233,6 +234,7 @@ def replay(
     name = re.sub(r"[^\w.]+", "_", op.rpartition("::")[2])
     target = output or Path(RUNS, f"replay_{name}.py")
     check_no_input(target, files)
+    check_output_file(target)
     out.print(str(write_replay(read(files), op, target, nth=nth)), soft_wrap=True)
 
 
@@ -250,6 +252,7 @@ def merge(
     if not output.name.endswith((".json", ".json.gz")):
         raise UserError(f"got --output {output}, expected a name that ends in .json or .json.gz")
     check_no_input(output, files)
+    check_output_file(output)
     merged = on_one_clock(read(files))
     for line in merged.source.skipped:
         err.print(f"note: {line}", style="yellow", soft_wrap=True)
@@ -263,8 +266,9 @@ def _sorted(tables: Tables, by: str | None, ascending: bool) -> Tables:
     known = {column.removesuffix("_ns"): column for frame in tables.values() for column in frame}
     known |= {column: column for frame in tables.values() for column in frame}
     if by not in known:
-        columns = ", ".join(dict.fromkeys(column for frame in tables.values() for column in frame))
-        raise UserError(f"got --sort {by}{did_you_mean(by, known)}, expected one of {columns}")
+        columns = "\n".join(f"  {name}: {', '.join(frame)}" for name, frame in tables.items())
+        near = did_you_mean(by, known, likeness=NEAR)
+        raise UserError(f"got --sort {by}{near}, expected a column; the tables and their columns are:\n{columns}")
     return {
         name: frame.sort_values(known[by], ascending=ascending, kind="stable", ignore_index=True)
         if known[by] in frame

@@ -28,6 +28,7 @@ from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.system.asked_from import setting
 from labkit.system.errors import RunError, UserError
+from labkit.system.input_file import read_file
 from labkit.system.json_file import read_json
 from labkit.system.output_folder import reason
 from labkit.system.validation import first_problem
@@ -52,6 +53,7 @@ AnyRecord = (
 )
 KINDS = {record.model_fields["kind"].default for record in get_args(AnyRecord)}
 OF_PRECISIONS, OF_LARGER = "-precisions.json", "-larger-than-memory.json"  # endings of studies, which hold records
+RECORDS = "records as JSON lines (.jsonl)"
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
@@ -174,9 +176,9 @@ def _hidden(part: str) -> bool:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_file(file, RECORDS).decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not text ({error.reason}); expected records as JSON lines (.jsonl)") from None
+        raise UserError(f"{file} is not UTF-8 text (byte {error.start}); expected {RECORDS}") from None
 
 
 def _parse(line: str, position: str) -> AnyRecord:

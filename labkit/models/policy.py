@@ -229,17 +229,21 @@ class Policy:
         role = name.split(".")[0]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        tensor = parts[0] if len(parts) == 1 else self._joined(name, parts)
+        tensor = parts[0] if len(parts) == 1 else self._joined(config, name, parts)
         if self.interleaved_qkv and role == "qkv" and tensor.shape[:1] == (3 * config.num_heads * config.head_dim,):
             by_head = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
             tensor = by_head.transpose(0, 1).reshape(tensor.shape)
         return tensor
 
-    def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
+    def _joined(self, config: ModelConfig, name: str, parts: list[Tensor]) -> Tensor:
         if len({(part.ndim, part.shape[1:]) for part in parts}) > 1 or not parts[0].ndim:
-            shapes = ", ".join(str(list(part.shape)) for part in parts)
+            width = [] if name.endswith(".bias") else [config.hidden_size]
+            shapes = {part: list(tensor.shape) for part, tensor in zip(self.stored_names(name), parts, strict=True)}
+            expected = ", ".join(["rows", *map(str, width)])
+            wrong = [part for part, shape in shapes.items() if not shape or shape[1:] != width]
+            faults = ", ".join(f"{part} is {shapes[part]}" for part in wrong)
             raise UserError(
-                f"the parts of {name}, {' + '.join(self.stored_names(name))}, are {shapes}, which cannot be joined; "
+                f"the parts of {name}, {' + '.join(shapes)}, cannot be joined: {faults}, expected [{expected}]; "
                 "check that the weights and the config belong together"
             )
         return torch.cat(parts)

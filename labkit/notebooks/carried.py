@@ -37,7 +37,7 @@ def find_notebook(name: str | Path) -> Path:
     """
     path = Path(name)
     for candidate in (path, path.with_name(path.name + ENDING) if path.name else path):
-        if candidate.is_file():
+        if candidate.is_file() or candidate.is_fifo():  # a pipe is refused where it is opened
             return candidate
     known, stem = carried_notebooks(), str(name).removesuffix(ENDING)
     matches = [known[stem]] if stem in known else [path for path in known.values() if path.stem == stem]

@@ -16,6 +16,7 @@ import nbformat
 from labkit.notebooks.carried import ENDING, carried_notebooks
 from labkit.system.carried import carried
 from labkit.system.errors import UserError
+from labkit.system.input_file import read_file
 from labkit.system.output_folder import COPIES, check_output_folder
 from labkit.system.whole_file import whole_file, write_whole
 
@@ -80,7 +81,7 @@ def copy_notebooks(folder: str | Path) -> Copies:
 def _digest(path: Path) -> str:
     """Digest of a notebook's cells and outputs, without JupyterLab's metadata; empty if the file is not a notebook."""
     try:
-        cells = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4).cells
+        cells = nbformat.reads(read_file(path, "a notebook").decode(), as_version=4).cells
     except (ValueError, KeyError, AttributeError, nbformat.ValidationError):
         return ""
     content = [(cell.cell_type, cell.source, cell.get("outputs", [])) for cell in cells]
@@ -90,7 +91,7 @@ def _digest(path: Path) -> str:
 def _read(path: Path) -> dict[str, str]:
     """The digests of the copies when they were made. Empty for a damaged file: then every copy counts as changed."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_file(path, "the record of the copies"))
         digests = record["digests"] if record["schema_version"] == SCHEMA_VERSION else {}
         return {str(name): str(digest) for name, digest in digests.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

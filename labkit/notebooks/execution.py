@@ -20,14 +20,15 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbclient.util import ensure_async, run_sync
 from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
-from papermill.parameterize import parameterize_notebook
 from traitlets.config import Config
 
 from labkit.notebooks.carried import find_notebook
 from labkit.notebooks.failure import Failure, NotebookError
+from labkit.notebooks.injected import with_parameters
 from labkit.notebooks.parameters import checked_values, read_parameters
 from labkit.notebooks.report import html_report
 from labkit.system.errors import RunError, UserError
+from labkit.system.input_file import read_file
 from labkit.system.json_file import parse_json
 from labkit.system.output_folder import RUNS, check_output_folder, reason
 from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE, Progress
@@ -86,7 +87,7 @@ def run_notebook(
     if any(target.exists() and target.samefile(path) for names in targets.values() for target in names):
         raise NotebookError(f"the output would replace {path}; choose an output folder other than {output_dir}")
     if chosen:
-        notebook = parameterize_notebook(notebook, chosen, kernel_name="python3", language="python")
+        notebook = with_parameters(notebook, chosen)
 
     started = time.perf_counter()
     failure = _execute(notebook, progress, timeout_s)
@@ -103,7 +104,7 @@ def run_notebook(
 def _read(path: Path) -> NotebookNode:
     expected = "a Jupyter notebook"
     try:
-        content = parse_json(path.read_bytes(), path, expected)
+        content = parse_json(read_file(path, expected), path, expected)
         if not isinstance(content, dict) or not isinstance(content.get("nbformat"), int):
             raise UserError(f"{path} is not {expected}: it does not state the version of its format")
         if content["nbformat"] >= 4 and not isinstance(content.get("cells"), list):

@@ -10,15 +10,20 @@ from typing import Any
 from nbformat import NotebookNode
 
 from labkit.notebooks.failure import NotebookError
+from labkit.notebooks.injected import source_of
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
 TAG = "parameters"
 _TYPES: dict[str, type] = {
-    **{"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict, "tuple": tuple, "set": set},
-    **{"List": list, "Dict": dict, "Tuple": tuple, "Set": set, "Sequence": list, "Iterable": list, "Mapping": dict},
+    **{kind.__name__: kind for kind in (str, bytes, int, float, complex, bool, list, dict, tuple, set, frozenset)},
+    **{"List": list, "Dict": dict, "Tuple": tuple, "Set": set, "FrozenSet": frozenset},
+    **{"Sequence": list, "Iterable": list, "Mapping": dict},
 }
+_EXAMPLES = {list: "[4]", tuple: "(3, 4)", set: "{3, 4}", frozenset: "{3, 4}", dict: "{'name': 4}", bytes: "b'text'"}
+_UNREADABLE = (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError)  # of a literal
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+LITERAL = "Literal["
 _MODULES = ("typing.", "collections.abc.", "t.")
 
 
@@ -43,6 +48,13 @@ class Parameter:
     def type(self) -> str:
         return " | ".join(self.types) or "any"
 
+    @property
+    def expected(self) -> str:
+        """The types in words, with an example of a type that has brackets."""
+        kinds = [_TYPES.get(name) for name in self.types]
+        example = next((_EXAMPLES[kind] for kind in kinds if kind in _EXAMPLES), "")
+        return " or ".join(map(_type_words, self.types)) + (f", such as {example}" if example else "")
+
     def __str__(self) -> str:
         return f"{self.name}: {self.type} = {self.default!r}" + (f"  # {self.help}" if self.help else "")
 
@@ -56,7 +68,7 @@ class Parameter:
         for name in sorted(self.types, key="str".__eq__):
             try:
                 return _convert(value, name)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
+            except _UNREADABLE:
                 continue
         if not self.types:
             return _literal(value) if isinstance(value, str) else value
@@ -118,7 +130,12 @@ def checked_values(parameters: Sequence[Parameter], values: Mapping[str, object]
         try:
             checked[name] = known[name].convert(value)
         except ValueError:
-            problems.append(f"parameter {name!r}: got {value!r}, expected {known[name].type}")
+            problems.append(f"parameter {name!r}: got {value!r}, expected {known[name].expected}")
+            continue
+        try:
+            source_of(checked[name])
+        except UserError as error:
+            problems.append(f"parameter {name!r}: {error}")
     if problems:
         listing = "\n".join(f"  {parameter}" for parameter in parameters) or "  none"
         raise ParameterError("\n".join(problems) + f"\nthe notebook's parameters are:\n{listing}")
@@ -130,8 +147,8 @@ def _convert(value: object, type_name: str) -> Any:
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
             return None
         raise UserError(value)
-    if type_name.startswith("Literal["):
-        choices = ast.literal_eval(f"({type_name[len('Literal[') : -1]},)")
+    if type_name.startswith(LITERAL):
+        choices = ast.literal_eval(f"({type_name.removeprefix(LITERAL).removesuffix(']')},)")
         same = [choice for choice in choices if type(choice) is type(value) and choice == value]
         for choice in same or [choice for choice in choices if isinstance(value, str) and str(choice) == value]:
             return choice
@@ -144,21 +161,29 @@ def _convert(value: object, type_name: str) -> Any:
             if value.lower() not in _BOOLS:
                 raise UserError(value)
             return _BOOLS[value.lower()]
-        value = kind(value) if kind in (int, float) else ast.literal_eval(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind in (list, tuple, set) and isinstance(value, list | tuple):
+        value = kind(value) if kind in (int, float, complex) else ast.literal_eval(value)
+    if kind in (float, complex) and isinstance(value, int | float) and not isinstance(value, bool):
         return kind(value)
+    if kind in (list, tuple, set, frozenset) and isinstance(value, list | tuple):
+        return kind(value)
+    if kind is frozenset and isinstance(value, set):
+        return frozenset(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UserError(value)
     return value
+
+
+def _type_words(name: str) -> str:
+    if not name.startswith(LITERAL):
+        return name
+    return f"one of {name.removeprefix(LITERAL).removesuffix(']')}"
 
 
 def _literal(text: str) -> Any:
     """The value of a text that is a literal, else the text itself."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except _UNREADABLE:
         return text
 
 

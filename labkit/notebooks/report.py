@@ -15,6 +15,7 @@ from labkit.figures.page import POLICY, Figures, stylesheet
 from labkit.notebooks.contained import contained
 from labkit.notebooks.failure import Failure
 from labkit.system.progress import OUTCOME_MIME_TYPE
+from labkit.system.shown import shown
 from labkit.widgets.controls import setting_words
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
@@ -62,7 +63,7 @@ def html_report(
         "title": heading or title,
         "outcomes": outcomes,
         "parameters": {
-            name.replace("_", " "): setting_words(name, value)
+            name.replace("_", " "): shown(setting_words(name, value))
             for name, value in parameters.items()
             if value not in (None, "")
         },

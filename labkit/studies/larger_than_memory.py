@@ -35,6 +35,7 @@ from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
+from labkit.system.input_file import read_file
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.owned_folder import owned_folder
 from labkit.system.partly import Show, so_far, unseen
@@ -239,7 +240,7 @@ def save_study(study: StreamingStudy, folder: str | os.PathLike[str]) -> Path:
 def load_study(path: str | os.PathLike[str]) -> StreamingStudy:
     """The study in a file from `save_study`. UserError if the file holds no such record."""
     try:
-        return StreamingStudy.model_validate_json(Path(path).read_text(encoding="utf-8"))
+        return StreamingStudy.model_validate_json(read_file(Path(path), "a study"))
     except ValidationError as error:
         raise UserError(
             f"{path} is no streaming study of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "

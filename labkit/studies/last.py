@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from labkit.system.errors import UserError
+from labkit.system.input_file import read_file
 from labkit.system.output_folder import reason
 from labkit.system.whole_file import write_whole
 
@@ -44,8 +46,8 @@ def keep_last(last: Last[Result], kind: type[Result], name: str, runs: str | os.
 def read_last(kind: type[Result], name: str, runs: str | os.PathLike[str]) -> Last[Result] | None:
     """The result from `keep_last`; None if nothing was kept, or if another version of labkit wrote it."""
     try:
-        last: Last[Result] = _adapter(kind).validate_json(_file(name, runs).read_bytes())
-    except (OSError, ValidationError):
+        last: Last[Result] = _adapter(kind).validate_json(read_file(_file(name, runs), "a result"))
+    except (OSError, UserError, ValidationError):
         return None
     return last
 

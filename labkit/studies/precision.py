@@ -33,6 +33,7 @@ from labkit.studies.matrix_errors import (
 from labkit.studies.outcome import Outcome, Study
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
+from labkit.system.input_file import read_file
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
@@ -291,7 +292,7 @@ def save_study(study: PrecisionStudy, folder: str | os.PathLike[str]) -> Path:
 def load_study(path: str | os.PathLike[str]) -> PrecisionStudy:
     """The study in a file from `save_study`. UserError if the file holds no such record."""
     try:
-        return PrecisionStudy.model_validate_json(Path(path).read_text(encoding="utf-8"))
+        return PrecisionStudy.model_validate_json(read_file(Path(path), "a study"))
     except ValidationError as error:
         raise UserError(
             f"{path} is no precision study of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "

@@ -21,6 +21,7 @@ class SettingBounds(NamedTuple):
     above: bool = False  # `least` itself is too small
 
 
+MOST_WRITTEN = 10**300
 MOST_RANKS = 10_000
 COUNT = SettingBounds(1, 10_000_000)
 RANKS = SettingBounds(1, MOST_RANKS)
@@ -73,7 +74,8 @@ def check_number(name: str, number: Any, *, least: float | None = None, why: str
 
 
 def _written(number: Any) -> str:
-    try:
-        return str(number) if abs(number) < 1e15 and isinstance(number, Integral) else f"{number:g}"
-    except OverflowError:
-        return "a number of more than 300 digits"
+    """All digits of a number, but not of one that fills lines."""
+    if isinstance(number, Integral):
+        return str(number) if abs(int(number)) < MOST_WRITTEN else "a number of more than 300 digits"
+    short = f"{number:g}"
+    return short if float(short) == number or number != number else str(float(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from labkit.system.shown import shown, shown_lines
 from labkit.system.terminal import terminal
 
 REFUSED, FAILED = 2, 1
+EXTRA = re.compile(r"^(Got unexpected extra arguments?)(?:\(s\))? \((.*)\)$", re.DOTALL)  # the words in the parentheses
 UsageError = cast(type[Exception], BadParameter.__mro__[1])  # typer gives it no public name
 
 
@@ -66,6 +68,7 @@ def _misused(error: Exception) -> None:
     if cause is not None and hasattr(cause, "errors"):  # from pydantic, with which typer parses values
         error.message = _value(cause.errors()[0])  # type: ignore[attr-defined]
     message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    message = EXTRA.sub(lambda extra: f"{extra[1]} {extra[2]!r}", message)
     _end(f"{message}; {call.command_path} --help shows what it takes" if call else message, REFUSED)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.system.errors import UserError
+from labkit.system.first_bytes import instead_of_content
+from labkit.system.input_file import open_file
 
 MOST_BYTES = 64 << 20  # ten times the index of the largest published checkpoints
 MOST_LEVELS = 32  # of nested objects and lists; configs, indices and manifests have four at most
@@ -17,10 +19,11 @@ BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)  # matches a
 def read_json(path: Path, expected: str) -> Any:
     """The content of the JSON file at `path`. `expected`: what the file should be, for the error message.
 
-    UserError, which names the file: it is not JSON, has more than MOST_BYTES, or nests deeper than MOST_LEVELS.
+    UserError, which names the file: it is a pipe, or not JSON, has more than MOST_BYTES, or nests deeper than
+    MOST_LEVELS.
     OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_file(path, expected) as file:
         data = file.read(MOST_BYTES + 1)  # a device may have no end, and reports no size
     if len(data) > MOST_BYTES:
         size = path.stat().st_size
@@ -30,11 +33,15 @@ def read_json(path: Path, expected: str) -> Any:
 
 def parse_json(data: bytes, path: Path, expected: str) -> Any:
     """Like `read_json`, for bytes that were already read from `path`."""
+    if fault := instead_of_content(data.strip()):
+        raise UserError(f"{path} {fault}; expected {expected}")
     try:
         text = data.decode()
         deep = _too_deep(text)
         values = None if deep else json.loads(text)
-    except ValueError as error:  # not UTF-8, not JSON, or a number of thousands of digits
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); expected {expected}") from None
+    except ValueError as error:  # not JSON, or a number of thousands of digits
         raise UserError(f"{path} is not JSON ({error}); expected {expected}") from None
     if deep:
         raise UserError(f"{path} nests deeper than {MOST_LEVELS} levels; expected {expected}")

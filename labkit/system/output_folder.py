@@ -16,6 +16,7 @@ ROOM_BYTES = 16 << 20  # for the records of a run and the files next to them
 REMEDIES = {
     errno.ENOSPC: "make room there, or name a folder on another disk",
     errno.EDQUOT: "make room there, or name a folder on another disk",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or name a folder on a file system with larger files",
     errno.EROFS: "the file system is read-only; name another folder",
     errno.EACCES: "name a folder that you may write to, or change its permissions",
     errno.EPERM: "name a folder that you may write to, or change its permissions",

@@ -59,6 +59,20 @@ def write_whole(target: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+def check_output_file(target: Path) -> None:
+    """Checks that `target` can be written, and makes nothing. For commands that compute for long before they write.
+
+    UserError: the target is a folder. OSError, which names the target: it is not writable, or its folder is not.
+    """
+    if _present(target) is not None:
+        return
+    nearest = next(folder for folder in Path(os.path.realpath(target)).parents if folder.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
+
+
 def check_no_input(output: Path, inputs: Iterable[Path], option: str = "--output") -> None:
     """Raises UserError if the output is one of the inputs, by any name or link: the input would be replaced."""
     for path in inputs:

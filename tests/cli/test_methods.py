@@ -46,7 +46,7 @@ def test_json_is_one_object_with_a_cell_for_each_batch(labkit: Labkit) -> None:
         (("--methods", "lama.cpp"), "did you mean"),
         (("--memory-gb", "0"), "got memory_gb = 0"),
         (("--page", "cells.jsonl", "--output", "./cells.jsonl"), "as --page and as --output; name two files"),
-        (("--page", "/dev/null/page.md"), "tables cannot be written to the folder /dev/null"),
+        (("--page", "/dev/null/page.md"), "/dev/null/page.md: Not a directory"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(arguments: tuple[str, ...], message: str, labkit: Labkit) -> None:

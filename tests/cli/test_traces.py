@@ -131,6 +131,11 @@ def test_each_of_several_tables_is_sorted_that_has_the_column(
     assert code == 2
     assert "total" in errors
     assert "labkit trace contents" not in errors
+    code, _, errors = labkit("trace", command, path, "--sort", "bogus")
+    assert "got --sort bogus, expected a column; the tables and their columns are:" in errors
+    listed = dict(line.strip().split(": ") for line in errors.splitlines()[1:])
+    assert list(listed) == [name for name in tables if isinstance(tables[name], list) and name in listed]
+    assert "total_ns" in listed["kernels" if command == "summary" else "operators"].split(", ")
 
 
 CODES = "\x1b[2J\x1b]0;title\x07\u202egemm\x9b31m\r\n"

@@ -54,7 +54,7 @@ def test_the_files_of_a_package_can_be_read() -> None:
     [
         ("", r"is not JSON \(Expecting value"),
         ('{"gpu": "NVIDIA', r"is not JSON \(Unterminated string"),
-        (b"\xff\xfe", r"is not JSON \('utf-8' codec can't decode"),
+        (b"\xff\xfe", r"is not UTF-8 text \(byte 0\)"),
         ("[]", "is damaged: expected"),
         ('{"gpu": "NVIDIA H200 (141 GB)"}', "is damaged: expected"),
         ('{"gpu": "NVIDIA A100", "tiles": {}}', r"was tuned for 'NVIDIA A100', this is 'NVIDIA H200 \(141 GB\)'"),

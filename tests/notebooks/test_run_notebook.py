@@ -168,8 +168,8 @@ FOUR = {"metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     ("content", "cause"),
     [
         (b"not JSON", "is not JSON (Expecting value"),
-        (b"", "is not JSON (Expecting value"),
-        (b'{"cells": [], "x": "\xff"}', "is not JSON ('utf-8' codec can't decode byte 0xff"),
+        (b"", "is empty: "),
+        (b'{"cells": [], "x": "\xff"}', "is not UTF-8 text (byte 20"),
         (b"[" * 100_000, "nests deeper than 32 levels; expected a Jupyter notebook"),
         (b"[1]", "is not a Jupyter notebook: it does not state the version"),
         (json.dumps({"a": 1}).encode(), "is not a Jupyter notebook: it does not state the version"),

@@ -36,10 +36,21 @@ def test_brackets_within_strings_do_not_nest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "{'a': 1}", b"\xff\xfe", '"' + '\\"' * 500_000, '"\\', "1" * 100_000], ids=lambda text: text[:4]
+    "text", ["{", "{'a': 1}", '"' + '\\"' * 500_000, '"\\', "1" * 100_000], ids=lambda text: text[:4]
 )
-def test_what_is_no_json_is_named(text: str | bytes, tmp_path: Path) -> None:
+def test_what_is_no_json_is_named(text: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a.json is not JSON \(.*\); expected an object"):
+        read_json(written(tmp_path / "a.json", text), "an object")
+
+
+def test_bytes_that_are_not_utf_8_are_named_by_the_first_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a.json is not UTF-8 text \(byte 3\); expected an object$"):
+        read_json(written(tmp_path / "a.json", b'{"a\xc3": 1}'), "an object")
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_file_is_called_so(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a.json is empty.*; expected an object"):
         read_json(written(tmp_path / "a.json", text), "an object")
 
 

@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
+from labkit.system.input_file import read_stream
 from labkit.system.output_folder import reason
 
-MOST_OF_A_STREAM = 1 << 24  # characters of a pipe or a device
+MOST_OF_A_STREAM = 1 << 24  # bytes of a pipe or a device
 DEFAULT_TEXT = "Python's help topics"  # 65,000 words of English
 LEAST = 2  # tokens of a text: the first one predicts the second
 MARGIN = 16  # tokens at the end of a part of a text that the whole text may tokenize differently
@@ -25,15 +26,16 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
         return "\n".join(pydoc_data.topics.topics.values()), DEFAULT_TEXT
     path = expanded(file)
     try:
-        with path.open(encoding="utf-8") as opened:
-            text = opened.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 text (byte {error.start}); expected plain text") from None
+        content = read_stream(path, MOST_OF_A_STREAM + 1)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
-    if not path.is_file() and len(text) > MOST_OF_A_STREAM:
-        raise UserError(f"{path} gives more than {MOST_OF_A_STREAM:,} characters and may never end; name a file")
-    return text, path.name
+    if not path.is_file() and len(content) > MOST_OF_A_STREAM:
+        raise UserError(f"{path} gives more than {MOST_OF_A_STREAM:,} bytes and may never end; name a file")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no UTF-8 text (byte {error.start}); expected plain text") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n"), path.name
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: int) -> Tensor:

@@ -26,6 +26,7 @@ from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.owned_folder import owned_folder
 from labkit.system.progress import Progress, unheard
+from labkit.system.whole_file import check_output_file
 
 METHODS = ("hf-eager", "accelerate", "accelerate-int8", "fused", "fused-tp2", "fused-int8", "fused-streamed")
 ALIASES = {"accelerate-int8": "bitsandbytes-int8", "streamed": "fused-streamed"}  # the articles' names
@@ -99,6 +100,8 @@ def bench_methods(
     A method that does not fit into its memory, or cannot run the case, is a cell with the reason. UserError: an
     impossible name or size, or a file of another case. NotQuietError: the machine did not become quiet.
     """
+    file = Path(output)
+    check_output_file(file)
     batches, methods = tuple(dict.fromkeys(batches)), tuple(dict.fromkeys(methods))
     case = comparison_case(
         model=model, dtype=dtype, batch=1, prompt=prompt, new=new, threads=threads, memory_gb=memory_gb
@@ -107,7 +110,6 @@ def bench_methods(
     schedule = Schedule(rounds=cycles, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
     case = prepare((), case, schedule).case
     settings = GridSettings(case, cycles, seed, wait_quiet_s, read_environment(case.threads))
-    file = Path(output)
     cells = _existing_cells(file, settings)
     check_output_folder(file.parent)
     scratch_root = None if scratch is None else check_output_folder(scratch, what="models", option=setting("scratch"))

@@ -14,6 +14,7 @@ from labkit.nsys.capture.tax import Tax
 from labkit.nsys.trace import TraceError
 from labkit.statistics import Trust
 from labkit.statistics.trust import AGAIN, load_doubts
+from labkit.system.input_file import read_file
 from labkit.system.validation import Listed, first_problem
 
 SUFFIX, OF_RANK = re.compile(r"\.(sqlite|json\.gz)$"), re.compile(r"-r\d+$")
@@ -49,7 +50,7 @@ class CaptureRecord(Listed):
 def read_record(path: Path) -> CaptureRecord:
     """The record of a capture. Raises TraceError for a file that is not a record."""
     try:
-        return CaptureRecord.model_validate_json(path.read_bytes())
+        return CaptureRecord.model_validate_json(read_file(path, "the record of a capture"))
     except ValidationError as error:
         raise TraceError(
             f"{path} is not a record of a capture, schema version 1: {first_problem(error, 'the file')}; "

@@ -19,8 +19,8 @@ from labkit.nsys.reader.limits import rank_number
 from labkit.nsys.reader.report import read_report
 from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.trace import SCHEMA, Source, Trace, TraceError, typed
+from labkit.system.first_bytes import first_bytes, instead_of_content
 
-LFS = b"version https://git-lfs"
 SQLITE = b"SQLite format 3\0"
 STREAM, REPORT = b"NVIDIA Nsight Systems Stream", b"NVIDIA Tegra Profiler Report"
 RANK = re.compile(r"(?:^|[^a-z])r(?:ank)?[-_.]?(\d+)(?:[^a-z0-9]|$)", re.IGNORECASE)
@@ -73,14 +73,13 @@ def _reader(path: Path) -> Callable[[Path], Trace]:
         raise TraceError(f"{path} is a folder; name the files in it ({', '.join(inside) or 'no trace is there'})")
     if not path.exists():
         raise TraceError(f"got {path}, which does not exist; {EXPECTED}")
-    with path.open("rb") as file:
-        head = file.read(1024)
+    head = first_bytes(path, "a trace")
     if head.startswith(SQLITE):
         return read_sqlite
     if head.startswith(GZIP) or head.removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
         return read_chrome
-    if head.startswith(LFS):
-        raise TraceError(f"{path.name} is a pointer of Git LFS, not the file itself; fetch that: git lfs pull")
+    if head and (fault := instead_of_content(head)):
+        raise TraceError(f"{path.name} {fault}")
     if STREAM in head:
         raise TraceError(
             f"{path.name} is a raw stream (.qdstrm) that nsys could not import: the importer was missing, or the run "

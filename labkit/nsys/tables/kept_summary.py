@@ -25,6 +25,7 @@ from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.summary import TraceSummary, summarise
 from labkit.nsys.trace import Source
 from labkit.system.cache_root import cache_root
+from labkit.system.input_file import open_file
 from labkit.system.kept_folders import Bounds, remove_old, used
 from labkit.system.owned_folder import owned_folder
 
@@ -63,7 +64,7 @@ def _folder(files: Sequence[Path], selection: Selection) -> Path | None:
             return None
         key = hashlib.sha256(f"{_code_digest()} {selection} {pd.__version__}".encode())
         for path in files:
-            with path.open("rb") as file:
+            with open_file(path, "a trace") as file:
                 key.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
         return Path(root, "summaries", key.hexdigest()[:32])
     return None

@@ -16,10 +16,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from labkit.system.errors import UserError
+from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.weights.protocol import require_floats
 
 MOST_LEVELS = 32  # of nested dicts; Megatron's have five
 MOST_VALUES = 1 << 18  # in nested dicts; a dict that is nested in several places counts each time
+OF_TORCH = (b"PK", b"\x80")  # first bytes of a zip archive, and of the pickle in files from before torch 1.6
 REBUILD_ARRAY = np.empty(0).__reduce__()[0]
 # Megatron stores its arguments and the state of random generators with the tensors. These classes hold data only.
 HARMLESS: list[Any] = [Namespace, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
@@ -38,8 +40,9 @@ class TensorFile:
         self.path = path
         self.other: dict[str, Any] = {}
         self._loaded: dict[str, Tensor] | None = None
-        if not path.is_file():
+        if not path.is_file() and not path.is_fifo():  # a pipe is refused where it is opened
             raise UserError(f"{path} is missing; copy it there, or check the list of files and base_dir")
+        self._head = first_bytes(path, "a file of tensors")
         if path.suffix == ".safetensors":
             with self._opened() as tensors:
                 self._names = set(tensors.keys())
@@ -86,7 +89,7 @@ class TensorFile:
             with torch.serialization.safe_globals(HARMLESS):
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(self.path))
         except pickle.UnpicklingError as error:
-            if "weights_only" not in str(error).lower():
+            if "weights_only" not in str(error).lower() or not self._head.startswith(OF_TORCH):
                 raise self._damaged(error) from error
             raise UserError(
                 f"{self.path} holds more than tensors and numbers ({_reason(error)}); labkit runs no code of a "
@@ -105,7 +108,14 @@ class TensorFile:
             yield tensors
 
     def _damaged(self, error: Exception) -> UserError:
-        return UserError(f"{self.path} cannot be read ({first_line(error)}); download it again")
+        if fault := instead_of_content(self._head):
+            return UserError(f"{self.path} {fault}")
+        of_safetensors = self.path.suffix == ".safetensors"
+        kind = "safetensors" if of_safetensors else "PyTorch"
+        if not (self._head[8:9] == b"{" if of_safetensors else self._head.startswith(OF_TORCH)):
+            return UserError(f"{self.path} begins with {self._head[:16]!r}, so it is no {kind} file; download it again")
+        reason = "it ends too early" if isinstance(error, EOFError) else first_line(error)
+        return UserError(f"{self.path} cannot be read ({reason}); download it again")
 
 
 def first_line(error: Exception) -> str:

@@ -19,6 +19,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
+from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
@@ -57,6 +58,8 @@ def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWei
         if not path.is_file():
             raise UserError(f"{path} is missing; {AGAIN}")
         if (size := path.stat().st_size) != file.bytes:
+            if fault := instead_of_content(first_bytes(path, "a safetensors file")):
+                raise UserError(f"{path} {fault}")
             raise UserError(f"{path} has {size} bytes, expected {file.bytes}; {AGAIN}")
     return SavedWeights(folder, manifest, policy, config)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from labkit.system.errors import UserError
+from labkit.system.input_file import open_file
 from labkit.system.json_file import parse_json
 from labkit.weights.checkpoint.pieces import Interval
 from labkit.weights.checkpoint.tensor_writer import FILLER, LENGTH, NAMES, PART, bytes_of, parts_of
@@ -49,7 +50,7 @@ class TensorStream:
         """digests: the digests of the tensors when the file was written."""
         self.path, self._digests = path, digests
         self._intact: set[str] = set()
-        self._file = path.open("rb", buffering=0)
+        self._file = open_file(path, "a safetensors file").detach()
         size = os.fstat(self._file.fileno()).st_size
         try:
             length = int.from_bytes(self._file.read(LENGTH), "little")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from labkit.system.errors import UserError
+from labkit.system.first_bytes import HEAD, instead_of_content
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -97,6 +98,8 @@ def read_header(path: Path) -> Header:
     data = _mapped(path)
     magic, version = bytes(data[:4]), int.from_bytes(data[4:8], "little")
     if magic != MAGIC:
+        if fault := instead_of_content(bytes(data[:HEAD])):
+            raise UserError(f"{path} {fault}")
         raise UserError(f"{path} begins with {magic!r}, expected {MAGIC!r}: it is no GGUF file")
     if version not in VERSIONS:
         order = " in big-endian order" if int.from_bytes(data[4:8], "big") in VERSIONS else ""

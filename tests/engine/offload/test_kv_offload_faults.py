@@ -93,6 +93,19 @@ def test_too_little_room_is_said_before_anything_is_computed(
     assert torch.equal(logits_of(engine, disk_cache, step), logits_of(resident, memory_cache, step))
 
 
+def test_a_cause_that_is_no_lack_of_room_is_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = kv_on_disk(vanilla("llama"), tmp_path)
+    for code, words in (
+        (errno.EFBIG, r"File too large; raise the limit of a file's size \(ulimit -f\)"),
+        (errno.EIO, "Input"),
+    ):
+        monkeypatch.setattr(cache_file.os, "posix_fallocate", failing(code))
+        with pytest.raises(ValueError, match=words) as refused:
+            engine(prompt(1, 9))
+        assert "free" not in str(refused.value)
+        assert str(tmp_path) in str(refused.value)
+
+
 def test_a_cache_whose_copy_fails_half_way_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, resident = kv_on_disk(vanilla("llama"), tmp_path), fused("llama")
     disk_cache, memory_cache = (side(prompt(2, 9)).past_key_values for side in (engine, resident))

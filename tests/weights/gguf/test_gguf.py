@@ -159,7 +159,7 @@ def test_a_damaged_header_is_said(position: int, new: bytes, message: str, llama
 @pytest.mark.parametrize("length", [0, 3, 20, 3000, -10])
 def test_a_file_that_is_cut_off_is_said(length: int, llama: Path) -> None:
     llama.write_bytes(llama.read_bytes()[:length])
-    with pytest.raises(UserError, match=r"is damaged or cut off|it is no GGUF file|is of GGUF version"):
+    with pytest.raises(UserError, match=r"is empty|is damaged or cut off|it is no GGUF file|is of GGUF version"):
         resolve(llama)
 
 
