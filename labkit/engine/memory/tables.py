@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ def count_on(positions: Tensor, length: int) -> Tensor:
     """Sets positions [B, C] from slot `length` on, and returns them: they count on from the slot before, or from 0, as
     in transformers' `generate`.
     """
-    kind = {"dtype": positions.dtype, "device": positions.device}
+    kind: dict[str, Any] = {"dtype": positions.dtype, "device": positions.device}
     last = positions[:, length - 1 : length] if length else torch.tensor([[-1]], **kind)
     positions[:, length:] = last + torch.arange(1, positions.shape[1] - length + 1, **kind)
     return positions
