@@ -36,7 +36,7 @@ OPERATIONS = {
     "stream": "int64",
     "correlation": "int64",  # number of the API call of the same process; 0: none
     "graph_node": "int64",  # of a kernel that a CUDA graph launched; 0: none
-    "bytes": "int64",  # of copies and memsets; 0: not a copy
+    "bytes": "int64",  # of copies and memsets; 0: unknown, or not a copy
     "memory": "category",  # of a copy: "Pageable -> Device"; "" if the file lacks it
     "grid": "category",  # "108 x 1 x 1"; "" without a grid
     "block": "category",

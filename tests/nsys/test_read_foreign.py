@@ -12,6 +12,7 @@ from foreign_traces import ascend, jax_gpu, jax_tpu, mtia, named, span, viztrace
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.budget import budget
+from labkit.nsys.tables.operations import copies
 from labkit.nsys.trace import Trace, TraceError
 
 
@@ -38,13 +39,29 @@ def test_jax_on_gpus(tmp_path: Path) -> None:
     trace = opened(tmp_path, jax_gpu())
     assert work_rows(trace) == [
         ("kernel", "gemm_fusion_dot_1", 0, 10_500, 1, 7, 0),
-        ("memcpy", "HtoD", 19_875, 24_875, 1, 7, 0),
+        ("memcpy", "HtoD", 19_875, 24_875, 1, 7, 1024),
         ("memcpy", "DtoH", 29_875, 34_875, 1, 9, 0),
     ]
+    assert trace.operations["memory"].tolist() == ["", "Pinned -> Device", ""]
     assert launched_by(trace) == ["cuLaunchKernelEx", "", ""]
     assert trace.ranges["name"].tolist() == ["PjitFunction(f)"]
     assert trace.processes["name"].tolist() == ["/host:CPU"]
     assert sorted(trace.source.unread) == ["1 of '/device:GPU:1', 'XLA Modules'", "1 of '/device:GPU:1', 'XLA Ops'"]
+
+
+def test_copies_of_jax_have_the_direction_of_their_memories_and_no_size_that_is_not_told(tmp_path: Path) -> None:
+    details = {
+        "": "unknown", "kind_src:device kind_dst:pageable size:5000": "DtoH", "kind_src:managed size:x": "unknown",
+        "kind_src:device kind_dst:device_static size:64 :": "DtoD", "size": "unknown",
+    }  # fmt: skip
+    copied = [span(1, 7, "MemcpyOther", 10 * number, 5, memcpy_details=text) for number, text in enumerate(details, 1)]
+    trace = opened(tmp_path, [*named(1, "/device:GPU:0", {7: "Stream #7(Memcpy)"}), *copied])
+    assert trace.operations["name"].tolist() == list(details.values())
+    assert trace.operations["bytes"].tolist() == [0, 5000, 0, 64, 0]
+    table = copies(trace).set_index("name")
+    assert table.loc["unknown", ["size", "count"]].tolist() == ["unknown", 3]
+    assert table.loc["unknown", ["bytes", "gb_s"]].isna().all()
+    assert table.loc["DtoH", ["memory", "size", "bytes", "gb_s"]].tolist() == ["Device -> Pageable", "4-64 KB", 5000, 1]
 
 
 def test_operators_of_jax_on_tpus_are_the_work(tmp_path: Path) -> None:
