@@ -110,6 +110,10 @@ class TraceError(UserError):
     """A file that is not a readable trace, or a trace that lacks needed data: got, expected, what to do."""
 
 
+class EmptyTraceError(TraceError):
+    """A whole trace without any range, call or operation."""
+
+
 @dataclass(frozen=True)
 class Source:
     """The origin of a trace, and the parts of its file that were not read."""
