@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.operations import copies
+from labkit.nsys.tables.selection import Selection
+from labkit.nsys.tables.summary import summarise
 from labkit.nsys.trace import Trace, TraceError
 
 
@@ -100,6 +103,25 @@ def test_mtia(tmp_path: Path) -> None:
     assert trace.source.profiler == "torch.profiler"
     assert trace.processes["name"].tolist() == ["service"]
     assert budget(trace)["idle_ns"].tolist() == [10_000]
+
+
+@pytest.mark.parametrize("document", [viztracer, jax_gpu, ascend])
+def test_no_word_of_nsys_or_cuda_names_what_others_record(document: Callable[[], object], tmp_path: Path) -> None:
+    trace = opened(tmp_path, document())
+    words = set(summarise(trace).contents["what"])
+    assert not {word for word in words if "NVTX" in word}
+    assert ("CUDA calls" in words) == (document is jax_gpu)
+    for field in ("name", "range"):
+        with pytest.raises(TraceError, match="names of ranges matches") as error_info:
+            Selection(**{field: "no such"}).of(trace, "ranges")
+        assert "NVTX" not in str(error_info.value)
+
+
+def test_times_of_ranges_are_named_where_there_are_ranges(tmp_path: Path) -> None:
+    calls = [span(1, 1, "aten::mm", 1, 2, "cpu_op")]
+    assert summarise(opened(tmp_path, calls)).remarks == ("no GPU work was recorded",)
+    with_range = [*calls, span(1, 1, "mine", 0, 4, "user_annotation")]
+    assert summarise(opened(tmp_path, with_range)).remarks[0].endswith("so times of ranges are on the CPU")
 
 
 def test_viztracer(tmp_path: Path) -> None:
