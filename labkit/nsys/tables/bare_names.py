@@ -6,10 +6,11 @@ Numbers of layers, experts, ranks and the like tell which part of a model or a m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from labkit.nsys.arrays import Ints
 from labkit.stages import DOMAIN
@@ -36,13 +37,14 @@ def without_numbers(names: pd.Categorical, process: Ints) -> pd.Categorical:
     is before the number. labkit's own names keep their numbers.
     """
     texts = [_without_steps(str(name)) for name in names.categories]
-    counts = _most_in_a_process(names.codes, process, len(texts))
-    counted = _counted(text for text, count in zip(texts, counts.tolist(), strict=True) if count == 1)
-    repeated = {_split(text) for text, count in zip(texts, counts.tolist(), strict=True) if count > 1}
-    for at, text in enumerate(texts):
-        bare = _split(text)
-        if bare in counted and bare not in repeated:
-            texts[at] = str(bare)
+    bare = [_split(text) for text in texts]
+    count_of = Counter(bare[at] for at in {text: at for at, text in enumerate(texts)}.values())
+    many = np.array([text is not None and count_of[text] >= MANY for text in bare], bool)
+    if many.any():
+        repeated = {bare[at] for at in _repeated(names.codes, process, many)}
+        for at in np.flatnonzero(many).tolist():
+            if bare[at] not in repeated:
+                texts[at] = str(bare[at])
     codes, categories = pd.factorize(np.array(texts, object))
     return pd.Categorical.from_codes(np.append(codes, -1)[names.codes], pd.Index(categories, dtype="str"))
 
@@ -57,15 +59,8 @@ def _split(text: str) -> str | None:
     return None if match is None or PARTS.search(match["bare"]) else match["bare"]
 
 
-def _counted(texts: Iterable[str]) -> set[str | None]:
-    """What at least MANY texts are without their last number."""
-    bare, counts = np.unique([text for text in map(_split, set(texts)) if text is not None], return_counts=True)
-    return set(bare[counts >= MANY].tolist())
-
-
-def _most_in_a_process(codes: Ints, process: Ints, names: int) -> Ints:
-    """For each name the greatest number of its ranges in one process."""
-    pairs, counts = np.unique(np.asarray(process, np.int64) * names + codes, return_counts=True)
-    most = np.zeros(names, np.int64)
-    np.maximum.at(most, pairs % max(names, 1), counts)
-    return most
+def _repeated(codes: Ints, process: Ints, among: NDArray[np.bool_]) -> list[int]:
+    """The categories of `among` that several rows of one process have."""
+    rows = np.append(among, False)[codes]
+    pairs, counts = np.unique(process[rows].astype(np.int64) * len(among) + codes[rows], return_counts=True)
+    return (pairs[counts > 1] % len(among)).tolist()
