@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 Event = dict[str, Any]
+COPY_DETAILS = "kind_src:pinned kind_dst:device size:1024 dest:0 async:1"
 
 
 def named(pid: object, process: str, threads: dict[int, str] | None = None, labels: str = "") -> list[Event]:
@@ -32,7 +33,7 @@ def jax_gpu() -> Event:
             span(701, 77, "PjitFunction(f)", 5.5, 40),
             span(701, 77, "cuLaunchKernelEx", 10, 2, correlation_id="85"),
             span(2, 14, "gemm_fusion_dot_1", 20.125, 10.5, **kernel),
-            span(2, 14, "MemcpyH2D", 40, 5, correlation_id="86", memcpy_details="kind_src:pinned size:1024"),
+            span(2, 14, "MemcpyH2D", 40, 5, correlation_id="86", memcpy_details=COPY_DETAILS),
             span(2, 15, "MemcpyD2H", 50, 5, correlation_id="87"),
             span(2, 90, "jit_f(123)", 20, 30),
             span(2, 91, "dot.1", 20.125, 10.5),

@@ -165,7 +165,7 @@ def _time_unit(values_ns: NDArray[np.float64]) -> TimeUnit:
 
 
 def _byte_unit(values: pd.Series) -> tuple[str, float]:
-    most = float(values.max()) if len(values) else 0.0
+    most = float(values.max()) if values.notna().any() else 0.0
     return next(
         (unit, scale)
         for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1.0))

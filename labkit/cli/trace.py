@@ -18,7 +18,7 @@ from labkit.system.errors import UserError
 from labkit.system.interrupts import INTERRUPTED
 from labkit.system.progress import progress_bar
 from labkit.system.shown import shown
-from labkit.system.terminal import terminal
+from labkit.system.terminal import line_writer, terminal
 from labkit.system.whole_file import check_no_input, check_output_file
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _take(command: list[str], **options: Any) -> Capture:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress_bar(err) as follow:
-            return take(command, echo=err.print, progress=follow, **options)
+            return take(command, echo=line_writer(err), progress=follow, **options)
     except CommandFailedError as failed:
         err.print(f"error: {failed}", style="red", soft_wrap=True)
         raise typer.Exit(failed.exit_code if 0 < failed.exit_code < 256 else 1) from None

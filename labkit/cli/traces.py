@@ -41,7 +41,7 @@ Name = Annotated[str | None, typer.Option("--name", help="Only names that match 
 Rank = Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")]
 Device = Annotated[list[int] | None, typer.Option(help="Only this device; may be repeated.")]
 Stream = Annotated[list[int] | None, typer.Option(help="Only this stream; may be repeated.")]
-Range = Annotated[str | None, typer.Option("--range", help="Only work inside NVTX ranges whose name matches this.")]
+Range = Annotated[str | None, typer.Option("--range", help="Only work inside ranges whose name matches this.")]
 Top = Annotated[int | None, typer.Option(min=0, help="Rows of a table; 0: all. Default: 20; for programs all.")]
 Sort = Annotated[str | None, typer.Option(help="The column to sort by, the largest first.")]
 Ascending = Annotated[bool, typer.Option("--ascending", help="Sort the smallest first.")]
@@ -64,7 +64,7 @@ SHOWN = {
     "kernels": Shown(("name", *TIMES), "Kernels", ("name",)),
     "copies": Shown(("name", "memory", "size", "count", "bytes", "total_ns", "gb_s"), "Copies and memsets"),
     "calls": Shown(("library", "name", *TIMES), "Calls on the CPU"),
-    "ranges": Shown(("name", "count", "total_ns", "median_ns", "operations", "busy_share"), "NVTX ranges"),
+    "ranges": Shown(("name", "count", "total_ns", "median_ns", "operations", "busy_share"), "Ranges"),
     "gaps": Shown(("rank", "start_ns", "time_ns", "cause", "awaited", "next"), "Gaps", ("next",)),
     "categories": Shown(("category", "count", "total_ns", "share"), "Operators of PyTorch by what they do"),
     "operators": Shown(
@@ -79,15 +79,15 @@ SHOWN = {
     "collectives": Shown(
         ("start_ns", "kind", "bytes", "skew_ns", "transfer_ns", "bus_gb_s", "last", "range"), "Collectives"
     ),
-    "projection": Shown(("rank", "name", "start_ns", "duration_ns", "operations", "level"), "NVTX ranges on the GPU"),
+    "projection": Shown(("rank", "name", "start_ns", "duration_ns", "operations", "level"), "Ranges on the GPU"),
 }
 SUMS = ("Time (%)", "Total Time (ns)", "Med (ns)")
 OF_NSYS = {
     "nvtx_gpu_proj_trace": Shown(
-        ("Name", "Projected Start (ns)", "Projected Duration (ns)", "NumGPUOps", "Lvl"), "NVTX ranges on the GPU"
+        ("Name", "Projected Start (ns)", "Projected Duration (ns)", "NumGPUOps", "Lvl"), "Ranges on the GPU"
     ),
     "nvtx_gpu_proj_sum": Shown(
-        ("Range", "Total Proj Time (ns)", "Range Instances", "Proj Med (ns)", "Total GPU Ops"), "NVTX ranges by name"
+        ("Range", "Total Proj Time (ns)", "Range Instances", "Proj Med (ns)", "Total GPU Ops"), "Ranges by name"
     ),
     "nvtx_kern_sum": Shown(
         ("NVTX Range", "Kern Inst", "Total Time (ns)", "Med (ns)", "Kernel Name"), "Kernels of ranges", ("Kernel Name",)
@@ -173,7 +173,7 @@ def compare(
     parquet: Parquet = False,
     output: Output = None,
 ) -> None:
-    """Compare any two traces by NVTX ranges and kernels: which take more or less time.
+    """Compare any two traces by ranges and kernels: which take more or less time.
 
     The parts add up to the difference.
     """
@@ -332,12 +332,12 @@ _add("collectives", _collectives, "List the collectives of the ranks: last rank,
 _add("operators", _operators, "List PyTorch's operators by shapes: time, TFLOP/s, TB/s, share of the roofline.")
 for _name, _module, _function, _help in (
     ("kernels", "operations", "kernels", "List kernels by name: number and time."),
-    ("ranges", "ranges", "ranges", "List NVTX ranges by name: time on the GPU, and how busy it was."),
+    ("ranges", "ranges", "ranges", "List ranges by name: time on the GPU, and how busy it was."),
     ("copies", "operations", "copies", "List copies and memsets by kind, memory and size: number and rate."),
     ("calls", "calls", "calls", "List calls on the CPU: CUDA, operators of PyTorch, the system's libraries."),
     ("gaps", "gaps", "gaps", "List the times when the GPU was idle, and what it waited for."),
     ("short", "gaps", "short_kernels", "List kernels below 10 µs, with the idle time before them."),
-    ("projection", "ranges", "projection", "List every NVTX range with its time on the GPU."),
+    ("projection", "ranges", "projection", "List every range with its time on the GPU."),
 ):
     _add(_name, _single(_name, _module, _function), _help)
 for _name, _shown in OF_NSYS.items():

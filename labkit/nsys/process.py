@@ -93,13 +93,16 @@ def run(
     return Ended(process.returncode, time.monotonic() - started, tuple(said), interrupted, late, load.taken_cores)
 
 
-def _without_nsys(*listeners: Callable[[str], None] | None) -> Callable[[str], None]:
-    """A listener that passes the command's own lines on to `listeners`, and drops nsys's."""
+def _without_nsys(keep: Callable[[str], None], echo: Callable[[str], None] | None) -> Callable[[str], None]:
+    """A listener that passes the command's own lines on to `echo`, and to `keep` if they are not blank."""
 
     def hear(line: str) -> None:
-        if line.strip() and not NSYS_LINES.fullmatch(line):
-            for listen in filter(None, listeners):
-                listen(line)
+        if NSYS_LINES.fullmatch(line):
+            return
+        if line.strip():
+            keep(line)
+        if echo is not None:
+            echo(line)
 
     return hear
 

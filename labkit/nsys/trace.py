@@ -36,7 +36,7 @@ OPERATIONS = {
     "stream": "int64",
     "correlation": "int64",  # number of the API call of the same process; 0: none
     "graph_node": "int64",  # of a kernel that a CUDA graph launched; 0: none
-    "bytes": "int64",  # of copies and memsets; 0: not a copy
+    "bytes": "int64",  # of copies and memsets; 0: unknown, or not a copy
     "memory": "category",  # of a copy: "Pageable -> Device"; "" if the file lacks it
     "grid": "category",  # "108 x 1 x 1"; "" without a grid
     "block": "category",
@@ -108,6 +108,10 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
 
 class TraceError(UserError):
     """A file that is not a readable trace, or a trace that lacks needed data: got, expected, what to do."""
+
+
+class EmptyTraceError(TraceError):
+    """A whole trace without any range, call or operation."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,15 @@ def terminal(*, stderr: bool = False, **options: Any) -> Console:
         console.width = LEAST_WIDTH
     console.push_render_hook(_Shown())
     return console
+
+
+def line_writer(console: Console) -> Callable[[str], None]:
+    """Writes the lines of another program: unchanged into a file or a pipe; in a terminal as the console prints them,
+    without breaking them. Rich takes 0.1 ms for a line, which programs of many lines would wait for.
+    """
+    if console.is_terminal:
+        return lambda line: console.print(line, soft_wrap=True)
+    return lambda line: print(line, file=console.file)
 
 
 class _Shown(RenderHook):

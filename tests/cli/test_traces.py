@@ -174,6 +174,13 @@ def test_processes_of_no_known_rank_are_called_processes(labkit: Labkit, tmp_pat
         assert {"rank": "process", "process": "rank"}[word] not in output
 
 
+def test_ranges_of_a_chrome_trace_are_not_called_nvtx(labkit: Labkit, recorded: str) -> None:
+    for command in ("summary", "ranges", "projection"):
+        _, output, errors = labkit("trace", command, recorded)
+        assert "anges" in output
+        assert "NVTX" not in output + errors
+
+
 def test_windows_in_which_less_was_done_are_compared_by_one_step(labkit: Labkit, tmp_path: Path) -> None:
     paths = []
     for pace in (40, 50):

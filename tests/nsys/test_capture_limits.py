@@ -13,9 +13,11 @@ from traces import Recorder
 
 from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.redaction import Redaction
-from labkit.nsys.capture.result import CommandFailedError
+from labkit.nsys.capture.result import CaptureError, CommandFailedError
 from labkit.nsys.capture.trace_scrubbing import scrub_trace
+from labkit.nsys.capture.verify import Contents, contents_of_torch
 from labkit.nsys.timeline.export import write_chrome
+from labkit.nsys.trace import TraceError
 
 OWN = """
 import torch
@@ -53,6 +55,14 @@ for number in range(3):
 assert ends == [0, 5, 1], ends
 """
 
+FORKED_WORK = """
+import os, torch
+if (pid := os.fork()) == 0:
+    torch.ones(4) + 1
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
 
 @sweep
 @pytest.mark.parametrize("kind", ["new", pytest.param("old", marks=pytest.mark.sweep)])
@@ -75,7 +85,38 @@ def test_forked_processes_end_as_usual_and_are_counted(source: str, tmp_path: Pa
     command = [sys.executable, "-P", "-c", FORKS]
     capture = profile(command, output=tmp_path, source=source, tax=False)  # type: ignore[arg-type]
     assert capture.trace().ranges["name"].astype(str).tolist() == ["decode", "decode/step"]
-    assert capture.record.remarks == ("3 processes were forked, which no profiler sees: start workers with spawn",)
+    (remark,) = capture.record.remarks
+    assert remark.startswith("3 processes were forked, which no profiler sees: start workers with spawn")
+    assert ("profile under nsys (source='nsys')" in remark) == (source == "torch")
+
+
+@sweep
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (FORKED_WORK, "1 process was forked, which no profiler sees: start workers with spawn and profile under nsys"),
+        pytest.param("print(1)", "the only one that torch.profiler sees; if other processes", marks=pytest.mark.sweep),
+    ],
+)
+def test_a_program_without_work_in_its_first_process_is_told_so(program: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="ran no operator of torch and opened no range") as error_info:
+        profile([sys.executable, "-P", "-c", program], output=tmp_path, source="torch")
+    assert message in str(error_info.value)
+    assert "report" not in str(error_info.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_of_torch_profiler_is_looked_into_while_it_may_be_empty(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    mark = {"ph": "i", "name": "Record Window End", "pid": 1, "tid": 1, "ts": 5, "s": "g"}
+    write = lambda *events: report.write_text(json.dumps({"traceEvents": [mark, *events]}))  # noqa: E731
+    write()
+    assert contents_of_torch(report) == Contents()
+    write({"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 2})
+    assert contents_of_torch(report).ranges
+    report.write_text('{"traceEvents": 5')
+    with pytest.raises(TraceError):
+        contents_of_torch(report)
 
 
 def test_inputs_of_operators_are_left_out() -> None:

@@ -39,6 +39,13 @@ def test_lines_come_as_they_are_printed_and_the_last_are_kept() -> None:
     assert "39" in ended.said
 
 
+def test_blank_lines_are_passed_on_and_are_none_of_the_last_lines() -> None:
+    lines: list[str] = []
+    ended = python("print('a\\n\\n  \\nb')", echo=lines.append)
+    assert lines == ["a", "", "  ", "b"]
+    assert ended.said == ("a", "b")
+
+
 def test_output_of_nsys_about_its_own_work_is_left_out() -> None:
     output_lines = [
         "Generating '/tmp/nsys-report-1.qdstrm'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from foreign_traces import ascend, jax_gpu, jax_tpu, mtia, named, span, viztrace
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.budget import budget
+from labkit.nsys.tables.operations import copies
+from labkit.nsys.tables.selection import Selection
+from labkit.nsys.tables.summary import summarise
 from labkit.nsys.trace import Trace, TraceError
 
 
@@ -38,13 +42,29 @@ def test_jax_on_gpus(tmp_path: Path) -> None:
     trace = opened(tmp_path, jax_gpu())
     assert work_rows(trace) == [
         ("kernel", "gemm_fusion_dot_1", 0, 10_500, 1, 7, 0),
-        ("memcpy", "HtoD", 19_875, 24_875, 1, 7, 0),
+        ("memcpy", "HtoD", 19_875, 24_875, 1, 7, 1024),
         ("memcpy", "DtoH", 29_875, 34_875, 1, 9, 0),
     ]
+    assert trace.operations["memory"].tolist() == ["", "Pinned -> Device", ""]
     assert launched_by(trace) == ["cuLaunchKernelEx", "", ""]
     assert trace.ranges["name"].tolist() == ["PjitFunction(f)"]
     assert trace.processes["name"].tolist() == ["/host:CPU"]
     assert sorted(trace.source.unread) == ["1 of '/device:GPU:1', 'XLA Modules'", "1 of '/device:GPU:1', 'XLA Ops'"]
+
+
+def test_copies_of_jax_have_the_direction_of_their_memories_and_no_size_that_is_not_told(tmp_path: Path) -> None:
+    details = {
+        "": "unknown", "kind_src:device kind_dst:pageable size:5000": "DtoH", "kind_src:managed size:x": "unknown",
+        "kind_src:device kind_dst:device_static size:64 :": "DtoD", "size": "unknown",
+    }  # fmt: skip
+    copied = [span(1, 7, "MemcpyOther", 10 * number, 5, memcpy_details=text) for number, text in enumerate(details, 1)]
+    trace = opened(tmp_path, [*named(1, "/device:GPU:0", {7: "Stream #7(Memcpy)"}), *copied])
+    assert trace.operations["name"].tolist() == list(details.values())
+    assert trace.operations["bytes"].tolist() == [0, 5000, 0, 64, 0]
+    table = copies(trace).set_index("name")
+    assert table.loc["unknown", ["size", "count"]].tolist() == ["unknown", 3]
+    assert table.loc["unknown", ["bytes", "gb_s"]].isna().all()
+    assert table.loc["DtoH", ["memory", "size", "bytes", "gb_s"]].tolist() == ["Device -> Pageable", "4-64 KB", 5000, 1]
 
 
 def test_operators_of_jax_on_tpus_are_the_work(tmp_path: Path) -> None:
@@ -83,6 +103,25 @@ def test_mtia(tmp_path: Path) -> None:
     assert trace.source.profiler == "torch.profiler"
     assert trace.processes["name"].tolist() == ["service"]
     assert budget(trace)["idle_ns"].tolist() == [10_000]
+
+
+@pytest.mark.parametrize("document", [viztracer, jax_gpu, ascend])
+def test_no_word_of_nsys_or_cuda_names_what_others_record(document: Callable[[], object], tmp_path: Path) -> None:
+    trace = opened(tmp_path, document())
+    words = set(summarise(trace).contents["what"])
+    assert not {word for word in words if "NVTX" in word}
+    assert ("CUDA calls" in words) == (document is jax_gpu)
+    for selection in (Selection(name="no such"), Selection(range="no such")):
+        with pytest.raises(TraceError, match="names of ranges matches") as error_info:
+            selection.of(trace, "ranges")
+        assert "NVTX" not in str(error_info.value)
+
+
+def test_times_of_ranges_are_named_where_there_are_ranges(tmp_path: Path) -> None:
+    calls = [span(1, 1, "aten::mm", 1, 2, "cpu_op")]
+    assert summarise(opened(tmp_path, calls)).remarks == ("no GPU work was recorded",)
+    with_range = [*calls, span(1, 1, "mine", 0, 4, "user_annotation")]
+    assert summarise(opened(tmp_path, with_range)).remarks[0].endswith("so times of ranges are on the CPU")
 
 
 def test_viztracer(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.capture.scrubbing import scrub
 from labkit.nsys.capture.tax import Tax, count_forked, count_steps, tax_of_runs, tax_of_steps
 from labkit.nsys.capture.trace_scrubbing import scrub_trace
-from labkit.nsys.capture.verify import Contents, cause, contents, full, lost
+from labkit.nsys.capture.verify import Contents, cause, contents, contents_of_torch, forks_unseen, full, lost
 from labkit.nsys.process import Ended, run
 from labkit.nsys.reader.reading import read
 from labkit.nsys.timeline.export import write_chrome
@@ -140,7 +140,7 @@ class CaptureJob:
         damaged: list[Path] = []
         for report in reports:
             try:
-                contents_of[report] = contents(report) if self.nsys else Contents(ranges=1)
+                contents_of[report] = contents(report) if self.nsys else contents_of_torch(report)
             except TraceError:
                 if ended.well:
                     raise
@@ -151,7 +151,9 @@ class CaptureJob:
             if self.nsys and reports and (problem := lost(list(contents_of.values()), announced, self.window)):
                 raise CaptureError(problem)
             if not used:
-                raise CaptureError(f"nothing was captured: {cause(folder, reports, self.window, self.profiler)}")
+                forked = count_forked(folder / PROFILED)
+                why = cause(folder, reports, self.window, self.profiler, forked)
+                raise CaptureError(f"nothing was captured: {why}")
         return Reports(used, damaged)
 
     def keep(self, reports: Reports, ended: Ended, plain: Ended | None) -> Capture | None:
@@ -177,7 +179,7 @@ class CaptureJob:
         if damaged:
             remarks.append(f"left out, because the run ended before they were whole: {', '.join(sorted(damaged))}")
         if forked := count_forked(self.place.folder / PROFILED):
-            remarks.append(f"{forked} processes were forked, which no profiler sees: start workers with spawn")
+            remarks.append(forks_unseen(forked, self.profiler))
         if plain is not None and not plain.well:
             remarks.append("the unprofiled run did not end well, so the cost of profiling is not known")
         environment = None

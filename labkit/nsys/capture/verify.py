@@ -11,11 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from labkit.nsys.capture.command import PROFILER_API, Window
-from labkit.nsys.trace import TraceError
+from labkit.nsys.reader.reading import read
+from labkit.nsys.trace import EmptyTraceError, TraceError
 from labkit.stages import Phase, step_message
+from labkit.system.asked_from import given
 
 RANGE_TYPES = "59, 60, 70, 71"  # push/pop and start/end ranges, live and imported
 DOMAIN_TYPE = 75
+SMALL = 1 << 20  # bytes of a report of torch.profiler; with more it holds events
 FULL = 100_000_000  # free bytes; with fewer nsys may find no room for its stream
 STEP_NAMES = ", ".join(f"'{step_message(phase)}'" for phase in Phase)
 
@@ -52,6 +55,25 @@ def contents(export: Path) -> Contents:
     return Contents(ranges, steps, domains, operations)
 
 
+def contents_of_torch(report: Path) -> Contents:
+    """The contents of a report of torch.profiler, where only none or some matters. TraceError for a damaged report."""
+    if report.stat().st_size < SMALL:
+        try:
+            read(report, cache=False)
+        except EmptyTraceError:
+            return Contents()
+    return Contents(ranges=1)
+
+
+def forks_unseen(forked: int, profiler: str) -> str:
+    """The remark about forked processes, whose work no profiler sees."""
+    processes = "1 process was" if forked == 1 else f"{forked} processes were"
+    remedy = "start workers with spawn"
+    if not profiler.startswith("nsys"):  # torch.profiler does not see spawned processes either
+        remedy += f" and profile under nsys ({given('source', 'nsys')}), or do their work in the first process"
+    return f"{processes} forked, which no profiler sees: {remedy}"
+
+
 def lost(reports: list[Contents], announced: int, window: Window) -> str | None:
     """The message if fewer steps arrived than the program itself counted (`announced`); None if all arrived.
 
@@ -72,8 +94,8 @@ def full(places: Iterable[Path]) -> str:
     return "".join(f"; {place} is full ({free[place] / 1e6:.0f} MB free)" for place in free if free[place] < FULL)
 
 
-def cause(workplace: Path, reports: list[Path], window: Window, profiler: str) -> str:
-    """The reason why a run that ended well left nothing in `workplace`, and its repair."""
+def cause(workplace: Path, reports: list[Path], window: Window, profiler: str, forked: int) -> str:
+    """The reason why a run that ended well left nothing in `workplace`, and its repair. `forked`: forked processes."""
     if not reports and list(workplace.glob("*.qdstrm")):
         return "nsys could not import its own stream (.qdstrm); labkit doctor names the repair"
     if not reports and window.name == PROFILER_API:
@@ -86,7 +108,15 @@ def cause(workplace: Path, reports: list[Path], window: Window, profiler: str) -
         )
     if not reports:
         return f"the profiler left no report{full([workplace.parent])}"
-    if profiler.startswith("nsys") and contents(reports[0]).domains:
+    if not profiler.startswith("nsys"):
+        nothing = "the program ran no operator of torch and opened no range in its first process"
+        if forked:
+            return f"{nothing}; {forks_unseen(forked, profiler)}"
+        return (
+            f"{nothing}, the only one that torch.profiler sees; if other processes do the work, profile under nsys "
+            f"({given('source', 'nsys')})"
+        )
+    if contents(reports[0]).domains:
         return (
             f"the program opened NVTX domains, but no range arrived: nvtx {version('nvtx')} drops them under "
             f"{profiler}; pip install nvtx==0.2.11"

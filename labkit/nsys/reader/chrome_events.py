@@ -55,7 +55,18 @@ COLUMNS = {
     "ranges": (*EVERY, "range_id", "domain"),
     "calls": (*EVERY, "kind", "correlation", "external", "inputs"),
     "operations": (*EVERY, "kind", *LAUNCH, "external", "memory", "collective"),
-    "loose": (*EVERY, "range_id", "category", "task", "device", "stream", "correlation", "bytes", "direction"),
+    "loose": (
+        *EVERY,
+        "range_id",
+        "category",
+        "task",
+        "device",
+        "stream",
+        "correlation",
+        "bytes",
+        "direction",
+        "memory",
+    ),
 }
 UNTOLD = -1  # the device or stream of a loose event that does not state it
 TASK, DIRECTION = ("Task Type", "task_type"), ("direction", "kind", "operation")
@@ -65,6 +76,8 @@ LOOSE_NUMBERS = {
     "correlation": ("correlation", "connection_id", "correlation_id"),
     "bytes": ("bytes", "size", "size(B)"),
 }
+DETAILS = ("memcpy_details", "memset_details")  # of JAX: "kind_src:pageable kind_dst:device size:4096 dest:0 async:1"
+SIDES = {"pageable": "H", "pinned": "H", "device": "D", "array": "D"}
 
 
 class Events:
@@ -195,15 +208,15 @@ class Events:
         self._rows["operations"].extend((*start, KINDS.index(kind), *launch))
 
     def _loose(self, event: Mapping[str, Any], category: str) -> None:
-        args = _args(event)
+        args = _with_details(_args(event))
         numbers = [
             self._number(args, *keys, default=UNTOLD if column in ("device", "stream") else 0)
             for column, keys in LOOSE_NUMBERS.items()
         ]
         texts = [next((str(args[key]) for key in keys if key in args), "") for keys in (TASK, DIRECTION)]
-        task, direction = map(self.shapes.code, texts)
+        task, direction, memory = map(self.shapes.code, (*texts, _memory(args)))
         start = self._start(event)
-        self._rows["loose"].extend((*start, self.count, self.names.code(category), task, *numbers, direction))
+        self._rows["loose"].extend((*start, self.count, self.names.code(category), task, *numbers, direction, memory))
 
     def _describe(self, event: Mapping[str, Any]) -> None:
         pid, tid = self._place(event)
@@ -249,6 +262,22 @@ def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of an event; none if they are null, or not an object."""
     args = event.get("args")
     return args if isinstance(args, dict) else {}
+
+
+def _with_details(args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments with the details of a copy, which JAX puts into one text, and the direction that these tell."""
+    texts = [text for key in DETAILS if isinstance(text := args.get(key), str)]
+    details = dict(word.split(":", 1) for word in " ".join(texts).split() if ":" in word)
+    sides = [SIDES.get(details.get(key, "").partition("_")[0]) for key in ("kind_src", "kind_dst")]
+    if all(sides):
+        details["direction"] = "to".join(map(str, sides))
+    return {**details, **args} if details else args
+
+
+def _memory(args: Mapping[str, Any]) -> str:
+    """The kinds of memory of a copy, "Pageable -> Device"; "" if they are not told."""
+    kinds = [str(args.get(key, "")).replace("_", " ").capitalize() for key in ("kind_src", "kind_dst")]
+    return " -> ".join(kinds) if all(kinds) else ""
 
 
 def _shape(args: Mapping[str, Any], key: str) -> str:

@@ -113,11 +113,12 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
         **dict.fromkeys(COLUMNS["operations"], zeros),
         **{column: rows[column] for column in ("pid", "tid", "start_ns", "end_ns", "name", "correlation")},
         "kind": kind.astype(np.int64),
+        "memory": rows["memory"],
         "device": device,
         "stream": np.where(rows["stream"] == UNTOLD, of_thread, rows["stream"]),
         "bytes": np.maximum(rows["bytes"], 0),
         "collective": np.full(len(kind), events.told.code("")),
-        **dict.fromkeys(("grid", "block", "memory"), np.full(len(kind), no_text)),
+        **dict.fromkeys(("grid", "block"), np.full(len(kind), no_text)),
     }
 
 

@@ -18,7 +18,7 @@ from labkit.nsys.reader.json_text import BOM
 from labkit.nsys.reader.limits import rank_number
 from labkit.nsys.reader.report import read_report
 from labkit.nsys.reader.sqlite import read_sqlite
-from labkit.nsys.trace import SCHEMA, Source, Trace, TraceError, typed
+from labkit.nsys.trace import SCHEMA, EmptyTraceError, Source, Trace, TraceError, typed
 from labkit.system.first_bytes import first_bytes, instead_of_content
 
 SQLITE = b"SQLite format 3\0"
@@ -40,8 +40,8 @@ def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
     (JSON, gzip). Its kind is known by its contents, not by its name. Several files are put on one clock by their start
     times. A file without a start time is noted in `source.skipped`, like everything that was left out. The rank comes
     from a Chrome trace itself, else from the file's name ("run-r3.sqlite", "rank_3.json"). Later reads of the same
-    contents come from a cache (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for an unusable trace, and for a
-    trace without a range, call or operation.
+    contents come from a cache (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for an unusable trace, and
+    EmptyTraceError for a trace without a range, call or operation.
     """
     files = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     if not files:
@@ -55,7 +55,7 @@ def _read_one(path: Path, cache: bool) -> Trace:
     trace = cached(path, reader) if cache else reader(path)
     if not (len(trace.ranges) or len(trace.operations) or len(trace.calls)):
         contents = "; ".join(filter(None, [", ".join(trace.source.unread), *trace.source.skipped])) or "it has no event"
-        raise TraceError(
+        raise EmptyTraceError(
             f"nothing in {path.name} can be read ({contents}); expected ranges, calls, or work of a device: "
             "record again with one of these"
         )

@@ -1,4 +1,4 @@
-"""The NVTX ranges on the CPU in which a GPU's work was launched."""
+"""The ranges on the CPU in which a GPU's work was launched."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
 from labkit.nsys.analysis.launches import call_times, first_calls
 from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.arrays import Ints
-from labkit.nsys.tables.paths import without_numbers
+from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.trace import Trace
 
 
 def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | None = None) -> NDArray[np.object_]:
-    """For rows of `trace.operations`, the name of the innermost NVTX range around their launch; "" without one.
+    """For rows of `trace.operations`, the name of the innermost range around their launch; "" without one.
 
-    The numbers that PyTorch adds to names are removed. `among`: whether each row of `trace.ranges` counts.
+    Numbers that only count are left out of names (`without_numbers`). `among`: whether each row of `trace.ranges`
+    counts.
     """
     ranges = trace.ranges if among is None else trace.ranges[among]
-    names = without_numbers(full_names(ranges))
+    names = without_numbers(full_names(ranges), ranges["process"].to_numpy())
     if not len(operations):
         return np.zeros(0, object)
     call = first_calls(trace)[operations]

@@ -15,24 +15,42 @@ FAMILIES = (
     *(COMMUNICATION, ATTENTION, CONVOLUTION, MATMUL, NORMALISATION),
     *(SOFTMAX, INDEXING, COPY, REDUCTION, ELEMENTWISE, WAITING),
 )
-VIEWS = (  # operators that only view a tensor differently, without work
-    "view|reshape|expand|transpose|permute|t|slice|detach|alias|as_strided|squeeze|unsqueeze|narrow|split|chunk|unbind|"
-    "unfold|diagonal|flatten|unflatten|movedim|swapaxes|lift_fresh|size|stride|result_type|set|resize|broadcast_to"
+VIEWS = (  # operators that only view or describe a tensor differently, without work
+    "(?:_?(?:sparse_|unsafe_|mkldnn_)?(?:view|reshape|expand|transpose|broadcast_to|split|chunk))(?:_as|_alias|_with_sizes)?|"
+    "(?:matrix_|numpy_)?[mtTH]|m[TH]|adjoint|moveaxis|movedim|permute|swapaxes|swapdims|slice|slice_inverse|select|narrow|"
+    "squeeze|unsqueeze|_ncf_unsqueeze|flatten|unflatten|ravel|unfold|unbind|(?:linalg_)?diagonal|[dhv]split|tensor_split|"
+    "atleast_[123]d|broadcast_tensors|meshgrid|as_strided|alias|detach|data|lift|lift_fresh|set|set_data|resize|resize_as|"
+    "view_as_(?:real|complex)|_?conj|_neg_view|_ncf_view|real|imag|resolve_(?:conj|neg)|positive|"
+    r"_?(?:values|indices)|(?:crow|ccol|col|row)_indices|_nested_(?:get|view_from)_(?!\w*copy)\w+|_fw_primal|_make_dual|"
+    r"_unpack_dual|_grad_sum_to_size|_test\w*_view|_has_same_storage_numel|is_\w+|(?:sym_)?(?:size|stride|storage_offset)|"
+    r"(?:sym_)?numel|(?:dense_|sparse_)?dim|element_size|get_device|record_stream|requires_grad|result_type"
 )
-OPERATORS = (  # the first pattern found in the name counts
+PRODUCT = r"(?:^|_|\b)(?:mm|addmm|bmm|addbmm|baddbmm|mv|addmv|smm|hspmm|sspaddmm|spmm)(?=_|\b)"
+OPERATORS = (  # the first pattern found in the name without a last "_" or "_out" counts
     (COMMUNICATION, r"c10d|nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|record_param_comms"),
-    (WAITING, r"::(?:item|_?local_scalar_dense|is_nonzero|synchronize)\b"),
+    (WAITING, r"::(?:item|_?local_scalar_dense|is_nonzero|equal|allclose|synchronize)\b"),
     (ATTENTION, r"attention|attn|fmha|sdpa"),
     (CONVOLUTION, r"conv(?!ert)"),
-    (MATMUL, r"\b_?(?:scaled_|grouped_)?(?:mm|addmm|bmm|baddbmm|mv|addmv)\b|linear(?!\dd)|matmul|gemm|einsum|Mm"),
+    (ELEMENTWISE, r"upsample|interpolate|copysign|::f(?:max|min)\b"),
+    (
+        MATMUL,
+        rf"{PRODUCT}|linear(?!\dd|_combination)|matmul|gemm|einsum|Mm|mmBackward|tensordot|multi_dot|vecdot|matrix_power|"
+        r"::(?:v?dot|outer|ger|addr|inner|kron)\b",
+    ),
     (NORMALISATION, r"norm(?!al)|normalize"),
     (SOFTMAX, r"softmax"),
-    (OTHER, rf"aten::_?(?:{VIEWS})(?:_alias|_with_sizes|_)?\b"),
-    (INDEXING, r"embedding|index|gather|scatter|select|take|sort|topk|nonzero|unique"),
-    (COPY, r"copy|clone|contiguous|::cat|stack|::to\b|fill|full|zero|ones|empty|arange|pad"),
+    (OTHER, rf"aten::(?:{VIEWS})$"),
+    (REDUCTION, r"count_nonzero|median|quantile|kthvalue|::(?:mode|trace)\b|_is_(?:all|any)_true"),
+    (INDEXING, r"embedding|index|gather|scatter|select|take|argwhere|sort|topk|nonzero|unique"),
+    (
+        COPY,
+        r"copy|clone|contiguous|::(?:con)?cat|stack|::(?:to|cpu|cuda|as_tensor|type_as|coalesce|repeat|tile|roll)\b|"
+        r"pin_memory|_autocast_to|_cast_|fill|full|zero|ones|empty|arange|pad",
+    ),
     (REDUCTION, r"sum|mean|(?<!clamp_)(?:max|min)\b|arg|prod\b|any|all\b|var\b|std\b"),
     (ELEMENTWISE, r"aten::\w+"),
 )
+IN_PLACE = re.compile(r"(?<=[^_])(?:_out|_)$")  # ends of operators that write into a given tensor
 # Kernels of cuBLAS, cuDNN, CUTLASS, rocBLAS, MIOpen, NCCL, FlashAttention, Triton, PyTorch, vLLM and TensorRT-LLM.
 KERNELS = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
@@ -66,7 +84,8 @@ KERNELS = tuple(
 @lru_cache(maxsize=100_000)
 def operator_family(name: str) -> str:
     """The family of an operator of PyTorch, or of a range that is named like one: one of FAMILIES or OTHER."""
-    return next((family for family, pattern in OPERATORS if re.search(pattern, name)), OTHER)
+    bare = IN_PLACE.sub("", name)
+    return next((family for family, pattern in OPERATORS if re.search(pattern, bare)), OTHER)
 
 
 @lru_cache(maxsize=100_000)

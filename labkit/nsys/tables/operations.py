@@ -16,6 +16,7 @@ from labkit.system.nearest import did_you_mean
 
 KERNEL_KEYS = ("name", "rank", "device", "stream", "grid", "block")
 SIZES = {"< 4 KB": 4e3, "4-64 KB": 64e3, "64 KB-1 MB": 1e6, "1-16 MB": 16e6, "> 16 MB": np.inf}
+UNKNOWN = "unknown"  # the size of copies whose bytes the file lacks
 
 
 def kernels(trace: Trace, selection: Selection = EVERYTHING, by: Sequence[str] = ("name",)) -> pd.DataFrame:
@@ -37,15 +38,17 @@ def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Copies and memsets by kind, memory and size. Columns as in `spread`, and:
 
     - memory: such as "Pageable -> Device"; "" if the file lacks it;
-    - size: a class of SIZES;
-    - bytes: their sum; gb_s: bytes / total_ns.
+    - size: a class of SIZES, or UNKNOWN;
+    - bytes: their sum; gb_s: bytes / total_ns. Both are <NA> if the file lacks the bytes.
     """
     selected = selection.of(trace, "operations", among=trace.operations["kind"].isin(["memcpy", "memset"]).to_numpy())
     rows = _timed(trace, selected)
-    rows["size"] = pd.cut(rows["bytes"], [-1.0, *SIZES.values()], right=False, labels=list(SIZES))
+    rows["bytes"] = rows["bytes"].astype("Int64").where(rows["bytes"] > 0)
+    sizes = pd.cut(rows["bytes"].astype("float64"), [0.0, *SIZES.values()], right=False, labels=list(SIZES))
+    rows["size"] = sizes.cat.add_categories([UNKNOWN]).fillna(UNKNOWN)
     keys = ["name", "memory", "size"]
     table = spread(rows, keys)
-    moved = rows.groupby(keys, observed=True)["bytes"].sum().reset_index().astype(dict.fromkeys(keys, "str"))
+    moved = rows.groupby(keys, observed=True)["bytes"].sum(min_count=1).reset_index().astype(dict.fromkeys(keys, "str"))
     table = table.merge(moved, on=keys)
     table["gb_s"] = table["bytes"] / table["total_ns"].clip(lower=1)
     return table

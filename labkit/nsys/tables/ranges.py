@@ -1,4 +1,4 @@
-"""NVTX ranges by name, with their time on the GPU."""
+"""Ranges by name, with their time on the GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pandas as pd
 
 from labkit.nsys.analysis.intervals import Union
 from labkit.nsys.analysis.projection import project
-from labkit.nsys.tables.paths import without_numbers
+from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.tables.places import rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.spread import spread
@@ -35,11 +35,11 @@ def ranges(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     - operations: calls that led to GPU work;
     - busy_share: the share of the GPU time in which the GPU was busy (<NA> without a GPU).
 
-    Ranges that launched nothing have no time on a GPU and are left out. The numbers that PyTorch adds to names
-    ("aten::mul, seq = 46, op_id = 9", "ProfilerStep#7") do not count.
+    Ranges that launched nothing have no time on a GPU and are left out. Names that differ only in a number that
+    counts ("train_step 7", "ProfilerStep#7", "aten::mul, seq = 46, op_id = 9") share a row (`without_numbers`).
     """
     rows = projection(trace, selection).rename(columns={"duration_ns": "time_ns"})
-    rows["name"] = without_numbers(rows["name"].array)
+    rows["name"] = without_numbers(rows["name"].array, rows["process"].to_numpy())
     table = spread(rows, ["name"])
     sums = rows.groupby("name", observed=True)[["range_duration_ns", "operations", "busy_ns", "time_ns"]].sum()
     sums = sums.reindex(table["name"])

@@ -53,7 +53,7 @@ class RankWaits:
     - algorithm_gb_s: bytes / transfer;
     - bus_gb_s: algorithm_gb_s times NCCL's factor for the kind, which overstates in-network reduction;
     - last: the rank that arrived last; UNDECIDED if the clocks are less certain than the skew is long;
-    - range: the innermost NVTX range around the last rank's launch, without the ranges that PyTorch and NCCL open
+    - range: the innermost range around the last rank's launch, without the ranges that PyTorch and NCCL open
       around collectives.
 
     Kinds that do not synchronise have no skew; their transfer is the longest rank's time.

@@ -20,7 +20,8 @@ from labkit.system.nearest import did_you_mean
 
 MOST_LISTED = 5
 OPEN_NS = 1 << 62  # beyond any trace: the bound of a window that is open at this end
-NOUNS = {"operations": "GPU operations", "calls": "calls", "ranges": "NVTX ranges"}
+NVTX = "NVTX ranges"  # in notes of the reader about ranges that it left out
+NOUNS = {"operations": "GPU operations", "calls": "calls", "ranges": "ranges"}
 
 Mask = NDArray[np.bool_]
 
@@ -103,7 +104,7 @@ class Selection:
         kept = kept & (inside[first_calls(trace)] if called else inside[:-1])
         if not kept.any():
             raise TraceError(
-                f"got the range {self.range!r}, which {int(matches.sum())} NVTX ranges match; none of them holds any "
+                f"got the range {self.range!r}, which {int(matches.sum())} ranges match; none of them holds any "
                 f"of the selected {NOUNS[frame]}"
             )
         return kept
@@ -126,7 +127,7 @@ def _only(column: NDArray, numbers: tuple[int, ...], kept: Mask, field: str, nou
 
 def _ranges_of(trace: Trace) -> tuple[str, str]:
     """The word for ranges, and the notes about ranges that the reader left out."""
-    return NOUNS["ranges"], "; ".join(line for line in trace.source.skipped if NOUNS["ranges"] in line)
+    return NOUNS["ranges"], "; ".join(line for line in trace.source.skipped if NVTX in line)
 
 
 def _matching(names: pd.Categorical, pattern: str, kept: Mask, field: str, noun: str, left_out: str = "") -> Mask:

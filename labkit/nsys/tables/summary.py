@@ -86,7 +86,7 @@ def contents(trace: Trace) -> pd.DataFrame:
 
     Its columns: what (kernels, copies, ...), process, rank, count, start_ns, end_ns.
     """
-    kinds = {"ranges": "NVTX ranges", "api": "CUDA calls", "op": "PyTorch operators", "os": "system calls"}
+    kinds = {"ranges": "ranges", "api": _calls_of_runtime(trace), "op": "PyTorch operators", "os": "system calls"}
     kinds |= {"kernel": "kernels", "memcpy": "copies", "memset": "memsets", "graph": "CUDA graphs, whole"}
     of_rank = ranks(trace)
     parts = []
@@ -104,10 +104,15 @@ def contents(trace: Trace) -> pd.DataFrame:
     return table.sort_values(["rank", "what"], ignore_index=True)
 
 
+def _calls_of_runtime(trace: Trace) -> str:
+    names = trace.calls["name"].array[(trace.calls["kind"] == "api").to_numpy()]
+    return "CUDA calls" if any(str(name).startswith("cu") for name in names.unique()) else "calls of the runtime"
+
+
 def _remarks(trace: Trace, spent: pd.DataFrame) -> list[str]:
     remarks = []
     if not trace.on_gpu:
-        remarks.append("no GPU work was recorded, so times of ranges are on the CPU")
+        remarks.append("no GPU work was recorded" + ", so times of ranges are on the CPU" * bool(len(trace.ranges)))
     if trace.source.unread_work:
         remarks.append(
             f"work of the GPU is not read ({', '.join(trace.source.unread_work)}), so idle time is not known, and busy "

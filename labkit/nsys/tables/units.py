@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.nsys.analysis.projection import project
-from labkit.nsys.tables.paths import without_numbers
+from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.tables.selection import Selection
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, Phase, step_message
@@ -51,16 +51,16 @@ def _instances(trace: Trace, selection: Selection) -> pd.DataFrame:
     rows = project(trace, graphs=True)
     among = Selection(ranks=selection.ranks, range=selection.range)
     rows = rows[among.of(trace, "ranges")[rows["range"].to_numpy()]] if len(rows) else rows
-    start = rows["start_ns"].to_numpy()
+    start, process = rows["start_ns"].to_numpy(), rows["process"].to_numpy()
     length = np.maximum(rows["duration_ns"].to_numpy(), 1)
     opens, closes = selection.window_ns or (int(start.min(initial=0)), int((start + length).max(initial=0)))
     within = np.clip(np.minimum(start + length, closes) - np.maximum(start, opens), 0, None)
     parts = pd.DataFrame(
         {
-            "name": np.asarray(without_numbers(rows["name"].array).astype(str), object),
+            "name": np.asarray(without_numbers(rows["name"].array, process).astype(str), object),
             "count": within / length,
             "time_ns": within,
-            "process": rows["process"].to_numpy(),
+            "process": process,
         }
     )
     parts = parts[(parts["time_ns"] > 0).to_numpy() & (parts["name"] != "").to_numpy()]

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import Attribution, attribute
 from labkit.nsys.analysis.nesting import stable_order
 from labkit.nsys.arrays import Ints
-from labkit.nsys.tables.paths import bare_name
+from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.timeline.shades import CODE, OTHER, SHADES, Codes, first_decode_step, has_labels
 from labkit.nsys.timeline.strips import FRAMES, MAX_LEVELS, Strip, cut
 from labkit.nsys.trace import Trace, TraceError
@@ -175,8 +176,10 @@ def _coloured_by_name(
     trace, frame = np.divmod(events["source"], len(FRAMES))
     ranges = (frame == FRAMES.index("ranges")) & np.isin(trace, traces) & (events["shade"] == CODE[OTHER])
     rows = np.flatnonzero(ranges)
-    bare = np.array([bare_name(str(text)) for text in texts], object)
-    names, of_row = np.unique(bare[events["name"][rows]].astype(str), return_inverse=True)
+    codes, categories = pd.factorize(texts)
+    own_names = pd.Categorical.from_codes(codes[events["name"][rows]], pd.Index(categories, dtype="str"))
+    bare = np.asarray(without_numbers(own_names, events["lane"][rows]).astype(str), object)
+    names, of_row = np.unique(bare.astype(str), return_inverse=True)
     time = np.bincount(of_row, weights=(events["end"] - events["start"])[rows], minlength=len(names))
     most = np.argsort(-time, kind="stable")[:MOST_COLOURED]
     code = np.full(len(names), CODE[OTHER])

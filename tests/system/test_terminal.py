@@ -1,0 +1,39 @@
+"""Lines of other programs reach files unchanged and fast, and a terminal in one piece."""
+
+from __future__ import annotations
+
+import io
+from time import process_time
+
+from labkit.system.terminal import line_writer, terminal
+
+LINES = ["x" * 200, "a [bold]b[/bold]", " 3.5 'text' http://x ", "\x1b[32mgreen\x1b[0m\tü"]
+
+
+def test_lines_reach_a_file_unchanged() -> None:
+    file = io.StringIO()
+    write = line_writer(terminal(file=file, markup=False, highlight=False))
+    for line in LINES:
+        write(line)
+    assert file.getvalue() == "".join(f"{line}\n" for line in LINES)
+
+
+def test_lines_reach_a_terminal_unbroken_and_cannot_control_it() -> None:
+    file = io.StringIO()
+    console = terminal(file=file, markup=False, highlight=False, force_terminal=True, width=80)
+    write = line_writer(console)
+    for line in LINES:
+        write(line)
+    lines = file.getvalue().splitlines()
+    assert lines[:3] == LINES[:3]
+    assert "\x1b[32m" not in lines[3]
+    assert "\\x1b[32mgreen" in lines[3]
+
+
+def test_a_megabyte_of_lines_takes_little_time() -> None:
+    """Rich's own printing of these lines takes more than a second."""
+    write = line_writer(terminal(file=io.StringIO(), markup=False, highlight=False))
+    before = process_time()
+    for number in range(20_000):
+        write(f"{number} " + "x" * 50)
+    assert process_time() - before < 0.5
