@@ -200,7 +200,8 @@ def _unique(pairs: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
 def _alignment(metadata: dict[str, Value]) -> int:
     alignment = metadata.get(ALIGNMENT, 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(f"{ALIGNMENT} is {alignment!r}, expected a power of two")
+        got = repr(alignment)[:80] if isinstance(alignment, int | float | str) else "a list"
+        raise ValueError(f"{ALIGNMENT} is {got}, expected a power of two")
     return alignment
 
 

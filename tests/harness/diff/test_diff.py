@@ -210,7 +210,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, diff: Diff) -> None:
     for path, message in (
         ("none", r"none, which does not exist; expected a file of JSON lines, or a folder"),
         ("empty", "empty, which holds no results; expected files of JSON lines"),
-        ("binary.jsonl", "is not text"),
+        ("binary.jsonl", "is not UTF-8 text"),
     ):
         with pytest.raises(UserError, match=message):
             diff_records(good, tmp_path / path)

@@ -122,6 +122,7 @@ def nested(depth: int) -> bytes:
         (header(key("a", 9, struct.pack("<IQ", 8, 40) + bytes(64))), "has no end"),
         (header(key("a", 4, bytes(4)), key("a", 4, bytes(4))), "it has 'a' twice"),
         (header(key("general.alignment", 4, struct.pack("<I", 3))), "general.alignment is 3, expected a power of two"),
+        (header(key("general.alignment", 9, struct.pack("<IQ", 6, 99) + bytes(396))), "general.alignment is a list"),
         (header(count=1 << 50), "1125899906842624 keys"),
         (header(struct.pack("<Q", 1) + b"\xff" + bytes(8)), "utf-8"),
         (header(struct.pack("<Q", 1) + b"t" + struct.pack("<I", 1 << 31), tensors=1, count=0), "dimensions"),
