@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from ctypes import byref, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -192,6 +192,15 @@ class DecodeStep:
             self._args.first_slot = streamed.stream.memory(0).data_ptr()
 
     def __call__(
+        self, chunks: Sequence[ChunkArgs], rotary: Rotary | None, caches: "ctypes.Array[CCache]", **options: Any
+    ) -> None:
+        """Runs a step like `run`, and raises UserError for sizes that do not fit. The engine calls `run`, because the
+        check takes 2 % of a step of tiny-llama.
+        """
+        self._require_sizes(chunks, caches)
+        self.run(chunks, rotary, caches, **options)
+
+    def run(
         self,
         chunks: Sequence[ChunkArgs],
         rotary: Rotary | None,
@@ -209,7 +218,6 @@ class DecodeStep:
         RuntimeError if another rank has ended, and RunError if a streamed layer, or its keys and values, can't be read.
         """
         assert (kv_pass is not None) == self.kv_streamed
-        self._require_sizes(chunks, caches)
         args, counts = self._args, [chunk.num_rows for chunk in chunks]
         c_chunks = (CChunk * len(chunks))(*[chunk.c for chunk in chunks])
         args.chunks, args.num_chunks = ctypes.addressof(c_chunks), len(chunks)

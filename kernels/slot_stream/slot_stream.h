@@ -87,11 +87,6 @@ class SlotStream {
     changed_.notify_all();
   }
 
-  bool failed() const {
-    std::lock_guard lock(mutex_);
-    return state_.failure != kWhole;
-  }
-
   // Whether a piece of this pass could not be read, or an earlier piece could not be written.
   bool pass_failed() const {
     std::lock_guard lock(mutex_);

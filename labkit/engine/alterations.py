@@ -33,7 +33,7 @@ def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConf
     model.
 
     Checks for forward hooks, a replaced `forward`, classes from outside torch and transformers, and activations,
-    attributes and tables that differ from those of the config. Only the layers of an encoder are checked, because the
+    attributes and tables that differ from the config. Only the layers of an encoder are checked, because the
     engine keeps everything else.
     """
     root = model if config.causal else model.base_model

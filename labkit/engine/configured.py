@@ -141,9 +141,9 @@ def _changed_table(module: nn.Module, name: str, table: Tensor) -> str | None:
 def _rounding(table: Tensor) -> tuple[float, float]:
     """The largest relative and absolute rounding of a table.
 
-    `model.to(torch.bfloat16)` and `model.half()` round it with the weights, and `model.float()` does not undo that. The
-    engine computes with the unrounded table. So a table whose numbers are all of bfloat16 or float16 may differ from
-    the config's by their rounding: half the distance of two numbers.
+    `model.to(torch.bfloat16)` and `model.half()` round it with the weights, and it stays rounded after `model.float()`.
+    The engine computes with the unrounded table. So a table whose numbers are all of bfloat16 or float16 may differ
+    from the config's by their rounding: half the distance of two numbers.
     """
     for dtype in (torch.bfloat16, torch.float16):  # many numbers are of both
         if torch.equal(table.to(dtype).float(), table):

@@ -28,7 +28,7 @@ from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.system.asked_from import setting
 from labkit.system.errors import RunError, UserError
-from labkit.system.input_file import read_file
+from labkit.system.input_file import decoded, read_file
 from labkit.system.json_file import read_json
 from labkit.system.output_folder import reason
 from labkit.system.validation import first_problem
@@ -150,7 +150,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _records(file: Path) -> Iterator[AnyRecord]:
     if not file.name.endswith((OF_PRECISIONS, OF_LARGER)):
-        for number, line in enumerate(_text(file).splitlines(), 1):
+        for number, line in enumerate(decoded(read_file(file, RECORDS), file, RECORDS).splitlines(), 1):
             if line.strip():
                 yield _parse(line, f"{file}:{number}")
         return
@@ -172,13 +172,6 @@ def _inside(value: Any) -> Iterator[dict[str, Any]]:
 
 def _hidden(part: str) -> bool:
     return part.startswith(".")
-
-
-def _text(file: Path) -> str:
-    try:
-        return read_file(file, RECORDS).decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}); expected {RECORDS}") from None
 
 
 def _parse(line: str, position: str) -> AnyRecord:

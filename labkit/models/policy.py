@@ -162,7 +162,7 @@ class Policy:
         return "check that the weights and the config belong together"
 
     def _is_decoder_alone(self, missing: set[str], extra: set[str]) -> bool:
-        """Whether the names that do not fit are those of the decoder within the model, without its path there."""
+        """Whether all decoder weights are present, under names that lack the decoder's path in the model."""
         parents = self.layers.split(".")[:-1]
         paths = (".".join(parents[: depth + 1]) for depth in range(len(parents)))
         in_decoder = {name for name in missing if not name.startswith(f"{self.head}.")}

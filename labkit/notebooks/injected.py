@@ -44,7 +44,7 @@ def with_parameters(notebook: NotebookNode, values: Mapping[str, Any]) -> Notebo
 def source_of(value: object) -> str:
     """An expression of Python whose value equals `value` and has its type.
 
-    UserError: there is none for this type, or the value is too long or nested too deep for Python to read.
+    UserError: the type has no such expression, or Python cannot read it because it is too long or nested too deep.
     """
     try:
         source = _source(value)

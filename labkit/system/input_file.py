@@ -43,6 +43,14 @@ def read_file(path: Path, expected: str) -> bytes:
         return file.read()
 
 
+def decoded(content: bytes, path: Path, expected: str) -> str:
+    """The text of a file's content. UserError: it is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); expected {expected}") from None
+
+
 def read_stream(path: Path, most: int) -> bytes:
     """The content of a file, or at most the first `most` bytes of a pipe or a device.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import instead_of_content
-from labkit.system.input_file import open_file
+from labkit.system.input_file import decoded, open_file
 
 MOST_BYTES = 64 << 20  # ten times the index of the largest published checkpoints
 MOST_LEVELS = 32  # of nested objects and lists; configs, indices and manifests have four at most
@@ -35,12 +35,10 @@ def parse_json(data: bytes, path: Path, expected: str) -> Any:
     """Like `read_json`, for bytes that were already read from `path`."""
     if fault := instead_of_content(data.strip()):
         raise UserError(f"{path} {fault}; expected {expected}")
+    text = decoded(data, path, expected)
+    deep = _too_deep(text)
     try:
-        text = data.decode()
-        deep = _too_deep(text)
         values = None if deep else json.loads(text)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); expected {expected}") from None
     except ValueError as error:  # not JSON, or a number of thousands of digits
         raise UserError(f"{path} is not JSON ({error}); expected {expected}") from None
     if deep:

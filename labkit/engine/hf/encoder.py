@@ -144,7 +144,7 @@ class AtOnce:
     def __call__(self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots") -> Tensor:
         outputs_BTH, width, threads = torch.empty_like(inputs_BTH), inputs_BTH.shape[2], team_size()
         inputs, outputs = inputs_BTH.view(-1, width), outputs_BTH.view(-1, width)
-        self._step([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, slots.c, threads=threads)
+        self._step.run([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, slots.c, threads=threads)
         self._clock.add(Phase.PREFILL, self._step.times, head=False)
         return outputs_BTH
 

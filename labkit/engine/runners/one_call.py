@@ -50,7 +50,7 @@ class OneCallRunner(Runner):
         chunks, rotary = layer_range.rotated(chunks, step.cache)
         arguments = [self._with_room_for_results(step, chunk) for chunk in chunks]
         begun = perf_counter_ns()
-        self.step(
+        self.step.run(
             arguments,
             rotary,
             step.cache.c,

@@ -68,6 +68,6 @@ class OneCall:
         layers = self._layers
         tokens = torch.zeros(layers.rows.batch, 1, dtype=torch.int64)
         chunk = ChunkArgs(layers.rows, layers.cache.length, tokens)
-        self._step([chunk], layers.rotary, layers.cache.c, threads=self._threads)
+        self._step.run([chunk], layers.rotary, layers.cache.c, threads=self._threads)
         spans = self._step.times[1:-1].reshape(layers.config.num_layers, len(REGIONS))
         return {region: spans[:, index].tolist() for index, region in enumerate(REGIONS)}
