@@ -32,13 +32,13 @@ def one_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("one_processor")
 def test_threads_are_no_more_than_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
-    call = DecodeStep.__call__
+    run = DecodeStep.run
 
-    def record_and_call(step: DecodeStep, *args: Any, **settings: Any) -> None:
+    def record_and_run(step: DecodeStep, *args: Any, **settings: Any) -> None:
         threads.append(settings["threads"])
-        call(step, *args, **settings)
+        run(step, *args, **settings)
 
-    monkeypatch.setattr(DecodeStep, "__call__", record_and_call)
+    monkeypatch.setattr(DecodeStep, "run", record_and_run)
     model = small_model("gpt2")
     engine = labkit.init_inference(model, dtype=torch.float32)
     ids = torch.arange(5, 12).view(1, -1)

@@ -204,7 +204,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(full_folder: str, full_disk: P
 @sweep
 @needs_nsys
 def test_ctrl_c_ends_the_program_and_keeps_the_report(tmp_path: Path) -> None:
-    program = script(tmp_path, "print('ready', flush=True); generate(1); time.sleep(60)")
+    program = script(tmp_path, "generate(1); print('ready', flush=True); time.sleep(60)")
     command = [
         str(Path(sys.executable).parent / "labkit"),
         "profile",
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_the_program_and_keeps_the_report(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.returncode == 130
-    assert "interrupted; kept" in rest
+    assert f"interrupted; kept: {tmp_path / 'stopped.sqlite'}" in rest
     record = read_record(tmp_path / "stopped.json")
     assert record.remarks == ("interrupted by Ctrl-C",)
     assert "prefill/step" in names(Capture((tmp_path / "stopped.sqlite",), tmp_path / "stopped.json", record))

@@ -65,7 +65,10 @@ class SharedCalls:
         except UnexplainedError as error:
             explained = self._explained(error)
             self._fail(explained)
-            raise explained from None
+            try:
+                raise explained from None
+            finally:
+                del explained  # the error holds this frame: together they would keep the call's caches alive
         except BaseException as error:
             self._fail(error)
             raise
