@@ -73,11 +73,11 @@ inline void wait_for_ranks(Exchange& exchange, uint64_t round) {
     const Arrival& other = exchange.arrivals[r];
     int looks_stopped = 0;
     for (int spins = 0; other.rounds.load(std::memory_order_acquire) < round; ++spins) {
-      if (spins < kSpins) {
+      if (spins < kRankSpins) {
         pause();
         continue;
       }
-      sched_yield();
+      nap();
       Failure failure = kFine;
       const int64_t now = now_ns();
       if (other.failed_calls.load(std::memory_order_acquire) > exchange.failed_calls) {

@@ -36,7 +36,7 @@ int64_t move_bytes(std::atomic<int64_t>& mine, const std::atomic<int64_t>& base,
         pause();
         continue;
       }
-      sched_yield();
+      nap();
       if (!since) since = now_ns();
       if (now_ns() - since > patience_ns) break;
       continue;

@@ -163,7 +163,9 @@ def numbered_trace() -> Trace:
     """Ranges with names as of torch.autograd.profiler.emit_nvtx, an hour after the start of the capture."""
     recorder = Recorder()
     for number in range(640):
-        recorder.range(f"step {'abc'[number % 3]}, op_id = {number}", 3.6e9 + 10 * number, 3.6e9 + 10 * number + 9, domain="")
+        recorder.range(
+            f"step {'abc'[number % 3]}, op_id = {number}", 3.6e9 + 10 * number, 3.6e9 + 10 * number + 9, domain=""
+        )
     return recorder.trace()
 
 
