@@ -1,4 +1,5 @@
-// Waits of one thread for another: it spins for a while, then it sleeps until it is woken.
+// Waits of one thread for another. It spins for a while, then it sleeps until it is woken, or naps if the other is in
+// another process.
 #pragma once
 
 #include <linux/futex.h>
@@ -14,7 +15,7 @@
 namespace labkit {
 
 constexpr int kSpins = 4000;            // 50 us on a Zen 4, 190 us on a Xeon
-constexpr int kRankSpins = 4 * kSpins;  // of a rank for another; ranks with a core each rarely wait for longer
+constexpr int kRankSpins = 4 * kSpins;  // in an exchange of ranks, which rarely takes longer if each has a core
 constexpr long kNapNs = 20'000;
 
 inline void pause() {
@@ -29,7 +30,8 @@ static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel com
 // thread's next turn off with each of these calls. A rank that had waited some milliseconds in such a loop got no core
 // for 0.4 s when it had to compute (4 ranks on 2 cores, Linux 6.18).
 inline void nap() {
-  [[maybe_unused]] thread_local const bool precise = prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL) == 0;  // ns
+  // Linux may end a sleep later by the timer slack, which is 50 us unless it is set.
+  [[maybe_unused]] thread_local const bool precise = prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL) == 0;
   const timespec duration{0, kNapNs};
   nanosleep(&duration, nullptr);
 }

@@ -9,7 +9,6 @@
 namespace labkit {
 
 constexpr int64_t kPiece = 16 << 10;  // bytes that are published at once: two pieces fit into the first-level cache
-constexpr int kMailSpins = 4000;      // then the core is given to other processes
 
 // Counts since the beginning, each on the cache line of the process that advances it. The bytes follow, beginning with
 // the byte of count `base`. When the queue is empty, the writer sets `base` anew and begins at the first byte, so that
@@ -32,7 +31,7 @@ int64_t move_bytes(std::atomic<int64_t>& mine, const std::atomic<int64_t>& base,
   for (int spins = 0; moved < count;) {
     int64_t now = available(at);
     if (now <= 0) {
-      if (++spins < kMailSpins) {
+      if (++spins < kSpins) {
         pause();
         continue;
       }
