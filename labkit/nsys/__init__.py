@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from labkit.nsys.tables.replay import write_replay
     from labkit.nsys.tables.selection import Selection
     from labkit.nsys.tables.summary import TraceSummary, summarise
+    from labkit.nsys.tables.trace_tables import TraceTables, trace_tables
     from labkit.nsys.timeline.export import write_chrome
     from labkit.nsys.trace import Trace, TraceError
 
@@ -44,6 +45,7 @@ __all__ = [
     "TraceDifference",
     "TraceError",
     "TraceSummary",
+    "TraceTables",
     "Window",
     "attribute",
     "budget",
@@ -73,6 +75,7 @@ __all__ = [
     "stage_table",
     "summarise",
     "summary_of",
+    "trace_tables",
     "write_chrome",
     "write_replay",
 ]
@@ -86,6 +89,7 @@ _HOME = {
     "TraceDifference": "labkit.nsys.tables.compare",
     "TraceError": "labkit.nsys.trace",
     "TraceSummary": "labkit.nsys.tables.summary",
+    "TraceTables": "labkit.nsys.tables.trace_tables",
     "Window": "labkit.nsys.capture.command",
     "attribute": "labkit.nsys.analysis.attribution",
     "budget": "labkit.nsys.tables.budget",
@@ -115,6 +119,7 @@ _HOME = {
     "stage_table": "labkit.nsys.analysis.stage_table",
     "summarise": "labkit.nsys.tables.summary",
     "summary_of": "labkit.nsys.tables.kept_summary",
+    "trace_tables": "labkit.nsys.tables.trace_tables",
     "write_chrome": "labkit.nsys.timeline.export",
     "write_replay": "labkit.nsys.tables.replay",
 }

@@ -10,6 +10,7 @@ import pandas as pd
 from labkit.nsys.analysis.rank_numbers import NUMBERED, ranks, ranks_are_known
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.calls import calls
+from labkit.nsys.tables.catalogue import SUMMARY
 from labkit.nsys.tables.doubts import doubts
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.losses import losses
@@ -41,8 +42,7 @@ class TraceSummary:
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
         """The tables by name."""
-        names = ("contents", "budget", "idle", "kernels", "copies", "calls", "ranges", "losses")
-        return {name: getattr(self, name) for name in names}
+        return {table.name: getattr(self, table.name) for table in SUMMARY}
 
 
 def summarise(trace: Trace, selection: Selection = EVERYTHING) -> TraceSummary:
