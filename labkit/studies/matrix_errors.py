@@ -27,6 +27,7 @@ from labkit.weights.canonical import RowBlocks, Weight
 from labkit.weights.precision import STORED, Precision, precision_of
 from labkit.weights.quantise import HEAD, LAYER, Quantization, Scheme, check_schemes
 from labkit.weights.source import ModelSource
+from labkit.weights.spec import WeightSpec
 
 GROUP = 32  # inputs of the groups that are drawn next to whole rows
 BINS = 121
@@ -189,8 +190,7 @@ def _config(source: ModelSource) -> ModelConfig:
 
 
 def _weights(source: ModelSource) -> Unsaved:
-    policy = policy_for(source.hf_config)
-    return Unsaved(policy, source, shard(policy.model_config(source.hf_config)), torch.float32)
+    return Unsaved(WeightSpec.of(source.hf_config, torch.float32), source)
 
 
 def _matrix(weight: Weight) -> RowBlocks:

@@ -13,20 +13,21 @@ from labkit.kernels.gemm import packed_shape
 from labkit.kernels.memory import aligned
 from labkit.kernels.types import float_dtype
 from labkit.models.shards import SUMMED, Shard
-from labkit.weights.quantise import Quantization, Scheme
+from labkit.weights.quantise import Scheme
+from labkit.weights.spec import WeightSpec
 
 PADDING = 32  # rows of a block: matrices, scales and biases are padded to whole blocks
 
 
-def model_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
+def model_bytes(spec: WeightSpec) -> int:
     """Bytes of a rank's part of the model, packed for the C++ kernels; a tied head is packed once."""
-    return outside_bytes(part, dtype, quant) + len(part.layers) * layer_bytes(part, dtype, quant)
+    return outside_bytes(spec) + len(spec.part.layers) * layer_bytes(spec)
 
 
-def layer_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
+def layer_bytes(spec: WeightSpec) -> int:
     """Bytes of one layer: its packed matrices, their scales, and its vectors in float32."""
-    local = replace(part, sums_whole=False)
-    total = _bytes(local, local.layer_shapes, dtype, quant) + _vector(len(part.query))  # the slopes of ALiBi
+    spec, part = _cut(spec), spec.part
+    total = _bytes(spec, spec.part.layer_shapes) + _vector(len(part.query))  # the slopes of ALiBi
     if not part.config.pre_norm:
         total += 2 * _vector(part.config.hidden_size)  # the norm of the next layer's input
     return total
@@ -40,23 +41,28 @@ def vector_bytes(part: Shard) -> int:
     return vectors + _vector(len(part.query)) + norm
 
 
-def outside_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
+def outside_bytes(spec: WeightSpec) -> int:
     """Bytes of the weights outside the layers."""
-    local = replace(part, sums_whole=False)
-    outside = dict(local.top_shapes)
+    spec = _cut(spec)
+    outside = dict(spec.part.top_shapes)
     positions = outside.pop("positions.weight", (0, 0))
-    return _vector(positions[0] * positions[1]) + _bytes(local, outside, dtype, quant)
+    return _vector(positions[0] * positions[1]) + _bytes(spec, outside)
 
 
-def _bytes(local: Shard, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, quant: Quantization) -> int:
-    total = 0
+def _cut(spec: WeightSpec) -> WeightSpec:
+    """The spec with the part as it is stored, after matrices in SUMMED are cut."""
+    return replace(spec, part=replace(spec.part, sums_whole=False))
+
+
+def _bytes(spec: WeightSpec, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    local, total = spec.part, 0
     for name, shape in shapes.items():
         if len(shape) == 1:
             total += _vector(shape[0])
             continue
         only_embedding = name == "embed.weight" and not local.config.tied_head
-        scheme = quant.of(name) if dtype == torch.int8 and not only_embedding else None
-        stored = PACKED[scheme.bits] if scheme else float_dtype(dtype)
+        scheme = None if only_embedding else spec.scheme(name)
+        stored = PACKED[scheme.bits] if scheme else float_dtype(spec.dtype)
         rows = shape[0] + PADDING
         total += aligned(torch.Size(packed_shape(rows, shape[1], stored)).numel() * stored.itemsize) + _vector(rows)
         if scheme:

@@ -6,7 +6,6 @@ import copy
 import shutil
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,8 +15,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
 
 from labkit.kernels.types import Linear, float_dtype
-from labkit.models.config import ModelConfig
-from labkit.models.shards import Shard
 from labkit.system.errors import RunError, UserError
 from labkit.system.whole_file import remove_unfinished, whole_file, write_whole
 from labkit.weights.canonical import Canonical, Weight
@@ -30,11 +27,11 @@ from labkit.weights.checkpoint.manifest import (
     MatrixRecord,
     described_model,
 )
-from labkit.weights.checkpoint.saved import key_of, layout_of
+from labkit.weights.checkpoint.saved import key_of
 from labkit.weights.checkpoint.shard_file import scales_of
 from labkit.weights.checkpoint.tensor_writer import Extent, TensorWriter
-from labkit.weights.quantise import Quantization
 from labkit.weights.source import weight_files
+from labkit.weights.spec import WeightSpec
 
 TEXT_FILES = (
     "generation_config.json",
@@ -53,17 +50,6 @@ Gather = Callable[[Any], list[Any]]  # this rank's value -> the values of all ra
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """The model to save, and how its matrices are stored; see `Manifest`."""
-
-    config: ModelConfig
-    hf_config: PretrainedConfig
-    dtype: torch.dtype
-    impl: str
-    quant: Quantization | None
-
-
 class Saving:
     """A save in progress: `keep` writes weights while they are built, `finish` completes the files. All ranks do so
     together, within the context of their saves.
@@ -72,8 +58,9 @@ class Saving:
     interrupted save. Weights may be freed after `keep`.
     """
 
-    def __init__(self, folder: Path, saved: Saved, part: Shard, gather: Gather, name: str) -> None:
-        self.folder, self.saved, self.part, self.gather, self.name = folder, saved, part, gather, name
+    def __init__(self, folder: Path, spec: WeightSpec, hf_config: PretrainedConfig, gather: Gather, name: str) -> None:
+        self.folder, self.spec, self.hf_config, self.gather, self.name = folder, spec, hf_config, gather, name
+        part = spec.part
         self._file = f"rank-{part.rank:02d}-of-{part.size:02d}{SUFFIX}"
         tensors = len(part.top_shapes) + len(part.layers) * len(part.layer_shapes)
         self._writer = TensorWriter(folder / self._file, 2 * tensors)  # a matrix may have scales
@@ -82,7 +69,7 @@ class Saving:
         self._failure: OSError | None = None
 
     @classmethod
-    def begin(cls, folder: Path, saved: Saved, part: Shard, gather: Gather) -> Saving:
+    def begin(cls, folder: Path, spec: WeightSpec, hf_config: PretrainedConfig, gather: Gather) -> Saving:
         """Raises UserError on all ranks if the folder already holds a checkpoint, because two checkpoints' files would
         mix.
         """
@@ -97,7 +84,7 @@ class Saving:
                 )
             return uuid.uuid4().hex
 
-        return cls(folder, saved, part, gather, together(free, gather)[0])
+        return cls(folder, spec, hf_config, gather, together(free, gather)[0])
 
     def __enter__(self) -> Self:
         together(self._open, self.gather)
@@ -128,7 +115,7 @@ class Saving:
                 self._layers[index] = self._writer.end_block()
         except OSError as error:
             self._failure = error
-            if self.part.size == 1:
+            if self.spec.part.size == 1:
                 raise RunError(f"the checkpoint was not saved: {error}") from error
 
     def _write(self, name: str, key: str, weight: Weight) -> None:
@@ -142,9 +129,10 @@ class Saving:
 
     def _record(self, name: str, linear: Linear) -> MatrixRecord:
         row_group = linear.group
-        scheme = self.saved.quant.of(name) if self.saved.quant and linear.scales is not None else None
+        quant, config = self.spec.stored_quant, self.spec.config
+        scheme = quant.of(name) if quant and linear.scales is not None else None
         if scheme is not None:
-            row_group = scheme.group(*(self.saved.config.layer_shapes() | self.saved.config.top_shapes())[name])
+            row_group = scheme.group(*(config.layer_shapes() | config.top_shapes())[name])
         return MatrixRecord(
             outputs=linear.outputs,
             inputs=linear.inputs,
@@ -160,7 +148,7 @@ class Saving:
         `source`: the folder of the tokenizer's files. Raises RunError on all ranks if one of them could not write.
         """
         files = together(self._end, self.gather)
-        together(lambda: self.part.rank or self._describe(files, generation, source), self.gather)
+        together(lambda: self.spec.part.rank or self._describe(files, generation, source), self.gather)
 
     def _end(self) -> FileRecord:
         """Completes this rank's file under its final name, and returns its record."""
@@ -174,9 +162,8 @@ class Saving:
         )
 
     def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> int:
-        saved = self.saved
-        hf_config = copy.deepcopy(saved.hf_config)
-        hf_config.architectures, hf_config.dtype = [saved.config.architecture], float_dtype(saved.dtype)
+        spec, hf_config = self.spec, copy.deepcopy(self.hf_config)
+        hf_config.architectures, hf_config.dtype = [spec.config.architecture], float_dtype(spec.dtype)
         write_whole(self.folder / "config.json", hf_config.to_json_string())
         for name in TEXT_FILES:
             if source and (source / name).is_file():
@@ -187,12 +174,12 @@ class Saving:
         manifest = Manifest(
             format=FORMAT,
             save=self.name,
-            architecture=saved.config.architecture,
-            model=described_model(saved.config),
-            dtype=str(saved.dtype).removeprefix("torch."),
-            tp_size=self.part.size,
-            layout=layout_of(saved.impl, saved.dtype),
-            quant=saved.quant,
+            architecture=spec.config.architecture,
+            model=described_model(spec.config),
+            dtype=str(spec.dtype).removeprefix("torch."),
+            tp_size=self.spec.part.size,
+            layout=spec.layout,
+            quant=spec.stored_quant,
             files=files,
         )
         write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
