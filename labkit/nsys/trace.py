@@ -129,7 +129,8 @@ class Source:
     @classmethod
     def kept(cls, about: Mapping[str, Any]) -> Source:
         """The source that `dataclasses.asdict` and JSON turned into `about`."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in about.items()})
+        values: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in about.items()}
+        return cls(**values)
 
 
 def empty(frame: str) -> pd.DataFrame:
