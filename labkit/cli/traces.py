@@ -100,8 +100,8 @@ def _add(shown: TraceCommand) -> None:
         columns = sort_columns(sort, shown.tables)
         from labkit.cli.showing import show
         from labkit.nsys.reader.reading import read
-        from labkit.nsys.tables.kept_summary import summary_of
         from labkit.nsys.tables.selection import Selection
+        from labkit.nsys.tables.summary import summary_of
         from labkit.nsys.tables.trace_tables import trace_tables
 
         ranks, devices, streams = (tuple(numbers or ()) for numbers in (rank, device, stream))

@@ -40,7 +40,7 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 MADE = (
     ("labkit.nsys.reader.reading", "read"),
     ("labkit.nsys.tables.trace_tables", "trace_tables"),
-    ("labkit.nsys.tables.kept_summary", "summary_of"),
+    ("labkit.nsys.tables.summary", "summary_of"),
     ("labkit.nsys.tables.compare", "compare_traces"),
 )
 RESULTS: dict[object, Any] = {}
