@@ -31,9 +31,9 @@ def test_an_error_of_another_rank_is_raised_here() -> None:
     def gather(own: object) -> list[object]:
         return [own, (None, "no room", False)]
 
-    with pytest.raises(RunError, match="^no room$"):
+    with pytest.raises(RunError, match=r"^no room$"):
         own_result(lambda: "one", gather)
-    with pytest.raises(RunError, match="^not saved: no room$"):
+    with pytest.raises(RunError, match=r"^not saved: no room$"):
         results_of_ranks(lambda: "one", gather, "not saved")
 
 
