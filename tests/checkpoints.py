@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any, TypeVar
@@ -16,12 +16,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from labkit.kernels import ModelWeights
 from labkit.models.policies import policy_for
 from labkit.models.shards import shard
+from labkit.system.collective import Gather
 from labkit.weights.build import build_weights
-from labkit.weights.checkpoint.save import Gather, Saved, Saving
+from labkit.weights.checkpoint.save import Saving
 from labkit.weights.checkpoint.saved import SavedWeights, saved_weights
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
 from labkit.weights.quantise import Quantization, WeightQuantization
+from labkit.weights.spec import WeightSpec
 
 T = TypeVar("T")
 
@@ -42,12 +44,9 @@ def built(
     keep: Any = None,
 ) -> ModelWeights:
     """Weights of rank `rank` out of `size`."""
-    policy = policy_for(hf_config)
-    config = policy.model_config(hf_config)
     tensors = ModelTensors(source) if isinstance(source, PreTrainedModel) else source
-    part = shard(config, size, rank)
-    quant = quant or quantization()
-    return build_weights(policy, config, tensors, dtype, impl, quant, part=part, keep=keep)
+    spec = WeightSpec.of(hf_config, dtype, impl, quant or quantization())
+    return build_weights(replace(spec, part=shard(spec.config, size, rank)), tensors, keep=keep)
 
 
 def save(
@@ -61,13 +60,11 @@ def save(
     quant: Quantization | None = None,
 ) -> SavedWeights:
     """Saves a checkpoint from `size` ranks together; returns the loaded weights."""
-    policy = policy_for(hf_config)
-    config = policy.model_config(hf_config)
-    quant = quant or quantization()
-    description = Saved(config=config, hf_config=hf_config, dtype=dtype, impl=impl, quant=quant)
+    spec = WeightSpec.of(hf_config, dtype, impl, quant or quantization())
 
     def work(rank: int, gather: Gather) -> None:
-        with Saving.begin(folder, description, shard(config, size, rank), gather) as saving:
+        own = replace(spec, part=shard(spec.config, size, rank))
+        with Saving.begin(folder, own, hf_config, gather) as saving:
             built(source, hf_config, dtype, size, rank, impl=impl, quant=quant, keep=saving.keep)
             saving.finish(None, None)
 

@@ -15,23 +15,21 @@ from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.kernels import gpu
-from labkit.models.policies import policy_for
 from labkit.models.shards import shard
 from labkit.weights.build import build_weights
 from labkit.weights.model_tensors import ModelTensors
-from labkit.weights.quantise import Quantization
+from labkit.weights.spec import WeightSpec
 
 
 def runner_of(model: PreTrainedModel, layers: range, impl: str, *, graphs: bool = False) -> Runner:
     """Runner on the GPU with impl="triton", if there is a GPU. graphs: decode steps are captured and replayed."""
     device = gpu.default_device() if impl == "triton" else gpu.CPU
-    policy = policy_for(model.config)
-    config = policy.model_config(model.config)
-    part, tensors = shard(config, layers=layers), ModelTensors(model)
-    weights = build_weights(policy, config, tensors, torch.float32, impl, Quantization(), part=part, device=device)
-    assert (weights.embedding is None, weights.head is None) == (layers.start > 0, layers.stop < config.num_layers)
-    pool = SlotPool(part.local, torch.float32, device) if impl == "triton" else None
-    layer_range = LayerRange(weights, part, impl, device, pool=pool)
+    whole = WeightSpec.of(model.config, torch.float32, impl)
+    spec = replace(whole, part=shard(whole.config, layers=layers))
+    weights = build_weights(spec, ModelTensors(model), device)
+    assert (weights.embedding is None, weights.head is None) == (layers.start > 0, layers.stop < spec.config.num_layers)
+    pool = SlotPool(spec.part.local, torch.float32, device) if impl == "triton" else None
+    layer_range = LayerRange(spec, weights, device, pool=pool)
     if impl == "cpp":
         return OneCallRunner(layer_range)
     staged = StagedRunner(layer_range)

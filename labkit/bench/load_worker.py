@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Annotated
@@ -22,11 +23,12 @@ from labkit.engine import init_inference
 from labkit.engine.options import Options
 from labkit.harness.environment import anonymous_memory
 from labkit.harness.stored_weights import matrix_bytes
-from labkit.models.policies import model_config_of, policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.shards import shard
 from labkit.weights.build import build_weights
 from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve
+from labkit.weights.spec import WeightSpec
 
 WATCHED_EVERY = 0.0005  # seconds
 app = typer.Typer(add_completion=False)
@@ -51,8 +53,7 @@ def load(
     anonymous memory.
     """
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
-    config = model_config_of(resolve(folder).hf_config)
-    part = shard(config, ranks, rank)
+    part = shard(model_config_of(resolve(folder).hf_config), ranks, rank)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
@@ -61,10 +62,9 @@ def load(
         began = perf_counter()
         source = resolve(folder)
         options = Options(**precision_of(precision).options)
-        dtype = options.dtype or source.hf_config.dtype
-        policy = policy_for(source.hf_config)
+        spec = WeightSpec.of(source.hf_config, options.dtype or source.hf_config.dtype, quant=options.quant)
         with torch.inference_mode():
-            weights = build_weights(policy, config, source, dtype, "cpp", options.quant, part=part)
+            weights = build_weights(replace(spec, part=part), source)
         seconds = perf_counter() - began
     result = {
         "seconds": seconds,

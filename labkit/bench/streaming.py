@@ -46,8 +46,6 @@ from labkit.engine.options import Options
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.rounds import random_orders
 from labkit.harness.stream_record import StreamMeasurement
-from labkit.models.policies import model_config_of
-from labkit.models.shards import shard
 from labkit.statistics import ratio
 from labkit.system.child import run_child
 from labkit.system.command import run_command
@@ -55,6 +53,7 @@ from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve
+from labkit.weights.spec import WeightSpec
 
 WORKER = "labkit.bench.stream_worker"
 SLOTS = 3
@@ -113,9 +112,8 @@ def measure(
 def resident_gb(model: str, target: StreamTarget) -> float:
     """Memory for the resident layers, the slots, and the weights outside the layers."""
     options = Options(**precision_of(target.precision).options)
-    config = model_config_of(resolve(model).hf_config)
     assert options.dtype is not None
-    footprint = Footprint.of(shard(config), options.dtype, options.quant)
+    footprint = Footprint.of(WeightSpec.of(resolve(model).hf_config, options.dtype, quant=options.quant))
     return (footprint.outside + (SLOTS + target.resident * footprint.layers) * footprint.layer) / 1e9
 
 

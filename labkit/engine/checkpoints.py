@@ -6,14 +6,14 @@ import torch
 from transformers import PretrainedConfig
 
 from labkit.engine.options import Options
-from labkit.models.config import ModelConfig
-from labkit.models.shards import Shard
+from labkit.system.collective import Gather
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
 from labkit.weights.build import has_codes, saved_in
-from labkit.weights.checkpoint.save import Gather, Saved, Saving
+from labkit.weights.checkpoint.save import Saving
 from labkit.weights.protocol import TensorSource
 from labkit.weights.quantise import Quantization
+from labkit.weights.spec import WeightSpec
 
 
 def as_saved(options: Options, source: TensorSource) -> Options:
@@ -39,23 +39,8 @@ def as_saved(options: Options, source: TensorSource) -> Options:
     return options.model_copy(update={"dtype": saved.dtype, "quant": kept})
 
 
-def begin_saving(
-    options: Options,
-    hf_config: PretrainedConfig,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    impl: str,
-    part: Shard,
-    gather: Gather,
-) -> Saving | None:
+def begin_saving(options: Options, spec: WeightSpec, hf_config: PretrainedConfig, gather: Gather) -> Saving | None:
     """Begins the save that `save_mp_checkpoint_path` requests; None: it requests none."""
     if options.save_mp_checkpoint_path is None:
         return None
-    contents = Saved(
-        config=config,
-        hf_config=hf_config,
-        dtype=dtype,
-        impl=impl,
-        quant=options.quant,
-    )
-    return Saving.begin(expanded(options.save_mp_checkpoint_path), contents, part, gather)
+    return Saving.begin(expanded(options.save_mp_checkpoint_path), spec, hf_config, gather)

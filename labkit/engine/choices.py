@@ -10,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.kernels import build, gpu
 from labkit.kernels.types import float_dtype
+from labkit.models.dtypes import DTYPES
 from labkit.system.errors import UserError
 
 log = logging.getLogger("labkit")
@@ -25,7 +26,15 @@ def stored_dtype(requested: torch.dtype | None, dtype: torch.dtype) -> torch.dty
     return requested or own
 
 
-def own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
+def matrix_dtype(requested: torch.dtype | None, model: Any, hf_config: PretrainedConfig) -> torch.dtype:
+    """Returns the type of the layers' matrices: the requested one, or the model's own."""
+    dtype = requested or _own_dtype(model, hf_config)
+    if dtype not in DTYPES.values():
+        raise UserError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
+    return dtype
+
+
+def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
     """Returns the type of the passed model, or of its config."""
     if isinstance(model, PreTrainedModel):
         return model.dtype

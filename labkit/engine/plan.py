@@ -14,7 +14,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.engine.checkpoints import begin_saving
-from labkit.engine.choices import chosen_impl, own_dtype, stored_dtype
+from labkit.engine.choices import stored_dtype
 from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
@@ -24,9 +24,9 @@ from labkit.engine.memory.slots import SlotPool
 from labkit.engine.offload.cache_place import cache_place
 from labkit.engine.offload.held import on_host
 from labkit.engine.offload.options import Offload
-from labkit.engine.offload.prepared import Wanted, prepared
+from labkit.engine.offload.prepared import prepared
 from labkit.engine.offload.streaming import opened
-from labkit.engine.options import DTYPES, read_options
+from labkit.engine.options import read_options
 from labkit.engine.parallel.pipeline_stage import PipelineStage, join_stages
 from labkit.engine.parallel.ranks import Ranks, asked_to_join, join_ranks
 from labkit.engine.parallel.shared_calls import SharedCalls
@@ -47,7 +47,7 @@ from labkit.engine.without_kernels import (
 from labkit.kernels import ModelWeights, gpu
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.slot_stream.queues import Queues, queues_of
-from labkit.models.shards import Shard, shard
+from labkit.models.shards import shard
 from labkit.system.errors import UserError
 from labkit.weights.build import build_weights, check_weights
 from labkit.weights.checkpoint.save import Saving
@@ -55,6 +55,7 @@ from labkit.weights.layer_split import split_layers
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
 from labkit.weights.resolve import resolve as resolve_name
+from labkit.weights.spec import WeightSpec
 
 
 def init_inference(
@@ -95,18 +96,19 @@ def init_inference(
 class Plan:
     """All decisions before the first weight is read."""
 
-    request: Request
-    dtype: torch.dtype  # of the layers' matrices
+    request: Request  # with the spec of this process's weights
     kv_dtype: torch.dtype  # of stored keys and values
-    impl: str
     device: torch.device
-    part: Shard  # this process's share of the model
     ranks: Ranks | None  # rank group with the same layers
     stage: PipelineStage | None  # connection to the ranks with other layers
     calls: SharedCalls  # of all ranks
     saving: Saving | None  # checkpoint that is written while packing
     elsewhere: CachePlace | None  # backing store of offloaded keys and values
     queues: Queues  # of the device, for everything that it fetches
+
+    @property
+    def spec(self) -> WeightSpec:
+        return self.request.spec
 
     @property
     def consumed(self) -> ModelTensors | None:
@@ -117,12 +119,8 @@ class Plan:
 
 def make_plan(request: Request) -> Plan:
     """Decides on kernels, device and types, and joins the other ranks."""
-    options, config = request.options, request.config
-    dtype = options.dtype or own_dtype(request.model, request.hf_config)
-    if dtype not in DTYPES.values():
-        raise UserError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
-    kv_dtype = stored_dtype(options.kv_dtype, dtype)
-    impl = chosen_impl("triton" if options.use_triton else options.impl)
+    options, spec, impl = request.options, request.spec, request.spec.impl
+    kv_dtype = stored_dtype(options.kv_dtype, spec.dtype)
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
@@ -132,31 +130,32 @@ def make_plan(request: Request) -> Plan:
         options.kv_offload.check_for(impl)
     if options.dependent_launch:
         gpu.require_dependent_launch()
-    stage, tp = _join_stages(request, dtype, impl, device), options.tensor_parallel
+    stage, tp = _join_stages(request, device), options.tensor_parallel
     layers = None if stage is None else stage.layers[stage.number]
     tp = tp if stage is None else stage.tp
-    ranks = join_ranks(config, tp, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype), layers)
+    ranks = join_ranks(spec.config, tp, impl, device, CHUNK_ROWS, lambda: _facts(request), layers)
     if (ranks or stage) and device.type == "cuda":  # on joining, each rank chose its own GPU as the current one
         device = gpu.default_device()
-    part = ranks.shard if ranks else shard(config, layers=layers)
+    spec = replace(spec, part=ranks.shard if ranks else shard(spec.config, layers=layers))
     calls = SharedCalls([*([ranks] if ranks else []), *([stage.ring] if stage else [])])
     queues, backing_store = queues_of(device), None
     with calls.one("plan"):
         if options.kv_offload is not None:
-            backing_store = cache_place(options.kv_offload, dtype, device, ranks, calls.gather, queues)
-        saving = begin_saving(options, request.hf_config, config, dtype, impl, part, calls.gather)
-    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, calls, saving, backing_store, queues)
+            backing_store = cache_place(options.kv_offload, spec.dtype, device, ranks, calls.gather, queues)
+        saving = begin_saving(options, spec, request.hf_config, calls.gather)
+    request = replace(request, spec=spec)
+    return Plan(request, kv_dtype, device, ranks, stage, calls, saving, backing_store, queues)
 
 
-def _join_stages(request: Request, dtype: torch.dtype, impl: str, device: torch.device) -> PipelineStage | None:
+def _join_stages(request: Request, device: torch.device) -> PipelineStage | None:
     """Joins the ranks with the other layers, and returns the stage of this process; None: it has all layers."""
-    options, pipeline = request.options, request.options.pipeline_parallel
+    options, spec, pipeline = request.options, request.spec, request.options.pipeline_parallel
     if pipeline.stages == 1:
         return None
-    layers = split_layers(request.config, pipeline.stages, dtype, options.quant, pipeline.layers)
-    most_bytes = 4 * CHUNK_ROWS * request.config.hidden_size
+    layers = split_layers(spec, pipeline.stages, pipeline.layers)
+    most_bytes = 4 * CHUNK_ROWS * spec.config.hidden_size
     tp = options.tensor_parallel
-    return join_stages(layers, pipeline, tp, impl, device, lambda: _facts(request, dtype), most_bytes)
+    return join_stages(layers, pipeline, tp, spec.impl, device, lambda: _facts(request), most_bytes)
 
 
 def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
@@ -166,21 +165,10 @@ def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
     if plan.request.options.offload is not None:
         return _streamed(plan, plan.request.options.offload)
     request, consumed, saving = plan.request, plan.consumed, plan.saving
-    policy = request.policy
     done_with = _layer_remover(plan)
     with saving or nullcontext(), torch.inference_mode():
-        weights = build_weights(
-            policy,
-            request.config,
-            request.source,
-            plan.dtype,
-            plan.impl,
-            request.options.quant,
-            done_with=done_with,
-            device=plan.device,
-            part=plan.part,
-            keep=saving.keep if saving else None,
-        )
+        keep = saving.keep if saving else None
+        weights = build_weights(plan.spec, request.source, plan.device, done_with=done_with, keep=keep)
         if saving:
             saving.finish(request.generation_config, getattr(request.source, "folder", None))
     if consumed:
@@ -192,64 +180,50 @@ def _layer_remover(plan: Plan) -> Callable[[int], None] | None:
     """Returns a function that removes a packed layer from the passed model; None: the model is kept. All checks are
     here, before the first weight is removed.
     """
-    request, consumed = plan.request, plan.consumed
+    consumed, layers = plan.consumed, plan.spec.policy.layers
     if consumed is None:
         return None
-    check_weights(request.policy, request.config, consumed, plan.dtype, plan.impl)
-    return lambda layer: consumed.release(f"{request.policy.layers}.{layer}.")
+    check_weights(plan.spec, consumed)
+    return lambda layer: consumed.release(f"{layers}.{layer}.")
 
 
 def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayers | None]:
-    request, part = plan.request, plan.part
-    target = Wanted(
-        source=request.source,
-        hf_config=request.hf_config,
-        policy=request.policy,
-        config=request.config,
-        dtype=plan.dtype,
-        quant=request.options.quant,
-        part=part,
-        impl=plan.impl,
-    )
-    gather = plan.calls.gather
+    request, spec, gather = plan.request, plan.spec, plan.calls.gather
     if offload.device == "cpu":
-        weights_and_stream = on_host(target, offload, gather, plan.device, plan.queues, _layer_remover(plan))
+        weights_and_stream = on_host(
+            spec, request.source, offload, gather, plan.device, plan.queues, _layer_remover(plan)
+        )
         if plan.consumed:
             plan.consumed.release("")
         return weights_and_stream
-    saved = prepared(target, offload.path, gather)
+    saved = prepared(spec, request.source, request.hf_config, offload.path, gather)
     if plan.consumed:
         plan.consumed.release("")
-    return opened(target, saved, offload, gather, plan.device, plan.queues)
+    return opened(spec, saved, offload, gather, plan.device, plan.queues)
 
 
 def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = None) -> InferenceEngine:
     """Returns the engine with the weights."""
-    request, options = plan.request, plan.request.options
+    request, spec, options = plan.request, plan.spec, plan.request.options
     if request.is_encoder:
         injected = fused_encoder_model(
             request.model,
-            request.policy,
-            request.config,
+            spec,
             weights,
-            plan.dtype,
-            plan.impl,
             plan.device,
             consume=plan.consumed is not None,
         )
-        return EncoderEngine(injected, options, plan.impl, request.policy.layers.split(".")[0])
+        return EncoderEngine(injected, options, spec.impl, spec.policy.layers.split(".")[0])
     pool = None
-    if plan.impl == "triton":
+    if spec.impl == "triton":
         memory = plan.elsewhere if isinstance(plan.elsewhere, HostMemory) else None
-        pool = SlotPool(plan.part.local, plan.kv_dtype, plan.device, memory)
-    layer_range = LayerRange(
-        weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype, streamed, plan.elsewhere
-    )
+        pool = SlotPool(spec.part.local, plan.kv_dtype, plan.device, memory)
+    layer_range = LayerRange(spec, weights, plan.device, plan.ranks, pool, plan.kv_dtype, streamed, plan.elsewhere)
     staged = StagedRunner(layer_range)
     module = FusedCausalLM(
         request.hf_config,
-        request.config,
-        request.policy,
+        spec.config,
+        spec.policy,
         choose_runner(plan, staged),
         staged.layers,
         weights,
@@ -257,14 +231,14 @@ def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = No
     )
     if request.generation_config is not None:
         module.generation_config = copy.deepcopy(request.generation_config)
-    return FusedEngine(module, options, plan.impl)
+    return FusedEngine(module, options, spec.impl)
 
 
 def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
     """Returns the runner of the steps. Only this function distinguishes implementations, devices and ranks."""
     layer_range, options, ranks, calls = staged.held, plan.request.options, plan.ranks, plan.calls
     runner: Runner
-    if plan.impl == "triton" and ranks is None:
+    if plan.spec.impl == "triton" and ranks is None:
         from labkit.engine.runners.cuda_graph import CudaGraphRunner, GpuDecoder
 
         resident = not layer_range.once_a_step  # a graph needs weights, keys and values at fixed addresses
@@ -276,16 +250,16 @@ def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
         )
         runner = CudaGraphRunner(staged, decoder)
     else:
-        fast = OneCallRunner(layer_range) if plan.impl == "cpp" else staged
+        fast = OneCallRunner(layer_range) if plan.spec.impl == "cpp" else staged
         runner = WatchedRunner(fast, staged) if ranks is None else RankedRunner(fast, staged, ranks, calls)
-    return runner if plan.stage is None else PipelineRunner(runner, plan.stage, plan.request.config, ranks, calls)
+    return runner if plan.stage is None else PipelineRunner(runner, plan.stage, plan.spec.config, ranks, calls)
 
 
-def _facts(request: Request, dtype: torch.dtype) -> dict[str, object]:
+def _facts(request: Request) -> dict[str, object]:
     """Returns the facts that the ranks of a model have to agree on. For the weights: their origin, or a few numbers."""
     options = request.options.model_dump(exclude={"tensor_parallel", "dtype", "impl"}, mode="json", fallback=str)
     return {
-        "dtype": str(dtype),
+        "dtype": str(request.spec.dtype),
         "options": options,
         "config": config_facts(request.hf_config),
         "weights": getattr(request.source, "origin", None) or fingerprint(request.source),

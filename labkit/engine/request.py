@@ -10,16 +10,17 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.alterations import refuse_alterations
 from labkit.engine.checkpoints import as_saved
+from labkit.engine.choices import chosen_impl, matrix_dtype
 from labkit.engine.hf.encoder_refusals import refuse_what_encoders_lack
 from labkit.engine.options import Options
-from labkit.models.config import ModelConfig
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
 from labkit.models.policies import policy_for
-from labkit.models.policy import Policy
+from labkit.models.shards import shard
 from labkit.system.errors import UserTypeError
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource, has_own_head
+from labkit.weights.spec import WeightSpec
 
 TOKEN_IDS = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -30,15 +31,14 @@ class Request:
 
     model: Any
     hf_config: PretrainedConfig
-    policy: Policy
-    config: ModelConfig
     source: TensorSource
     options: Options
+    spec: WeightSpec  # of the whole model, until ranks divide it
     generation_config: GenerationConfig | None  # of the model; None: it has none
 
     @property
     def is_encoder(self) -> bool:
-        return not self.config.causal
+        return not self.spec.config.causal
 
 
 def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
@@ -59,8 +59,10 @@ def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
 
 
 def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Request:
-    """Finds the policy of the model and the source of its tensors. Raises UserError for a model that was changed in
-    other ways than the weights. A model with its own head keeps it, even if the config ties it.
+    """Finds the source of the model's tensors, and the facts of its weights.
+
+    A model with its own head keeps it, even if the config ties it. Raises UserError for a model that was changed in
+    other ways than the weights.
     """
     encoder = encoder_policy_for(model)
     policy = encoder or policy_for(hf_config, also=ENCODERS)
@@ -78,7 +80,15 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
     if config.tied_head and isinstance(source, ModelTensors) and has_own_head(policy, source):
         hf_config, config = copy.deepcopy(hf_config), replace(config, tied_head=False)
         hf_config.tie_word_embeddings = False
-    return Request(model, hf_config, policy, config, source, as_saved(options, source), generation_config)
+    options = as_saved(options, source)
+    spec = WeightSpec(
+        policy=policy,
+        part=shard(config),
+        dtype=matrix_dtype(options.dtype, model, hf_config),
+        impl=chosen_impl("triton" if options.use_triton else options.impl),
+        quant=options.quant,
+    )
+    return Request(model, hf_config, source, options, spec, generation_config)
 
 
 def _generation_config(model: Any) -> GenerationConfig | None:

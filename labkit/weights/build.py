@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
+from labkit.kernels.gpu import CPU
 from labkit.kernels.memory import Arena, Heap, reserved, return_freed_memory
-from labkit.kernels.types import Heads, Norm, check_heads, float_dtype
-from labkit.models.config import ModelConfig
-from labkit.models.policies import Policy
-from labkit.models.shards import Cut, Shard, shard
+from labkit.kernels.types import Heads, Norm, check_heads
+from labkit.models.shards import Cut, shard
 from labkit.system.errors import UserError
 from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, vectors_of
 from labkit.weights.capacity import layer_bytes, model_bytes, outside_bytes
@@ -23,43 +22,38 @@ from labkit.weights.checkpoint.shard_file import Empty
 from labkit.weights.gguf.native import NativeWeights
 from labkit.weights.gguf.tensors import GgufTensors
 from labkit.weights.protocol import TensorSource, finite, is_finite
-from labkit.weights.quantise import Quantization, check_schemes, warn_of_coarse_scales
+from labkit.weights.quantise import check_schemes, warn_of_coarse_scales
 from labkit.weights.records import Builder, matrices_of, packed_at_once
+from labkit.weights.spec import WeightSpec
 
 Keep = Callable[[int | None, Canonical], None]
 
 
 def build_weights(
-    policy: Policy,
-    config: ModelConfig,
+    spec: WeightSpec,
     source: TensorSource,
-    dtype: torch.dtype,
-    impl: str,
-    quant: Quantization,
+    device: torch.device = CPU,
     progress: Callable[[int, int], None] | None = None,
     done_with: Callable[[int], None] | None = None,
-    device: torch.device | None = None,
-    part: Shard | None = None,
     keep: Keep | None = None,
 ) -> ModelWeights:
-    """Reads every tensor of `source` once, or this rank's `part` of each. `quant` counts with int8 only.
+    """Reads this rank's part of every tensor of `source` once.
 
     `progress(done, total)` and `done_with(layer)` are called after each layer. `keep(layer, weights)` is called with
     each layer's packed weights, and with layer None for the weights outside the layers.
 
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't support.
     """
-    check_names(policy, config, source, impl)
-    part, canonical = canonical_layers(policy, source, dtype, impl, quant, part or shard(config))
-    size = model_bytes(part, dtype, quant)
-    room = max(size, model_bytes(part, float_dtype(dtype), quant))  # a file's codes are no larger than floats
-    place = Arena.reserved(room) if impl == "cpp" else Heap(device or torch.device("cpu"))
-    builder = Builder(part, dtype, impl, quant, place, packed_at_once(size))
-    return build_layers(config, canonical, builder, progress, done_with, keep)
+    check_names(spec, source)
+    spec, canonical = canonical_layers(spec, source)
+    size = model_bytes(spec)
+    room = max(size, model_bytes(spec.unquantised))  # a file's codes are no larger than floats
+    place = Arena.reserved(room) if spec.impl == "cpp" else Heap(device)
+    builder = Builder(spec, place, packed_at_once(size))
+    return build_layers(canonical, builder, progress, done_with, keep)
 
 
 def build_layers(
-    config: ModelConfig,
     canonical: CanonicalLayers,
     builder: Builder,
     progress: Callable[[int, int], None] | None = None,
@@ -67,14 +61,14 @@ def build_layers(
     keep: Keep | None = None,
 ) -> ModelWeights:
     """Builds a rank's weights layer by layer, in the builder's memory. For the callbacks see `build_weights`."""
-    part = builder.part
+    part = builder.spec.part
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors)  # the largest matrices first, while nothing else is in memory
     warn_of_coarse_scales(None, outside.matrices())
     if keep:
         keep(None, {**vectors_of(tensors), **outside.matrices()})
     layers: list[LayerWeights] = []
-    before = _norm_before(part.layers.start, config, canonical, builder)
+    before = _norm_before(part.layers.start, canonical, builder)
     for index in part.layers:
         tensors = canonical.layer(index, builder.empty)
         layers.append(builder.layer(index, tensors, before))
@@ -92,30 +86,22 @@ def build_layers(
 
 
 def pack_layers(
-    policy: Policy,
-    config: ModelConfig,
-    source: TensorSource,
-    dtype: torch.dtype,
-    impl: str,
-    quant: Quantization,
-    part: Shard,
-    keep: Keep,
-    progress: Callable[[int, int], None] | None = None,
+    spec: WeightSpec, source: TensorSource, keep: Keep, progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Packs the weights of `build_weights` on the CPU as the kernels of `impl` read them, and passes them to `keep`.
+    """Packs the weights of `build_weights` on the CPU as the spec's kernels read them, and passes them to `keep`.
     All layers use the same memory one after the other, so a model may be larger than memory.
     """
-    check_names(policy, config, source, impl)
-    part, canonical = canonical_layers(policy, source, dtype, impl, quant, part)
-    types = (dtype, float_dtype(dtype))  # a file's codes are no larger than floats
-    sizes = [max(size(part, stored, quant) for stored in types) for size in (outside_bytes, layer_bytes)]
-    builder = Builder(part, dtype, impl, quant, Arena.reserved(sizes[0]), packed_at_once(sum(sizes)))
+    check_names(spec, source)
+    spec, canonical = canonical_layers(spec, source)
+    types = (spec, spec.unquantised)  # a file's codes are no larger than floats
+    sizes = [max(map(size, types)) for size in (outside_bytes, layer_bytes)]
+    builder = Builder(spec, Arena.reserved(sizes[0]), packed_at_once(sum(sizes)))
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors).matrices()
     warn_of_coarse_scales(None, outside)
     keep(None, {**vectors_of(tensors), **outside})
     memory = reserved(sizes[1])
-    for count, index in enumerate(part.layers, 1):
+    for count, index in enumerate(spec.part.layers, 1):
         builder = replace(builder, place=Arena(memory))
         tensors = canonical.layer(index, builder.empty)
         matrices = matrices_of(builder.layer(index, tensors, Norm()))
@@ -124,34 +110,34 @@ def pack_layers(
         del tensors
         return_freed_memory()
         if progress:
-            progress(count, len(part.layers))
+            progress(count, len(spec.part.layers))
 
 
-def _norm_before(index: int, config: ModelConfig, canonical: CanonicalLayers, builder: Builder) -> Norm:
+def _norm_before(index: int, canonical: CanonicalLayers, builder: Builder) -> Norm:
     """The norm of the input of layer `index` in a post-norm model: the last norm of the layer before. The other weights
     of that layer are dropped.
     """
-    if index == 0 or config.pre_norm:
+    if index == 0 or builder.config.pre_norm:
         return Norm()
-    return builder.last_norm(canonical.layer(index - 1, Heap(torch.device("cpu")).empty))
+    return builder.last_norm(canonical.layer(index - 1, Heap(CPU).empty))
 
 
-def canonical_layers(
-    policy: Policy, source: TensorSource, dtype: torch.dtype, impl: str, quant: Quantization, part: Shard
-) -> tuple[Shard, CanonicalLayers]:
-    """A rank's part and its canonical weights: packed, in codes, or still to be quantised."""
-    saved, gguf = saved_in(source), gguf_in(source)
+def canonical_layers(spec: WeightSpec, source: TensorSource) -> tuple[WeightSpec, CanonicalLayers]:
+    """A rank's canonical weights: packed, in codes, or still to be quantised. The part of the returned spec says
+    whether sums are cut yet.
+    """
+    saved, gguf, quant = saved_in(source), gguf_in(source), spec.quant
     if quant.as_stored and not has_codes(source):
         raise UserError("quant.as_stored keeps the codes of a GGUF file, but these weights are no codes; leave it out")
     if gguf is not None and quant.as_stored:
-        return part, NativeWeights(policy, gguf, part)
+        return spec, NativeWeights(spec.policy, gguf, spec.part)
     if saved is not None and (quant.as_stored or not saved.native):
-        part = replace(part, sums_whole=dtype == torch.int8 and saved.dtype != dtype)
-        return part, saved.part(part, dtype, impl)
-    part = replace(part, sums_whole=dtype == torch.int8)
-    if dtype == torch.int8:
-        check_schemes(part, quant)
-    return part, saved.floats(part, dtype) if saved else Unsaved(policy, source, part, dtype)
+        spec = replace(spec, part=replace(spec.part, sums_whole=spec.quantised and saved.dtype != spec.dtype))
+        return spec, saved.part(spec)
+    spec = replace(spec, part=replace(spec.part, sums_whole=spec.quantised))
+    if spec.quantised:
+        check_schemes(spec.part, quant)
+    return spec, saved.floats(spec) if saved else Unsaved(spec, source)
 
 
 class CanonicalLayers(Protocol):
@@ -165,8 +151,8 @@ class CanonicalLayers(Protocol):
 class Unsaved:
     """A rank's canonical weights, made of a source's Hugging Face tensors."""
 
-    def __init__(self, policy: Policy, source: TensorSource, part: Shard, dtype: torch.dtype) -> None:
-        self._policy, self._source, self._part, self._dtype = policy, source, part, dtype
+    def __init__(self, spec: WeightSpec, source: TensorSource) -> None:
+        self._policy, self._source, self._part, self._dtype = spec.policy, source, spec.part, spec.dtype
 
     def top(self, empty: Empty) -> Canonical:
         return Loading(self._part.top_shapes, self._outside)
@@ -214,17 +200,19 @@ def has_codes(source: TensorSource) -> bool:
     return gguf.quantised if gguf is not None else saved is not None and saved.native
 
 
-def check_names(policy: Policy, config: ModelConfig, source: TensorSource, impl: str) -> None:
+def check_names(spec: WeightSpec, source: TensorSource) -> None:
     """Raises ValueError for missing or extra tensors, and for a size that the kernels don't support."""
-    check_heads(Heads(config.num_heads, config.num_kv_heads, config.head_dim), impl)
-    policy.check(config, source.names())
+    config = spec.config
+    check_heads(Heads(config.num_heads, config.num_kv_heads, config.head_dim), spec.impl)
+    spec.policy.check(config, source.names())
 
 
-def check_weights(policy: Policy, config: ModelConfig, source: TensorSource, dtype: torch.dtype, impl: str) -> None:
+def check_weights(spec: WeightSpec, source: TensorSource) -> None:
     """Raises every ValueError of `build_weights`, without building anything."""
-    check_names(policy, config, source, impl)
+    check_names(spec, source)
+    policy, config = spec.policy, spec.config
     for name in sorted(policy.expected(config)):
-        finite_tensor(source, name, dtype)
+        finite_tensor(source, name, spec.dtype)
 
     def get(name: str, cut: Cut | None) -> Tensor:
         return source.get(name, None, cut)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
-import torch
-
-from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly, shard
 from labkit.system.errors import UserError
 from labkit.weights.capacity import layer_bytes, outside_bytes
-from labkit.weights.quantise import Quantization
+from labkit.weights.spec import WeightSpec
 
 
-def split_layers(
-    config: ModelConfig, stages: int, dtype: torch.dtype, quant: Quantization, given: Sequence[int] | None = None
-) -> tuple[range, ...]:
+def split_layers(spec: WeightSpec, stages: int, given: Sequence[int] | None = None) -> tuple[range, ...]:
     """Consecutive layers for each stage: `given` numbers of layers, or balanced by the bytes of weights per step. These
     include the LM head, but not the embedding, because a step reads only a few of its rows.
 
     Raises UserError for more stages than layers, and for `given` numbers that do not add up to the model's layers.
     """
-    layers = config.num_layers
+    layers = spec.config.num_layers
     if stages > layers:
         raise UserError(f"pp_size={stages} stages for {layers} layers; use pp_size <= {layers}")
     if given is not None and (sum(given) != layers or min(given) < 1):
@@ -30,17 +26,18 @@ def split_layers(
             f"pipeline_parallel: layers={list(given)} are {sum(given)} layers, the model has {layers}; expected "
             f"{stages} numbers from 1 on that add up to {layers}"
         )
-    counts = list(given) if given is not None else _balanced(config, stages, dtype, quant)
+    counts = list(given) if given is not None else _balanced(spec, stages)
     return tuple(range(begin, end) for begin, end in pairwise(accumulate(counts, initial=0)))
 
 
-def _balanced(config: ModelConfig, stages: int, dtype: torch.dtype, quant: Quantization) -> list[int]:
+def _balanced(spec: WeightSpec, stages: int) -> list[int]:
     """Numbers of layers: the stage with the most bytes gets as few as possible, then the other stages are balanced."""
+    config = spec.config
     if stages == 1:
         return [config.num_layers]
-    layer = layer_bytes(shard(config), dtype, quant)
+    layer = layer_bytes(spec)
     ends = shard(config, layers=range(config.num_layers - 1, config.num_layers), embedding=False, head=True)
-    head = outside_bytes(ends, dtype, quant)
+    head = outside_bytes(replace(spec, part=ends))
 
     def counts(in_last: int) -> list[int]:
         return [len(part) for part in evenly(config.num_layers - in_last, stages - 1)] + [in_last]

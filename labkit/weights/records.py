@@ -17,15 +17,17 @@ from torch.nn.functional import pad
 from labkit.kernels.checks import unchecked
 from labkit.kernels.codes import PACKED, cut_groups, pack_scales
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
-from labkit.kernels.gemm import BLOCK, interleave_gate, packed_shape
+from labkit.kernels.gemm import interleave_gate, packed_shape
 from labkit.kernels.gemm import pack as checked_pack
 from labkit.kernels.gemm import packed as checked_packed
 from labkit.kernels.memory import Place
 from labkit.kernels.types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
 from labkit.models.config import ModelConfig
-from labkit.models.shards import SUMMED, Cut, Shard
+from labkit.models.shards import SUMMED, Cut
+from labkit.system.rounding import BLOCK, ceil_div, round_up
 from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
-from labkit.weights.quantise import Quantization, Scheme
+from labkit.weights.quantise import Scheme
+from labkit.weights.spec import WeightSpec
 
 pack, packed = unchecked(checked_pack), unchecked(checked_packed)
 
@@ -42,10 +44,7 @@ def packed_at_once(size: int) -> int:
 class Builder:
     """Turns canonical tensors into weight records for one implementation."""
 
-    part: Shard  # this rank's part of the model
-    dtype: torch.dtype  # of the layers' matrices
-    impl: str
-    quant: Quantization  # how int8 matrices are quantised
+    spec: WeightSpec
     place: Place  # where the records get their memory
     at_once: int = AT_ONCE  # about how many numbers are packed at once
 
@@ -56,16 +55,12 @@ class Builder:
     @property
     def config(self) -> ModelConfig:
         """The config of this rank's part."""
-        return self.part.local
-
-    @property
-    def quantised(self) -> bool:
-        return self.dtype == torch.int8
+        return self.spec.part.local
 
     @property
     def packs(self) -> bool:
         """Whether matrices are packed into `place`, as the C++ kernels read them."""
-        return self.impl == "cpp"
+        return self.spec.impl == "cpp"
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for a matrix that its file holds packed."""
@@ -78,22 +73,22 @@ class Builder:
         `columns`: keep only these, after the scales were taken from whole rows. `gated`: gate, then up rows.
         """
         if isinstance(weight, Linear):
-            linear = replace(weight, activation_bits=self.quant.activation_bits)
+            linear = replace(weight, activation_bits=self.spec.quant.activation_bits)
             return self._on_device(linear) if linear.layout != "rows" else self._placed(linear, columns, gated)
-        matrix, scheme = RowBlocks.of(weight), self.quant.of(name) if self.quantised else None
+        matrix, scheme = RowBlocks.of(weight), self.spec.scheme(name)
         if scheme is None:
             if self.packs:
                 return self._packed(matrix, None, None, gated)
-            rows = matrix.whole().to(self.device, float_dtype(self.dtype))
+            rows = matrix.whole().to(self.device, float_dtype(self.spec.dtype))
             # Tensors that are on a GPU in the right type are shared with the caller's model.
             rows = rows.contiguous() if self.device.type != "cpu" else rows.contiguous().clone()
-            return packed(Linear(rows, None, *matrix.shape, "rows"), self.impl)
+            return packed(Linear(rows, None, *matrix.shape, "rows"), self.spec.impl)
         if self.packs and scheme.flat is None:
             return self._packed(matrix, scheme, columns, gated)
         rows = matrix.whole().to(self.device)
         scales, group = scheme.scales(rows)
         codes = scheme.codes(rows, scales, group)
-        linear = Linear(codes, None, *matrix.shape, "rows", scales, group, scheme.bits, self.quant.activation_bits)
+        linear = Linear(codes, None, *matrix.shape, "rows", scales, group, scheme.bits, self.spec.quant.activation_bits)
         return self._placed(linear, columns, gated)
 
     def _packed(self, matrix: RowBlocks, scheme: Scheme | None, columns: Cut | None, gated: bool) -> Linear:
@@ -102,14 +97,14 @@ class Builder:
         (outputs, inputs), taken = matrix.shape, columns.ranges[0] if columns else (0, matrix.shape[1])
         rows_of = _gated(matrix) if gated else matrix
         stored = _padded(outputs, gated)
-        dtype = PACKED[scheme.bits] if scheme else float_dtype(self.dtype)
+        dtype = PACKED[scheme.bits] if scheme else float_dtype(self.spec.dtype)
         panels = self.place.empty(packed_shape(stored, taken[1] - taken[0], dtype), dtype)
         group = 0
         step = max(BLOCK, self.at_once // inputs // BLOCK * BLOCK)
         for begin in range(0, stored, step):
             end = min(begin + step, stored)
             rows = rows_of.rows(begin, end)
-            into = panels[begin // BLOCK : -(-end // BLOCK)]
+            into = panels[begin // BLOCK : ceil_div(end, BLOCK)]
             if scheme is None:
                 pack(rows.to(dtype), into)
                 continue
@@ -123,7 +118,9 @@ class Builder:
         if scheme is None:
             return linear
         scales = self._kept(torch.cat(parts))
-        return replace(linear, scales=scales, group=group, bits=scheme.bits, activation_bits=self.quant.activation_bits)
+        return replace(
+            linear, scales=scales, group=group, bits=scheme.bits, activation_bits=self.spec.quant.activation_bits
+        )
 
     def _placed(self, linear: Linear, columns: Cut | None, gated: bool) -> Linear:
         """Lays out a quantised or floating matrix of layout "rows" as the implementation reads it."""
@@ -134,7 +131,7 @@ class Builder:
         linear = replace(linear, weight=weight, scales=scales, inputs=weight.shape[1], group=group)
         if not self.packs:
             scales = None if scales is None else scales.to(self.device).contiguous()
-            return packed(replace(linear, weight=weight.to(self.device).contiguous(), scales=scales), self.impl)
+            return packed(replace(linear, weight=weight.to(self.device).contiguous(), scales=scales), self.spec.impl)
         if gated:
             weight, scales = interleave_gate(weight), None if scales is None else interleave_gate(scales)
         outputs, inputs = weight.shape
@@ -157,7 +154,7 @@ class Builder:
         if bias is None:
             return linear
         if linear.layout == "panels":
-            bias = pad(bias, (0, -len(bias) % 32))
+            bias = pad(bias, (0, -len(bias) % BLOCK))
         return replace(linear, bias=self.vector(bias))
 
     def norm(self, tensors: dict[str, Tensor], name: str) -> Norm:
@@ -178,7 +175,7 @@ class Builder:
         """Layer `index` of the model. `norm_before`: the norm of a post-norm layer's input, which is the last norm of
         the layer before.
         """
-        config, vectors, local = self.config, vectors_of(tensors), index - self.part.layers.start
+        config, vectors, local = self.config, vectors_of(tensors), index - self.spec.part.layers.start
         norm1 = self.norm(vectors, "norm1")
         norm2 = norm1 if config.shared_norm else self.norm(vectors, "norm2")
         if not config.pre_norm:
@@ -190,11 +187,11 @@ class Builder:
         up_bias = vectors.get("ff1.bias")
         if config.gated and self.packs and up_bias is not None:
             up_bias = interleave_gate(up_bias)
-        slopes = self.vector(torch.tensor(self.part.alibi_slopes)) if config.position == "alibi" else None
-        whole = self.part.sums_whole
-        cuts = {name: replace(self.part, sums_whole=False).cut(name) if whole else None for name in SUMMED}
+        slopes = self.vector(torch.tensor(self.spec.part.alibi_slopes)) if config.position == "alibi" else None
+        whole = self.spec.part.sums_whole
+        cuts = {name: replace(self.spec.part, sums_whole=False).cut(name) if whole else None for name in SUMMED}
         attn_bias, mlp_bias = vectors.get("attn_out.bias"), vectors.get("ff2.bias")
-        if config.parallel_residual and self.part.size > 1:  # one sum of the ranks for both
+        if config.parallel_residual and self.spec.part.size > 1:  # one sum of the ranks for both
             attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
         up = self.with_bias(matrix("ff1.weight", gated=config.gated), up_bias)
         head_norms = {name: self.vector(vectors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
@@ -212,7 +209,7 @@ class Builder:
 
     def outside(self, tensors: Canonical) -> Outside:
         """This rank's weights outside the layers."""
-        config, part, vectors = self.config, self.part, vectors_of(tensors)
+        config, part, vectors = self.config, self.spec.part, vectors_of(tensors)
         name = "embed.weight" if config.tied_head else "head.weight"
         matrix = self.linear(name, tensors[name]) if name in tensors else None
         project_in, project_out = (
@@ -241,16 +238,16 @@ class Builder:
     def _tied_table(self, head: Linear | None) -> Tensor | None:
         """The rows of an embedding that the head shares; None where the head's packed matrix serves lookups."""
         assert head is not None
-        if self.impl != "reference":
+        if self.spec.impl != "reference":
             return None
         return _rows_of(head)
 
     def _table(self, rows: Weight) -> Tensor:
         """The rows of an embedding that the head does not share."""
         if isinstance(rows, Linear):
-            return _rows_of(rows).to(self.device, float_dtype(self.dtype)).contiguous()
+            return _rows_of(rows).to(self.device, float_dtype(self.spec.dtype)).contiguous()
         matrix_of = RowBlocks.of(rows)
-        table = torch.empty(matrix_of.shape, dtype=float_dtype(self.dtype), device=self.device)
+        table = torch.empty(matrix_of.shape, dtype=float_dtype(self.spec.dtype), device=self.device)
         step = max(1, self.at_once // matrix_of.shape[1])
         for begin in range(0, len(table), step):
             table[begin : begin + step] = matrix_of.rows(begin, min(begin + step, len(table)))
@@ -259,7 +256,7 @@ class Builder:
     def model(self, layers: list[LayerWeights], outside: Outside, last_norm: Norm) -> ModelWeights:
         """The records of the whole part. `last_norm`: norm of a post-norm model's output, instead of a final norm."""
         config = self.config
-        ends = self.part.layers.stop == self.part.config.num_layers
+        ends = self.spec.part.layers.stop == self.spec.part.config.num_layers
         return ModelWeights(
             layers=tuple(layers),
             heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
@@ -322,7 +319,7 @@ def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 def _padded(outputs: int, gated: bool) -> int:
     """Rows of a matrix once gate and up rows are interleaved, each padded to half blocks."""
     half = BLOCK // 2
-    return 2 * (-(-outputs // 2 // half) * half) if gated else outputs
+    return 2 * round_up(ceil_div(outputs, 2), half) if gated else outputs
 
 
 def _gated(matrix: RowBlocks) -> RowBlocks:

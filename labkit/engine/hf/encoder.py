@@ -26,10 +26,9 @@ from labkit.kernels.abi import CCache
 from labkit.kernels.decode_step import ChunkArgs
 from labkit.kernels.plain import normalise
 from labkit.kernels.types import LayerCache, Rows, float_dtype, padded_head_dim
-from labkit.models.config import ModelConfig
-from labkit.models.policies import Policy
 from labkit.stages import Phase, Stage, listening, stage
 from labkit.system.errors import UserError
+from labkit.weights.spec import WeightSpec
 
 Pass = Callable[[Tensor, Rows, "SharedSlots"], Tensor]  # rows of some sequences through all layers
 
@@ -43,22 +42,21 @@ class FusedEncoder(PackedModule, nn.Module):
     def __init__(
         self,
         hf_config: PretrainedConfig,
-        config: ModelConfig,
+        spec: WeightSpec,
         weights: ModelWeights,
-        impl: str,
         device: torch.device,
         vanilla_layer: type[nn.Module],
     ) -> None:
         super().__init__()
-        self.config, self.model_config, self.weights = hf_config, config, weights
-        self.clock = LayersClock(config.num_layers, weights.stages(1))
+        self.config, self.model_config, self.weights = hf_config, spec.config, weights
+        self.clock = LayersClock(spec.config.num_layers, weights.stages(1))
         self.step_times_ms: list[float] | None = None  # every pass appends its time if this is a list
         wiring = Wiring(weights.heads, weights.parallel_residual, weights.residual_from_norm)
-        self.layer = nn.ModuleList(FusedLayer(index, w, wiring, impl) for index, w in enumerate(weights.layers))
+        self.layer = nn.ModuleList(FusedLayer(index, w, wiring, spec.impl) for index, w in enumerate(weights.layers))
         tap = tap_class(vanilla_layer)
         self.taps = nn.ModuleList(tap() for _ in weights.layers)
         self.dtype, self.device = weights.cache_dtype, device
-        self._at_once: Pass = AtOnce(weights, self.clock) if impl == "cpp" else self._by_stages
+        self._at_once: Pass = AtOnce(weights, self.clock) if spec.impl == "cpp" else self._by_stages
         self._one_at_a_time = Lock()  # threads may share an engine: a pass owns the workspace
 
     @torch.no_grad()
@@ -228,24 +226,21 @@ def encoder_rows(keys_BT: Tensor | None, batch: int, tokens: int, device: torch.
 
 def fused_encoder_model(
     model: PreTrainedModel,
-    policy: Policy,
-    config: ModelConfig,
+    spec: WeightSpec,
     weights: ModelWeights,
-    dtype: torch.dtype,
-    impl: str,
     device: torch.device,
     *,
     consume: bool,
 ) -> PreTrainedModel:
     """Returns a copy of `model`, or `model` itself if `consume`, with a FusedEncoder instead of its layers. Everything
-    else is cast to `dtype`, or to bfloat16 if `dtype` is int8.
+    else is cast to the type of the layers' matrices, or to bfloat16 if they are int8.
     """
-    name, stack = policy.layers.split(".")
+    name, stack = spec.policy.layers.split(".")
     vanilla = getattr(model.base_model, name)
     vanilla_layer = type(getattr(vanilla, stack)[0])
     module = model if consume else copy.deepcopy(model, {id(vanilla): nn.Identity()})
     module.config._attn_implementation = "sdpa"  # its masks are small, and None if nothing is hidden
-    setattr(module.base_model, name, FusedEncoder(module.config, config, weights, impl, device, vanilla_layer))
+    setattr(module.base_model, name, FusedEncoder(module.config, spec, weights, device, vanilla_layer))
     for part in module.modules():  # the original's hooks are on its own layers
         part.__dict__.pop("_output_capturing_hooks_installed", None)
-    return module.to(device=device, dtype=float_dtype(dtype)).requires_grad_(False).eval()
+    return module.to(device=device, dtype=float_dtype(spec.dtype)).requires_grad_(False).eval()

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from labkit.engine.runners.step import CHUNK_ROWS
-from labkit.kernels.gemm import BLOCK
+from labkit.kernels.codes import row_stride
 from labkit.kernels.types import float_dtype, padded_head_dim
-from labkit.models.shards import Shard
 from labkit.system.errors import UserError
 from labkit.weights.capacity import layer_bytes, outside_bytes
-from labkit.weights.quantise import Quantization
+from labkit.weights.spec import WeightSpec
 
-ROW_PADDING = BLOCK + 16  # largest padding of a row of activations, in numbers (gemm/tile.h)
 ROWS_OF_H = 5  # rows of the workspace (decode_step/step.h), besides `h`, that are as wide as the model
 OTHERS = 128 << 20  # bytes for thread-local memory, rotary tables and a request's Python objects
 
@@ -32,17 +30,17 @@ class Footprint:
     logits_row: int  # workspace of a row with logits
 
     @classmethod
-    def of(cls, part: Shard, dtype: torch.dtype, quant: Quantization, kv_dtype: torch.dtype | None = None) -> Footprint:
-        """Returns the footprint of a part. dtype, quant, kv_dtype: as `init_inference` takes them."""
-        config = part.local
-        wide = max(config.hidden_size, config.embedding_size) + ROW_PADDING
-        heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim + ROW_PADDING
-        context, inner = config.num_heads * config.head_dim + ROW_PADDING, config.intermediate_size + ROW_PADDING
-        stored = kv_dtype or float_dtype(dtype)
+    def of(cls, spec: WeightSpec, kv_dtype: torch.dtype | None = None) -> Footprint:
+        """Returns the footprint of a rank. kv_dtype: as `init_inference` takes it."""
+        config = spec.part.local
+        wide = row_stride(max(config.hidden_size, config.embedding_size))
+        heads = row_stride((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
+        context, inner = row_stride(config.num_heads * config.head_dim), row_stride(config.intermediate_size)
+        stored = kv_dtype or float_dtype(spec.dtype)
         numbers = padded_head_dim(config.head_dim) * stored.itemsize + (2 if stored == torch.int8 else 0)
         return cls(
-            outside=outside_bytes(part, dtype, quant),
-            layer=layer_bytes(part, dtype, quant),
+            outside=outside_bytes(spec),
+            layer=layer_bytes(spec),
             layers=config.num_layers,
             kv_per_token=2 * config.num_layers * config.num_kv_heads * numbers,
             row=4 * (ROWS_OF_H * wide + heads + context + inner),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from platform import node
 
 import psutil
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from labkit.engine.offload.options import Offload
-from labkit.engine.offload.prepared import Wanted
-from labkit.engine.offload.room import WeightSizes, made_by_all, residents, room_for_weights
+from labkit.engine.offload.room import WeightSizes, residents, room_for_weights
 from labkit.kernels import LayerWeights, ModelWeights
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.gpu import CPU
@@ -20,17 +19,21 @@ from labkit.kernels.layer_stream import PAGE
 from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
 from labkit.kernels.memory import Arena, Heap, aligned
 from labkit.kernels.slot_stream.queues import Queues
-from labkit.kernels.types import Norm, float_dtype
+from labkit.kernels.types import Norm
+from labkit.system.collective import Gather, own_result
 from labkit.system.errors import UserError
+from labkit.system.rounding import round_up
 from labkit.weights.build import CanonicalLayers, build_layers, canonical_layers, check_names, has_codes
 from labkit.weights.canonical import Canonical
 from labkit.weights.capacity import outside_bytes
-from labkit.weights.checkpoint.save import Gather
+from labkit.weights.protocol import TensorSource
 from labkit.weights.records import Builder, matrices_of
+from labkit.weights.spec import WeightSpec
 
 
 def on_host(
-    target: Wanted,
+    spec: WeightSpec,
+    source: TensorSource,
     offload: Offload,
     gather: Gather,
     device: torch.device,
@@ -43,13 +46,11 @@ def on_host(
     Each rank holds and copies only its own part of every layer, which is all that its kernels need. All ranks call it
     together. Raises UserError on all ranks if one of them has too little memory, on its GPU or on the host.
     """
-    check_names(target.policy, target.config, target.source, target.impl)
-    part, canonical = canonical_layers(
-        target.policy, target.source, target.dtype, target.impl, target.quant, target.part
-    )
-    builder = Builder(part, target.dtype, target.impl, target.quant, Heap(device))
-    own = made_by_all(lambda: _sizes(target, builder, canonical), gather)
-    room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
+    check_names(spec, source)
+    spec, canonical = canonical_layers(spec, source)
+    part, builder = spec.part, Builder(spec, Heap(device))
+    own = own_result(lambda: _sizes(spec, canonical, codes=has_codes(source)), gather)
+    room = min(gather(own_result(lambda: room_for_weights(offload, part.size, device), gather)))
     resident = residents(max(gather(own), key=lambda sizes: sizes.all), room, offload.slots)
     numbers = {layer: number for number, layer in enumerate(layer for layer in part.layers if layer not in resident)}
     streamed = None
@@ -58,15 +59,13 @@ def on_host(
         needs = gather((node(), len(blocks) * own.largest))
         needed = sum(size for machine, size in needs if machine == node())
         if done_with is None:  # with it, packing frees the source's layers one by one
-            made_by_all(lambda: _require_room(len(blocks), needed), gather)
+            own_result(lambda: _require_room(len(blocks), needed), gather)
         stream = DeviceStream(HeldBlocks(blocks, own.largest), offload.slots, device, queues)
         places = tuple(numbers.get(layer, -1) for layer in part.layers)
         streamed = StreamedLayers(stream, places, own.all - (len(numbers) - offload.slots) * own.largest)
-        builder = SplitBuilder(
-            part, target.dtype, target.impl, target.quant, Heap(device), stream=stream, numbers=numbers
-        )
+        builder = SplitBuilder(spec, Heap(device), stream=stream, numbers=numbers)
     with torch.inference_mode():
-        weights = made_by_all(lambda: build_layers(target.config, canonical, builder, done_with=done_with), gather)
+        weights = own_result(lambda: build_layers(canonical, builder, done_with=done_with), gather)
     return weights, streamed
 
 
@@ -82,7 +81,7 @@ class SplitBuilder(Builder):
     def layer(self, index: int, tensors: Canonical, norm_before: Norm) -> LayerWeights:
         if index not in self.numbers:
             return super().layer(index, tensors, norm_before)
-        host_builder = Builder(self.part, self.dtype, self.impl, self.quant, MatricesOnHost(self.device), self.at_once)
+        host_builder = Builder(self.spec, MatricesOnHost(self.device), self.at_once)
         memory = self.stream.host.memory(self.numbers[index])
         block, slot = Arena(memory), Arena(self.stream.memory(0))
 
@@ -107,16 +106,18 @@ class MatricesOnHost:
         return torch.empty(shape, dtype=dtype, device=self._on)
 
 
-def _sizes(target: Wanted, builder: Builder, canonical: CanonicalLayers) -> WeightSizes:
-    """Returns the sizes of this rank's part, measured on its first layer: all layers have the same shapes."""
-    part, builder = builder.part, replace(builder, place=Heap(CPU))
+def _sizes(spec: WeightSpec, canonical: CanonicalLayers, *, codes: bool) -> WeightSizes:
+    """Returns the sizes of this rank's part, measured on its first layer: all layers have the same shapes. codes: the
+    weights are the codes of a file.
+    """
+    part, builder = spec.part, Builder(spec, Heap(CPU))
     with torch.inference_mode():
         first = builder.layer(part.layers.start, canonical.layer(part.layers.start, builder.empty), Norm())
     tensors = [tensor for linear in matrices_of(first).values() for tensor in (linear.weight, linear.scales)]
     size = sum(aligned(tensor.nbytes) for tensor in tensors if tensor is not None)
-    types = {target.dtype, float_dtype(target.dtype)} if has_codes(target.source) else {target.dtype}
-    outside = max(outside_bytes(part, dtype, target.quant) for dtype in types)  # a file's codes are no larger
-    return WeightSizes(outside, dict.fromkeys(part.layers, -(-size // PAGE) * PAGE))
+    types = (spec, spec.unquantised) if codes else (spec,)  # a file's codes are no larger than floats
+    outside = max(map(outside_bytes, types))
+    return WeightSizes(outside, dict.fromkeys(part.layers, round_up(size, PAGE)))
 
 
 def _require_room(layers: int, needed: int) -> None:

@@ -9,33 +9,33 @@ from __future__ import annotations
 import torch
 
 from labkit.engine.offload.options import Offload
-from labkit.engine.offload.prepared import Wanted
-from labkit.engine.offload.room import WeightSizes, made_by_all, residents, room_for_weights
+from labkit.engine.offload.room import WeightSizes, residents, room_for_weights
 from labkit.kernels import ModelWeights, build
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import Block, LayerStream
 from labkit.kernels.layer_stream.device import DeviceStream
 from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.slot_stream.queues import Queues
+from labkit.system.collective import Gather, own_result
 from labkit.weights.build import build_layers
 from labkit.weights.capacity import layer_bytes, outside_bytes, vector_bytes
-from labkit.weights.checkpoint.save import Gather
 from labkit.weights.checkpoint.saved import SavedWeights, Streaming
 from labkit.weights.records import Builder
+from labkit.weights.spec import WeightSpec
 
 
 def opened(
-    target: Wanted, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device, queues: Queues
+    spec: WeightSpec, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device, queues: Queues
 ) -> tuple[ModelWeights, StreamedLayers | None]:
     """Returns the weights and the stream of the offloaded layers; the stream is None if all layers fit into the memory
     of `device`. For a GPU, layers are read into slots of the host and copied on; the host has as many slots as the GPU.
 
     All ranks call it together. Raises UserError on all ranks if one of them has too little memory.
     """
-    part = target.part
+    part = spec.part
     file = saved.manifest.files[part.rank]
     first = part.layers.start
-    room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
+    room = min(gather(own_result(lambda: room_for_weights(offload, part.size, device), gather)))
     sizes = WeightSizes.of_file(max(saved.manifest.files, key=lambda file: file.bytes))
     resident = residents(sizes, room, offload.slots)
     blocks = [
@@ -45,23 +45,20 @@ def opened(
     ]
     streamed, slots = None, {}
     if blocks:
-        library = build.load(str(target.dtype).removeprefix("torch."))
+        library = build.load(str(spec.dtype).removeprefix("torch."))
         reader = LayerStream(library, saved.folder / file.name, blocks, offload.slots)
         stream: LayerStream | DeviceStream = reader
-        if target.impl == "triton":
-            stream = made_by_all(lambda: _copied_on(reader, offload.slots, device, queues), gather)
+        if spec.impl == "triton":
+            stream = own_result(lambda: _copied_on(reader, offload.slots, device, queues), gather)
         missing = sum(block.bytes for block in blocks) - offload.slots * stream.slot_bytes
         streamed = StreamedLayers(stream, _block_of(blocks, len(part.layers)), file.bytes - missing)
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}
     place: Arena | Heap = Heap(device)
-    if target.impl == "cpp":  # the system refuses more address space than memory: reserve only the resident bytes
-        resident_bytes = len(resident) * layer_bytes(part, target.dtype, target.quant) + len(blocks) * vector_bytes(
-            part
-        )
-        place = Arena.reserved(outside_bytes(part, target.dtype, target.quant) + resident_bytes)
+    if spec.impl == "cpp":  # the system refuses more address space than memory: reserve only the resident bytes
+        resident_bytes = len(resident) * layer_bytes(spec) + len(blocks) * vector_bytes(part)
+        place = Arena.reserved(outside_bytes(spec) + resident_bytes)
     with torch.inference_mode():
-        builder = Builder(part, target.dtype, target.impl, target.quant, place)
-        weights = build_layers(target.config, Streaming(saved, part, slots), builder)
+        weights = build_layers(Streaming(saved, part, slots), Builder(spec, place))
     return weights, streamed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
@@ -17,13 +18,13 @@ from labkit.engine.runners.step import Chunk, StepInput, placed_chunks
 from labkit.kernels import ModelWeights
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.types import Rotary
-from labkit.models.shards import Shard
+from labkit.weights.spec import WeightSpec
 
 
+@dataclass(eq=False)
 class LayerRange:
     """Range of a model's layers, with or without embedding and head, packed for one implementation.
 
-    part: layers, heads and rows of this process.
     ranks: rank group with the other heads and rows of the same layers; None: the layers are whole.
     pool: lends GPU memory to caches; None: caches have their own memory.
     kv_dtype: of stored keys and values; None: the type of weights that are not quantised.
@@ -32,28 +33,24 @@ class LayerRange:
     one_at_a_time: lock of a step, which owns the workspace and the rotary tables: threads may share an engine.
     """
 
-    def __init__(
-        self,
-        weights: ModelWeights,
-        part: Shard,
-        impl: str,
-        device: torch.device,
-        ranks: Ranks | None = None,
-        pool: SlotPool | None = None,
-        kv_dtype: torch.dtype | None = None,
-        streamed: StreamedLayers | None = None,
-        elsewhere: CachePlace | None = None,
-    ) -> None:
-        self.weights, self.part, self.impl, self.device, self.ranks = weights, part, impl, device, ranks
-        self.pool, self.config, self.kv_dtype = pool, part.local, kv_dtype
-        self.streamed, self.elsewhere = streamed, elsewhere
-        self.rotary = RotaryTables(self.config.rotary, device)
-        self.one_at_a_time = Lock()
+    spec: WeightSpec
+    weights: ModelWeights
+    device: torch.device
+    ranks: Ranks | None = None
+    pool: SlotPool | None = None
+    kv_dtype: torch.dtype | None = None
+    streamed: StreamedLayers | None = None
+    elsewhere: CachePlace | None = None
+    one_at_a_time: Lock = field(default_factory=Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self.config, self.impl = self.spec.part.local, self.spec.impl
+        self.rotary = RotaryTables(self.config.rotary, self.device)
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Stages of one layer, in the order of execution."""
-        return self.weights.stages(self.part.size, self.streamed is not None, self.elsewhere is not None)
+        return self.weights.stages(self.spec.part.size, self.streamed is not None, self.elsewhere is not None)
 
     @property
     def once_a_step(self) -> bool:

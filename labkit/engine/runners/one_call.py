@@ -81,6 +81,6 @@ class OneCallRunner(Runner):
         if chunk.outputs is not None:
             return chunk.outputs.view(chunk.rows.batch, chunk.rows.tokens, -1)
         if logits is not None and layer_range.ranks is not None and step.top is not None:
-            vocab = layer_range.part.vocab
+            vocab = layer_range.spec.part.vocab
             return layer_range.ranks.largest(logits[..., vocab.start : vocab.stop], step.top)
         return chunk.argmax if step.greedy else logits

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from labkit.engine.offload.footprint import Footprint
-from labkit.engine.offload.prepared import Wanted, prepared
+from labkit.engine.offload.prepared import prepared
 from labkit.engine.options import Options
 from labkit.harness.compare.baselines import Baseline, baseline, comparison_device, vanilla
 from labkit.harness.compare.provider import Provider, Room
@@ -22,13 +22,12 @@ from labkit.harness.compare.sides import OutOfBudgetError
 from labkit.kernels import build
 from labkit.kernels.gpu import CPU
 from labkit.models.dtypes import FLOAT_DTYPES
-from labkit.models.policies import policy_for
-from labkit.models.shards import shard
+from labkit.system.collective import alone
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
-from labkit.weights.checkpoint.save import alone
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.source import ModelSource, empty_model, hf_shapes
+from labkit.weights.spec import WeightSpec
 
 HF_DISK, ACCELERATE_DISK, STREAMED = "hf-disk", "accelerate-disk", "fused-streamed"
 SLOTS = 3
@@ -126,19 +125,8 @@ class Streamed(FromDisk):
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
         options = _options(side, dtype)
         assert options.dtype is not None
-        policy = policy_for(source.hf_config)
-        config = policy.model_config(source.hf_config)
-        request = Wanted(
-            source=source,
-            hf_config=source.hf_config,
-            policy=policy,
-            config=config,
-            dtype=options.dtype,
-            quant=options.quant,
-            part=shard(config),
-            impl="cpp",
-        )
-        prepared(request, folder, alone)
+        spec = WeightSpec.of(source.hf_config, options.dtype, quant=options.quant)
+        prepared(spec, source, source.hf_config, folder, alone)
 
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         offload: dict[str, Any] = {"device": "disk", "path": folder, "slots": SLOTS}
@@ -161,8 +149,7 @@ def _weight_bytes(options: Options, source: ModelSource, room: Room) -> float:
     """Bytes of this side's memory limit that are left for weights."""
     assert room.memory_gb is not None
     assert options.dtype is not None
-    part = shard(policy_for(source.hf_config).model_config(source.hf_config))
-    footprint = Footprint.of(part, options.dtype, options.quant)
+    footprint = Footprint.of(WeightSpec.of(source.hf_config, options.dtype, quant=options.quant))
     try:
         return footprint.for_weights(room.memory_gb * 1e9, room.batch, room.prompt, room.positions, SLOTS)
     except UserError as error:

@@ -25,11 +25,14 @@ from labkit.kernels.gpu import CPU
 from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.types import LayerCache, Norm, Rotary, Rows, float_dtype
 from labkit.models.config import ModelConfig
+from labkit.models.policies import POLICIES
 from labkit.models.shards import shard
 from labkit.system.errors import UserError
+from labkit.system.rounding import ceil_div
 from labkit.weights.capacity import model_bytes
 from labkit.weights.quantise import Quantization
 from labkit.weights.records import Builder
+from labkit.weights.spec import WeightSpec
 
 CACHES = 2  # size of all layers' weights / size of the last-level cache
 MEMORY_SHARE = 0.3  # the largest part of the free memory for the weights of a side
@@ -76,8 +79,9 @@ def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> R
     plain_dtype = float_dtype(dtype)
     generator = torch.Generator().manual_seed(0)
     tensors, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
-    plain = _build(config, plain_dtype, "reference", tensors, top, device)
-    fused = _build(config, dtype, case.impl, tensors, top, device)
+    spec = WeightSpec(policy=POLICIES[config.architecture], part=shard(config), dtype=dtype, impl=case.impl)
+    plain = _build(replace(spec, dtype=plain_dtype, impl="reference"), tensors, top, device)
+    fused = _build(spec, tensors, top, device)
     interleaved = config.gated and case.impl == "cpp"
     hidden = torch.randn(case.batch, config.hidden_size, generator=generator).to(device)
     cache, rows = _filled_cache(config, plain_dtype, case, generator, device)
@@ -99,14 +103,16 @@ def random_model(config: ModelConfig, dtype: torch.dtype, impl: str, device: tor
     """Random weights of a shape in the format of `impl`, the same in all layers. With int8 the LM head is int8 too."""
     generator = torch.Generator().manual_seed(0)
     layer, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
-    return _build(config, dtype, impl, layer, top, device, Quantization(lm_head=dtype == torch.int8))
+    quant = Quantization(lm_head=dtype == torch.int8)
+    spec = WeightSpec(policy=POLICIES[config.architecture], part=shard(config), dtype=dtype, impl=impl, quant=quant)
+    return _build(spec, layer, top, device)
 
 
 def gpu_step(layers: RandomLayers) -> Callable[[], object]:
     """A step through the fused layers as the engine runs them on a GPU, always at the same write position. The
     embedding and the head are tiny.
     """
-    from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
+    from labkit.kernels.decode_step.triton_impl import Buffers, StepInputs, StepState, TritonStep
 
     weights, device = layers.fused, layers.hidden_NH.device
     step, buffers = TritonStep(weights, gpu.default_launcher()), Buffers(weights, layers.rows.batch, device)
@@ -117,7 +123,8 @@ def gpu_step(layers: RandomLayers) -> Callable[[], object]:
     def run() -> None:
         state = StepState(tokens, rows.positions.clone(), slot_state.past.clone())
         caches = [replace(slot, counter=state.past) for slot in slots]
-        step(state, buffers, rows, layers.rotary, caches, lambda name, layer: nullcontext(), greedy=True)
+        inputs = StepInputs(state, buffers, rows, layers.rotary, caches)
+        step(inputs, lambda name, layer: nullcontext(), greedy=True)
 
     return run
 
@@ -141,7 +148,7 @@ def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.
         )
     if LAYERS_AT_MOST * size < target:
         return LAYERS_OF_TINY
-    return max(2, min(max(-(-target // size), ON_GPU_AT_LEAST if on_gpu else 2), int(limit / size)))
+    return max(2, min(max(ceil_div(target, size), ON_GPU_AT_LEAST if on_gpu else 2), int(limit / size)))
 
 
 def as_type(record: Numbers, dtype: torch.dtype) -> Numbers:
@@ -155,19 +162,10 @@ def as_type(record: Numbers, dtype: torch.dtype) -> Numbers:
     return replace(record, **changed)
 
 
-def _build(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    impl: str,
-    layer: dict[str, Tensor],
-    top: dict[str, Tensor],
-    device: torch.device,
-    quant: Quantization | None = None,
-) -> ModelWeights:
-    part, quant = shard(config), quant or Quantization()
-    place = Arena.reserved(model_bytes(part, dtype, quant)) if impl == "cpp" else Heap(device)
-    builder = Builder(part, dtype, impl, quant, place)
-    layers = [builder.layer(index, layer, Norm()) for index in range(config.num_layers)]
+def _build(spec: WeightSpec, layer: dict[str, Tensor], top: dict[str, Tensor], device: torch.device) -> ModelWeights:
+    place = Arena.reserved(model_bytes(spec)) if spec.impl == "cpp" else Heap(device)
+    builder = Builder(spec, place)
+    layers = [builder.layer(index, layer, Norm()) for index in spec.part.layers]
     return builder.model(layers, builder.outside(top), Norm())
 
 

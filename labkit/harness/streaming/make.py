@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -17,19 +18,15 @@ from labkit.harness.streaming.plan import StreamingPlan, StreamRates, StreamWork
 from labkit.harness.streaming.records import StreamCase
 from labkit.kernels.build import BuildError, unavailable
 from labkit.kernels.types import float_dtype
-from labkit.models.config import ModelConfig
-from labkit.models.policies import model_config_of
-from labkit.models.shards import shard
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.weights.precision import STORED, precision_of
-from labkit.weights.quantise import LAYER, Quantization, check_schemes
+from labkit.weights.quantise import LAYER, Quantization, check_schemes, stored_bytes
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
-
-SCALE_BITS = 16  # of a scale, and of its minimum
+from labkit.weights.spec import WeightSpec
 
 
 def plan_streaming(
@@ -58,7 +55,11 @@ def plan_streaming(
     Nothing is loaded. UserError for an unknown model or precision, impossible sizes, too little memory, and an
     unwritable folder.
     """
-    dtype, quant = _stored(precision)
+    known = precision_of(precision)
+    if known.dtype is None:
+        raise UserError(
+            f"got precision {STORED!r}, whose bytes only its file knows; expected another, such as 'bfloat16'"
+        )
     for name, count in (("new", new), ("slots", slots)):
         check_number(name, count, least=2)
     check_numbers(prompt=prompt, threads=threads, seed=seed)
@@ -67,21 +68,21 @@ def plan_streaming(
         raise BuildError(reason)
     threads = torch.get_num_threads() if threads is None else threads
     source = resolve(model, seed=seed)
-    config = model_config_of(source.hf_config)
-    check_positions(config, prompt, new)
-    footprint = _footprint(config, dtype, quant)
+    spec = WeightSpec.of(source.hf_config, known.dtype, quant=Quantization.model_validate(known.quant or {}))
+    check_positions(spec.config, prompt, new)
+    footprint = _footprint(spec)
     footprint.for_weights(memory_gb * 1e9, 1, prompt, prompt + new, slots)  # UserError where not even one sequence fits
     has_given_rates = disk_gb_s is not None or gflop_s is not None
     rates = StreamRates(
         disk_gb_s=folder_rate_gb_s(_writable(path)) if disk_gb_s is None else disk_gb_s,
-        gflop_s=_peak(dtype, threads) if gflop_s is None else gflop_s,
+        gflop_s=_peak(spec.dtype, threads) if gflop_s is None else gflop_s,
         memory_gb_s=None if has_given_rates else probe_bandwidth(threads, torch.device("cpu")),
     )
     return StreamingPlan(
         case=_case(source, model, precision, memory_gb, prompt, new, slots, threads),
         environment=read_environment(threads),
         footprint=footprint,
-        work=_work(config, dtype, quant, footprint, prompt, new),
+        work=_work(spec, footprint, prompt, new),
         rates=rates,
     )
 
@@ -101,49 +102,30 @@ def _case(
     )
 
 
-def _stored(precision: str) -> tuple[torch.dtype, Quantization]:
-    known = precision_of(precision)
-    if known.dtype is None:
-        raise UserError(
-            f"got precision {STORED!r}, whose bytes only its file knows; expected another, such as 'bfloat16'"
-        )
-    return known.dtype, Quantization.model_validate(known.quant or {})
+def _footprint(spec: WeightSpec) -> Footprint:
+    if not spec.config.causal:
+        raise UserError(f"got {spec.config.architecture}, an encoder, which generates nothing; expected a decoder")
+    if spec.quantised:
+        check_schemes(spec.part, spec.quant)
+    return Footprint.of(spec)
 
 
-def _footprint(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> Footprint:
-    if not config.causal:
-        raise UserError(f"got {config.architecture}, an encoder, which generates nothing; expected a decoder")
-    part = shard(config)
-    if dtype == torch.int8:
-        check_schemes(part, quant)
-    return Footprint.of(part, dtype, quant)
-
-
-def _work(
-    config: ModelConfig, dtype: torch.dtype, quant: Quantization, footprint: Footprint, prompt: int, new: int
-) -> StreamWork:
-    looked_up = 0 if config.tied_head else config.vocab_size * config.embedding_size * float_dtype(dtype).itemsize
+def _work(spec: WeightSpec, footprint: Footprint, prompt: int, new: int) -> StreamWork:
+    config, itemsize = spec.config, float_dtype(spec.dtype).itemsize
+    looked_up = 0 if config.tied_head else config.vocab_size * config.embedding_size * itemsize
     return StreamWork(
-        bytes_per_weight=bytes_per_weight(config, dtype, quant),
+        bytes_per_weight=bytes_per_weight(spec),
         weight_bytes=footprint.weights - looked_up,
         flops=decode_flops(config, 1, prompt + new // 2),
         prompt_flops=prefill_flops(config, 1, prompt),
     )
 
 
-def bytes_per_weight(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> float:
+def bytes_per_weight(spec: WeightSpec) -> float:
     """Average bytes of a number in the layers' matrices with its share of the scales."""
-    shapes = {name: shape for name, shape in config.layer_shapes().items() if name in LAYER}
-    numbers = bits = 0.0
-    for name, (outputs, inputs) in shapes.items():
-        scheme = quant.of(name) if dtype == torch.int8 else None
-        bits_each = 8.0 * float_dtype(dtype).itemsize
-        if scheme is not None:
-            groups = -(-inputs // scheme.group(outputs, inputs))
-            bits_each = scheme.bits + SCALE_BITS * (2 if scheme.asymmetric else 1) * groups / inputs
-        numbers += outputs * inputs
-        bits += outputs * inputs * bits_each
-    return bits / 8 / numbers
+    shapes = {name: shape for name, shape in spec.config.layer_shapes().items() if name in LAYER}
+    stored = sum(stored_bytes(shape, spec.dtype, spec.scheme(name)) for name, shape in shapes.items())
+    return stored / sum(math.prod(shape) for shape in shapes.values())
 
 
 def _peak(dtype: torch.dtype, threads: int) -> float:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 import shutil
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
 
 from labkit.kernels.types import Linear, float_dtype
-from labkit.models.config import ModelConfig
-from labkit.models.shards import Shard
+from labkit.system.collective import Gather, results_of_ranks
 from labkit.system.errors import RunError, UserError
 from labkit.system.whole_file import remove_unfinished, whole_file, write_whole
 from labkit.weights.canonical import Canonical, Weight
@@ -30,11 +27,11 @@ from labkit.weights.checkpoint.manifest import (
     MatrixRecord,
     described_model,
 )
-from labkit.weights.checkpoint.saved import key_of, layout_of
+from labkit.weights.checkpoint.saved import key_of
 from labkit.weights.checkpoint.shard_file import scales_of
 from labkit.weights.checkpoint.tensor_writer import Extent, TensorWriter
-from labkit.weights.quantise import Quantization
 from labkit.weights.source import weight_files
+from labkit.weights.spec import WeightSpec
 
 TEXT_FILES = (
     "generation_config.json",
@@ -49,19 +46,7 @@ TEXT_FILES = (
     "chat_template.jinja",
 )
 SUFFIX = ".safetensors"
-Gather = Callable[[Any], list[Any]]  # this rank's value -> the values of all ranks, in rank order
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """The model to save, and how its matrices are stored; see `Manifest`."""
-
-    config: ModelConfig
-    hf_config: PretrainedConfig
-    dtype: torch.dtype
-    impl: str
-    quant: Quantization | None
+NOT_SAVED = "the checkpoint was not saved"
 
 
 class Saving:
@@ -72,8 +57,9 @@ class Saving:
     interrupted save. Weights may be freed after `keep`.
     """
 
-    def __init__(self, folder: Path, saved: Saved, part: Shard, gather: Gather, name: str) -> None:
-        self.folder, self.saved, self.part, self.gather, self.name = folder, saved, part, gather, name
+    def __init__(self, folder: Path, spec: WeightSpec, hf_config: PretrainedConfig, gather: Gather, name: str) -> None:
+        self.folder, self.spec, self.hf_config, self.gather, self.name = folder, spec, hf_config, gather, name
+        part = spec.part
         self._file = f"rank-{part.rank:02d}-of-{part.size:02d}{SUFFIX}"
         tensors = len(part.top_shapes) + len(part.layers) * len(part.layer_shapes)
         self._writer = TensorWriter(folder / self._file, 2 * tensors)  # a matrix may have scales
@@ -82,7 +68,7 @@ class Saving:
         self._failure: OSError | None = None
 
     @classmethod
-    def begin(cls, folder: Path, saved: Saved, part: Shard, gather: Gather) -> Saving:
+    def begin(cls, folder: Path, spec: WeightSpec, hf_config: PretrainedConfig, gather: Gather) -> Saving:
         """Raises UserError on all ranks if the folder already holds a checkpoint, because two checkpoints' files would
         mix.
         """
@@ -97,10 +83,10 @@ class Saving:
                 )
             return uuid.uuid4().hex
 
-        return cls(folder, saved, part, gather, together(free, gather)[0])
+        return cls(folder, spec, hf_config, gather, results_of_ranks(free, gather, NOT_SAVED)[0])
 
     def __enter__(self) -> Self:
-        together(self._open, self.gather)
+        results_of_ranks(self._open, self.gather, NOT_SAVED)
         return self
 
     def _open(self) -> None:
@@ -128,8 +114,8 @@ class Saving:
                 self._layers[index] = self._writer.end_block()
         except OSError as error:
             self._failure = error
-            if self.part.size == 1:
-                raise RunError(f"the checkpoint was not saved: {error}") from error
+            if self.spec.part.size == 1:
+                raise RunError(f"{NOT_SAVED}: {error}") from error
 
     def _write(self, name: str, key: str, weight: Weight) -> None:
         if isinstance(weight, Linear):
@@ -142,9 +128,10 @@ class Saving:
 
     def _record(self, name: str, linear: Linear) -> MatrixRecord:
         row_group = linear.group
-        scheme = self.saved.quant.of(name) if self.saved.quant and linear.scales is not None else None
+        quant, config = self.spec.stored_quant, self.spec.config
+        scheme = quant.of(name) if quant and linear.scales is not None else None
         if scheme is not None:
-            row_group = scheme.group(*(self.saved.config.layer_shapes() | self.saved.config.top_shapes())[name])
+            row_group = scheme.group(*(config.layer_shapes() | config.top_shapes())[name])
         return MatrixRecord(
             outputs=linear.outputs,
             inputs=linear.inputs,
@@ -159,8 +146,10 @@ class Saving:
 
         `source`: the folder of the tokenizer's files. Raises RunError on all ranks if one of them could not write.
         """
-        files = together(self._end, self.gather)
-        together(lambda: self.part.rank or self._describe(files, generation, source), self.gather)
+        files = results_of_ranks(self._end, self.gather, NOT_SAVED)
+        results_of_ranks(
+            lambda: self.spec.part.rank or self._describe(files, generation, source), self.gather, NOT_SAVED
+        )
 
     def _end(self) -> FileRecord:
         """Completes this rank's file under its final name, and returns its record."""
@@ -174,9 +163,8 @@ class Saving:
         )
 
     def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> int:
-        saved = self.saved
-        hf_config = copy.deepcopy(saved.hf_config)
-        hf_config.architectures, hf_config.dtype = [saved.config.architecture], float_dtype(saved.dtype)
+        spec, hf_config = self.spec, copy.deepcopy(self.hf_config)
+        hf_config.architectures, hf_config.dtype = [spec.config.architecture], float_dtype(spec.dtype)
         write_whole(self.folder / "config.json", hf_config.to_json_string())
         for name in TEXT_FILES:
             if source and (source / name).is_file():
@@ -187,35 +175,13 @@ class Saving:
         manifest = Manifest(
             format=FORMAT,
             save=self.name,
-            architecture=saved.config.architecture,
-            model=described_model(saved.config),
-            dtype=str(saved.dtype).removeprefix("torch."),
-            tp_size=self.part.size,
-            layout=layout_of(saved.impl, saved.dtype),
-            quant=saved.quant,
+            architecture=spec.config.architecture,
+            model=described_model(spec.config),
+            dtype=str(spec.dtype).removeprefix("torch."),
+            tp_size=self.spec.part.size,
+            layout=spec.layout,
+            quant=spec.stored_quant,
             files=files,
         )
         write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
         return 0
-
-
-def alone(own: T) -> list[T]:
-    """The `Gather` of a single process."""
-    return [own]
-
-
-def together(work: Callable[[], T], gather: Gather) -> list[T]:
-    """The results of all ranks' work, on every rank. All ranks raise an error of one rank that comes from a file
-    (OSError) or from a wrong argument (ValueError). Any other error is raised on its rank alone: the shared call around
-    the work passes it to the other ranks.
-    """
-    outcome: tuple[T | None, str | None, bool]
-    try:
-        outcome = (work(), None, False)
-    except (OSError, ValueError) as error:
-        outcome = (None, str(error), isinstance(error, ValueError))
-    outcomes = gather(outcome)
-    for _, reason, wrong_argument in outcomes:
-        if reason is not None:
-            raise UserError(reason) if wrong_argument else RunError(f"the checkpoint was not saved: {reason}")
-    return [result for result, _, _ in outcomes]

@@ -20,18 +20,15 @@ from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
+from labkit.system.rounding import ceil_div
 from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
 from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
 from labkit.weights.listed_files import listed_path
+from labkit.weights.spec import WeightSpec
 
 AT_ONCE = 4 << 20  # numbers that are unpacked at once, in memory besides the result
-
-
-def layout_of(impl: str, dtype: torch.dtype) -> str:
-    """The layout of the layers' matrices in an engine."""
-    return {"cpp": "panels", "reference": "rows", "triton": "words" if dtype == torch.int8 else "rows"}[impl]
 
 
 def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWeights | None:
@@ -94,22 +91,27 @@ class SavedWeights:
         tensor = cut_of(name, self.policy.stored(self.config, canonical, whole, index)[name], cut)
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
-    def part(self, part: Shard, dtype: torch.dtype, impl: str) -> Own | Merged:
-        """A rank's weights: in the saved layout if `impl` reads that layout, else as rows.
+    def part(self, spec: WeightSpec) -> Own | Merged:
+        """A rank's weights: in the saved layout if the spec's kernels read that layout, else as rows.
 
-        Raises UserError for int8 weights if `dtype` is another type.
+        Raises UserError for int8 weights if the spec has another type.
         """
-        if self.dtype == torch.int8 != dtype:
+        if self.dtype == torch.int8 and not spec.quantised:
             raise UserError(
-                f"{self.folder} holds int8 weights, got dtype={dtype}; pass dtype=torch.int8, or load the original"
+                f"{self.folder} holds int8 weights, got dtype={spec.dtype}; pass dtype=torch.int8, or load the original"
             )
-        manifest = self.manifest
-        same = (part.size, layout_of(impl, dtype), dtype) == (manifest.tp_size, manifest.layout, self.dtype)
-        return Own(self, part) if same else Merged(self, part, None if dtype == torch.int8 else dtype)
+        if self.has_layout_of(spec):
+            return Own(self, spec.part)
+        return Merged(self, spec.part, None if spec.quantised else spec.dtype)
 
-    def floats(self, part: Shard, dtype: torch.dtype) -> Merged:
-        """A rank's weights as floats of `dtype`; for int8 as float32, to be quantised anew."""
-        return Merged(self, part, torch.float32 if dtype == torch.int8 else dtype, floats=True)
+    def has_layout_of(self, spec: WeightSpec) -> bool:
+        """Whether each rank of the spec finds its weights in one file, as its kernels read them."""
+        saved = (self.manifest.tp_size, self.manifest.layout, self.dtype)
+        return saved == (spec.part.size, spec.layout, spec.dtype)
+
+    def floats(self, spec: WeightSpec) -> Merged:
+        """A rank's weights as floats of the spec's type; for int8 as float32, to be quantised anew."""
+        return Merged(self, spec.part, torch.float32 if spec.quantised else spec.dtype, floats=True)
 
     def check(self) -> None:
         """Reads every tensor. Raises UserError for a tensor that was altered since it was written."""
@@ -268,7 +270,7 @@ class Merged:
         whole = cut.whole if cut else shape[1]
         begin, end = cut.ranges[0] if cut else (0, whole)
         record = self._saved.file(0).record.matrices[key]
-        groups = -(-whole // record.row_group)
+        groups = ceil_div(whole, record.row_group)
         starts, size = cut_groups(begin, end, record.row_group, groups, record.bits)
         scales = {holder: file.scales(key, (0, shape[0]), None) for holder, file in files.items()}
         columns = [

@@ -11,15 +11,11 @@ import labkit
 from labkit.engine.offload.footprint import OTHERS, Footprint
 from labkit.engine.runners.step import CHUNK_ROWS
 from labkit.kernels import build
-from labkit.models.policies import model_config_of
-from labkit.models.shards import shard
-from labkit.weights.quantise import Quantization
-
-NONE = Quantization()
+from labkit.weights.spec import WeightSpec
 
 
 def footprint(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> Footprint:
-    return Footprint.of(shard(model_config_of(vanilla(name).config)), dtype, NONE, **options)
+    return Footprint.of(WeightSpec.of(vanilla(name).config, dtype), **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

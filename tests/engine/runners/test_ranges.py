@@ -16,14 +16,14 @@ from labkit.kernels.decode_step import ChunkArgs
 from labkit.kernels.gpu import CPU
 from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.types import Norm
-from labkit.models.policies import model_config_of, policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.shards import Shard, shard
 from labkit.system.errors import UserError
 from labkit.weights.build import Unsaved
 from labkit.weights.capacity import layer_bytes
 from labkit.weights.model_tensors import ModelTensors
-from labkit.weights.quantise import Quantization
 from labkit.weights.records import Builder
+from labkit.weights.spec import WeightSpec
 
 SAME = 1e-5  # of the range of the logits
 CUTS = (0, 1, 2, 3)
@@ -66,18 +66,18 @@ def test_layers_can_pass_through_one_piece_of_memory(name: str, dtype: torch.dty
     """Layers of one shape have the same layout in a slot. A layer that replaces another one in the slot computes the
     same as in memory of its own.
     """
-    model, quant = vanilla(name), Quantization()
-    policy = policy_for(model.config)
-    config = policy.model_config(model.config)
-    part = shard(config, layers=range(3), embedding=False, head=False)
+    model = vanilla(name)
+    spec = WeightSpec.of(model.config, dtype)
+    part = shard(spec.config, layers=range(3), embedding=False, head=False)
     part = replace(part, sums_whole=dtype == torch.int8)
-    canonical = Unsaved(policy, ModelTensors(model), part, dtype)
-    slot = torch.empty(layer_bytes(part, dtype, quant), dtype=torch.uint8)
-    rows_NH, addresses = torch.randn(5, config.hidden_size), set()
+    spec = replace(spec, part=part)
+    canonical = Unsaved(spec, ModelTensors(model))
+    slot = torch.empty(layer_bytes(spec), dtype=torch.uint8)
+    rows_NH, addresses = torch.randn(5, spec.config.hidden_size), set()
     for index in part.layers:
         outputs = []
         for arena in (Arena(slot), Arena.reserved(len(slot))):
-            builder = Builder(part, dtype, "cpp", quant, arena)
+            builder = Builder(spec, arena)
             layer = builder.layer(index, canonical.layer(index, Heap(CPU).empty), Norm())
             single_layer = replace(part, layers=range(index, index + 1))
             outputs.append(through(builder, single_layer, layer, rows_NH))
@@ -91,9 +91,10 @@ def test_layers_can_pass_through_one_piece_of_memory(name: str, dtype: torch.dty
 
 def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Tensor:
     """Output rows of one layer for the rows of one sequence."""
-    weights = replace(builder, part=part).model([layer], builder.outside({}), Norm())  # type: ignore[list-item]
+    builder = replace(builder, spec=replace(builder.spec, part=part))
+    weights = builder.model([layer], builder.outside({}), Norm())  # type: ignore[list-item]
     weights = replace(weights, final_norm=Norm())
-    layer_range = LayerRange(weights, part, "cpp", CPU)
+    layer_range = LayerRange(builder.spec, weights, CPU)
     cache, out = layer_range.new_cache(), torch.empty_like(rows_NH)
     rows = cache.place(1, len(rows_NH))
     tables = layer_range.rotary.reaching(len(rows_NH))

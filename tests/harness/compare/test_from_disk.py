@@ -16,11 +16,9 @@ from labkit.harness.compare.provider import Room
 from labkit.harness.compare.providers import provider_of
 from labkit.harness.compare.sides import OutOfBudgetError
 from labkit.harness.compare.versus import comparison_case
-from labkit.models.policies import model_config_of
-from labkit.models.shards import shard
-from labkit.weights.quantise import Quantization
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
+from labkit.weights.spec import WeightSpec
 
 SIDES = ("hf-disk", "accelerate-disk", STREAMED)
 PROMPT = torch.arange(40, 49).repeat(2, 1)
@@ -56,7 +54,7 @@ def side_of(name: str, source: ModelSource, folder: Path, memory_gb: float | Non
 
 def least_gb(source: ModelSource) -> float:
     """Memory that the engine needs with as few resident layers as possible."""
-    footprint = Footprint.of(shard(model_config_of(source.hf_config)), torch.float32, Quantization())
+    footprint = Footprint.of(WeightSpec.of(source.hf_config, torch.float32))
     return (footprint.outside + SLOTS * footprint.layer + footprint.beside_weights(2, 9, 17)) / 1e9
 
 

@@ -12,11 +12,11 @@ from labkit.harness import load_records, save
 from labkit.harness.streaming import make
 from labkit.harness.streaming.make import bytes_per_weight, plan_streaming
 from labkit.harness.streaming.table import measured_table, predicted_table, trade_table
-from labkit.models.policies import model_config_of
 from labkit.system.errors import UserError
 from labkit.weights.precision import precision_of
 from labkit.weights.quantise import Quantization
 from labkit.weights.resolve import resolve
+from labkit.weights.spec import WeightSpec
 
 RATES: dict[str, Any] = {"disk_gb_s": 1.0, "gflop_s": 100.0}
 
@@ -144,8 +144,8 @@ def test_a_plan_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
 def test_a_weight_takes_its_bits_and_its_share_of_the_scales(name: str, bits: float) -> None:
     precision = precision_of(name)
     quant = Quantization.model_validate(precision.quant or {})
-    config = model_config_of(resolve("tiny-gpt2").hf_config)
-    assert 8 * bytes_per_weight(config, precision.dtype or torch.float32, quant) == pytest.approx(bits, abs=0.1)
+    spec = WeightSpec.of(resolve("tiny-gpt2").hf_config, precision.dtype or torch.float32, quant=quant)
+    assert 8 * bytes_per_weight(spec) == pytest.approx(bits, abs=0.1)
 
 
 def test_another_machine_is_planned_without_probing_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

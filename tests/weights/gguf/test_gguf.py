@@ -73,6 +73,13 @@ def test_codes_stay_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
     assert float((logits - expected).norm() / expected.norm()) < 0.05  # prompts use bfloat16 products
 
 
+def test_a_saved_engine_keeps_the_codes(tmp_path: Path) -> None:
+    source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "Q4_1"))
+    engine = init_inference(source, save_mp_checkpoint_path=tmp_path / "saved")
+    again = init_inference(resolve(tmp_path / "saved"))
+    assert torch.equal(logits_of(again, TOKENS), logits_of(engine, TOKENS))
+
+
 def test_types_may_differ_from_matrix_to_matrix(tmp_path: Path) -> None:
     """q, k and v have different types, so their joined matrix has none and is quantised again."""
     kinds = {"blk.0.attn_k.weight": "Q8_0", "blk.1.ffn_down.weight": "F32", "token_embd.weight": "F16"}
