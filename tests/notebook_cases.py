@@ -44,7 +44,7 @@ class NotebookCase:
     figures: int  # on its page
     headline: str  # a regular expression
     texts: tuple[str, ...] = ()  # on its page
-    unanswered: int = 1  # questions of the exercise
+    unanswered: int = 2  # questions of the exercise
     prepare: Callable[[Path, Settings], Settings] = _unchanged  # settings for a run in a folder
 
     @property
@@ -98,6 +98,7 @@ ALL = (
             "perplexity means nothing",
             "no chat template",
         ),
+        unanswered=1,
     ),
     NotebookCase(
         "06_larger_than_memory",
@@ -109,7 +110,6 @@ ALL = (
         figures=5,  # gains by batch, the slots, the memory, the slider, the baselines
         headline=r"small-llama, float32, [\d.]+ times its memory: batch 1 gives [\d.,]+ tokens/s",
         texts=("does not fit: batch 100,000", "unknown side 'other-disk'"),
-        unanswered=2,
         prepare=_in_little_memory,
     ),
     NotebookCase(
@@ -122,7 +122,6 @@ ALL = (
         figures=8,  # timeline, prompt, bubbles, sliders, micro-batches, ways to split, the paper, the puzzle
         headline=r"^tiny-llama, float32, 2 stages, batch 4, 6 \+ 5 tokens: .*"
         r"(x \[.*\] naive's|naive makes the most) tokens.*2 rounds, fewer than 6",
-        unanswered=2,
     ),
 )  # fmt: skip
 CASES = {case.stem[:2]: case for case in ALL}
