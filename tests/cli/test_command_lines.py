@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sweeps import paired, sweep
 
 from labkit.cli import app
-from labkit.harness.compare.sides import SideProcess
+from labkit.harness.compare.side_process import SideProcess
 from labkit.system.errors import RunError
 
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")

@@ -10,7 +10,7 @@ import torch
 
 from labkit.harness.compare.interleave import Turns, take_turns
 from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec
-from labkit.harness.compare.providers import provider_of
+from labkit.harness.compare.sides import side_row
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Case
 from labkit.harness.results import save_or_warn
@@ -44,7 +44,7 @@ def compare(
     progress: Progress | None = None,
     show: Show | None = None,
 ) -> Comparison:
-    """Measures `candidate` against `baseline`, sides of `labkit.harness.compare.baselines`, on the model `model`.
+    """Measures `candidate` against `baseline`, sides that `labkit sides` lists, on the model `model`.
 
     Both generate `new` greedy tokens, without an early end of text, for the same `batch` random prompts of `prompt`
     tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None: torch's default).
@@ -149,7 +149,6 @@ def compare_with_each(
 def _baseline(name: str, case: Case) -> SideSpec:
     """The side of a baseline that is compared with the candidate of the case."""
     side = SideSpec.named(name, case.cores)
-    provider = provider_of(side.name)
-    if provider is not None and provider.staged and side.pp == 1:
+    if side_row(side.name).weights == "stages" and side.pp == 1:
         return replace(side, threads=case.threads * case.tp, pp=case.pp)
     return replace(side, threads=case.threads) if case.pp == side.ranks == 1 else side
