@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file with ano
 
 from commands import Commands
 from public_names import PublicNames, fields_with_their_comments
+from trace_tables import TraceTables
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,6 +110,7 @@ def lead_back(app: Sphinx, failed: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("commands", Commands)
     app.add_directive("public-names", PublicNames)
+    app.add_directive("trace-tables", TraceTables)
     app.connect("source-read", add_navigation)
     app.connect("doctree-read", lead_to_executed_notebooks, priority=400)  # before Sphinx copies what is linked
     app.connect("autodoc-process-docstring", fields_with_their_comments)

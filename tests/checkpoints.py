@@ -16,8 +16,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from labkit.kernels import ModelWeights
 from labkit.models.policies import policy_for
 from labkit.models.shards import shard
+from labkit.system.collective import Gather
 from labkit.weights.build import build_weights
-from labkit.weights.checkpoint.save import Gather, Saving
+from labkit.weights.checkpoint.save import Saving
 from labkit.weights.checkpoint.saved import SavedWeights, saved_weights
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource

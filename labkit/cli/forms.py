@@ -1,34 +1,13 @@
-"""The forms of tables, and the columns that people see. Does not import pandas: the command line begins here."""
+"""The forms of tables. Does not import pandas: the command line begins here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit.system.errors import UserError
 from labkit.system.whole_file import check_no_input, check_output_file
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True)
-class Shown:
-    """How people see a table."""
-
-    columns: tuple[str, ...]
-    title: str
-    kernels: tuple[str, ...] = ()  # columns whose kernel names are shortened
-    sentences: str = ""  # a module whose function `sentence` makes one sentence per row, shown instead of the columns
-    of_ranks: bool = False  # rows are about ranks, so the rank is shown even if there is only one
-
-    def lines(self, frame: pd.DataFrame) -> list[str]:
-        sentence = import_module(self.sentences).sentence
-        return [f"{number}. {sentence(row)}" for number, row in enumerate(frame.to_dict("records"), 1)]
 
 
 class Form(StrEnum):

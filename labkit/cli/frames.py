@@ -16,57 +16,23 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from labkit.nsys.tables.catalogue import TITLES, unit_of
 from labkit.nsys.tables.kernel_names import cut
 from labkit.system.markdown import as_text
 from labkit.system.shown import shown
 
-NAMES = (  # text columns that may be cut
-    *("name", "awaited", "next", "before", "path", "evidence", "shapes"),
-    *("Name", "Range", "NVTX Range", "Kernel Name", "Operation"),
-)
 # Groups of columns that share one unit.
 COMPARED = ("a_ns", "b_ns", "difference_ns")
 BY_UNIT = ("a_unit_ns", "b_unit_ns", "unit_difference_ns")
 PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")
 NARROWEST = 16
 TimeUnit = tuple[str, float, int]  # name, nanoseconds, digits to show
-TITLES = {
-    "bytes": "moved",
-    "gb_s": "GB/s",
-    "roofline_share": "roof",
-    "idle_ns": "idle before",
-    "bus_gb_s": "bus GB/s",
-    "algorithm_gb_s": "algorithm GB/s",
-    "change": "of A",
-    "a_count": "count A",
-    "b_count": "count B",
-    "a_ns": "A",
-    "b_ns": "B",
-    "difference_ns": "B - A",
-    "a_unit_ns": "A each",
-    "b_unit_ns": "B each",
-    "unit_difference_ns": "B - A",
-    "unit_change": "of A",
-    "wait_ns": "waited",
-    "exchange_ns": "exchanging",
-    "offset_ns": "clock set by",
-    "residual_ns": "known to",
-    "tb_s": "TB/s",
-    "tflop_s": "TFLOP/s",
-    "p95_ns": "P95",
-    "avg_ns": "average",
-    "span_ns": "span",
-    "range_total_ns": "on the CPU",
-    "busy_share": "GPU busy",
-    "exposed_communication_share": "comm. alone",
-    "exposed_copy_share": "copies alone",
-}
 
 
 def terminal_table(frame: pd.DataFrame, columns: Sequence[str], width: int, title: str = "") -> Table:
     """The columns of a frame as a table of this width, unless the numbers leave too little room for the names."""
     titles, cells = _written(frame, columns)
-    texts = [name for name in columns if name in NAMES]
+    texts = [name for name in columns if not _is_numeric(frame[name])]  # they may be cut
     needed = {name: max(_narrowest(titles[name], name in texts), *map(len, cells[name])) for name in columns}
     left = width - 1 - sum(3 + needed[name] for name in columns if name not in texts)
     waiting = sorted(texts, key=needed.__getitem__)
@@ -76,8 +42,8 @@ def terminal_table(frame: pd.DataFrame, columns: Sequence[str], width: int, titl
         left -= needed[waiting.pop(0)] + 3
     table = Table(title=title or None, title_justify="left", title_style="bold")
     for name in columns:
-        numeric = _is_numeric(frame[name])
-        table.add_column(titles[name], justify="right" if numeric else "left", width=needed[name], no_wrap=not numeric)
+        text = name in texts
+        table.add_column(titles[name], justify="left" if text else "right", width=needed[name], no_wrap=text)
     for row in zip(*(cells[name] for name in columns), strict=True):
         table.add_row(
             *(cut(cell, needed[name]) if name in texts else cell for name, cell in zip(columns, row, strict=True))
@@ -128,7 +94,7 @@ def _column(name: str, values: pd.Series, unit_of_group: TimeUnit | None) -> tup
         form = lambda value: f"{value / scale:,.{digits}f}"  # noqa: E731
     elif name in ("change", "unit_change"):
         form = "{:+.1%}".format
-    elif name.endswith(("share", "hidden")):
+    elif unit_of(name) == "share":
         form = "{:.1%}".format
     elif name == "bytes":
         unit, scale = _byte_unit(values)

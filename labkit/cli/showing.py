@@ -10,9 +10,11 @@ from typing import Any
 import pandas as pd
 import typer
 
-from labkit.cli.forms import Form, Shown
+from labkit.cli.forms import Form
 from labkit.cli.frames import fit, markdown, rows, terminal_table
+from labkit.nsys.tables.catalogue import TraceTable
 from labkit.nsys.tables.kernel_names import brief
+from labkit.nsys.tables.trace_tables import catalogued
 from labkit.system.csv_text import csv_text
 from labkit.system.markdown import as_text
 from labkit.system.shown import shown_lines
@@ -28,40 +30,33 @@ MOST_SKIPPED = 12
 
 
 def show(
-    tables: Mapping[str, tuple[Shown, pd.DataFrame]],
+    tables: Mapping[TraceTable, pd.DataFrame],
     form: Form,
     *,
     output: Path | None,
     top: int | None,
     about: Mapping[str, Any],
 ) -> None:
-    """Shows tables by name, each with at most `top` rows (None: TOP for people, all for programs; 0: all).
+    """Shows tables, each with at most `top` rows (None: TOP for people, all for programs; 0: all).
 
     `about`: facts that programs get with the tables; people see its "remarks", "skipped" and "unread" on stderr.
     """
     limit = (TOP if form in (Form.TERMINAL, Form.MARKDOWN) else 0) if top is None else top
-    kept = {name: frame.head(limit) if limit else frame for name, (_, frame) in tables.items()}
-    known = bool(about.get("ranks_known", True))
-    people = {name: _brief(frame, tables[name][0]) for name, frame in kept.items()}
+    rows_of = {table: frame.head(limit) if limit else frame for table, frame in tables.items()}
+    ranks_known = bool(about.get("ranks_known", True))
     if form is Form.TERMINAL:
-        for name, (shown, frame) in tables.items():
-            if len(frame) and shown.sentences:
+        for table, frame in tables.items():
+            if len(frame):
                 out.print()
-                out.print(shown.title, style="bold")
-                out.print("\n".join(shown.lines(kept[name])))
-            elif len(frame):
-                out.print()
-                table = _numbered(people[name], _present(shown, frame), known)
-                out.print(terminal_table(*table, fit(out), shown.title))
-                _say_cut(len(kept[name]), len(frame))
+                _print(table, frame, rows_of[table], ranks_known)
             elif len(tables) == 1:
-                out.print(f"{shown.title}: none")
+                out.print(f"{table.title}: none")
         _say(about)
     elif form is Form.PARQUET and output is not None:
-        _write_parquet(kept, output)
+        _write_parquet(rows_of, output)
         _say(about)
     else:
-        text = _text(tables, people if form is Form.MARKDOWN else kept, form, about)
+        text = _markdown(tables, rows_of, ranks_known) if form is Form.MARKDOWN else _for_programs(rows_of, form, about)
         if output is None:
             typer.echo(shown_lines(text) if out.is_terminal else text)  # programs get names unchanged
         else:
@@ -71,66 +66,73 @@ def show(
             _say(about)
 
 
-def _text(
-    tables: Mapping[str, tuple[Shown, pd.DataFrame]],
-    kept: Mapping[str, pd.DataFrame],
-    form: Form,
-    about: Mapping[str, Any],
-) -> str:
+def _print(table: TraceTable, frame: pd.DataFrame, rows: pd.DataFrame, ranks_known: bool) -> None:
+    if table.sentence:
+        out.print(table.title, style="bold")
+        out.print("\n".join(_sentences(table, rows)))
+        return
+    out.print(terminal_table(*_for_people(table, frame, rows, ranks_known), fit(out), table.title))
+    if len(rows) < len(frame):
+        err.print(f"{len(rows)} of {len(frame):,} rows; --top 0 shows all", style="dim")
+
+
+def _for_programs(rows_of: Mapping[TraceTable, pd.DataFrame], form: Form, about: Mapping[str, Any]) -> str:
+    """JSON, or CSV with the tables' names above them if there are several."""
     if form is Form.JSON:
-        return json.dumps({**about, **{name: rows(frame) for name, frame in kept.items()}})
-    if form is Form.CSV:
-        several = len(kept) > 1
-        texts = ((f"{name}\n" if several else "") + csv_text(frame) for name, frame in kept.items())
-        return "\n".join(texts).rstrip("\n")
-    titled = (
-        f"### {shown.title}\n\n"
-        + (
-            "\n".join(map(as_text, shown.lines(kept[name])))
-            if shown.sentences
-            else markdown(*_numbered(kept[name], _present(shown, frame), bool(about.get("ranks_known", True))))
-        )
-        for name, (shown, frame) in tables.items()
-        if len(frame)
-    )
-    return "\n\n".join(titled)
+        return json.dumps({**about, **{table.name: rows(frame) for table, frame in rows_of.items()}})
+    names = [f"{table.name}\n" if len(rows_of) > 1 else "" for table in rows_of]
+    texts = [name + csv_text(frame) for name, frame in zip(names, rows_of.values(), strict=True)]
+    return "\n".join(texts).rstrip("\n")
 
 
-def _brief(frame: pd.DataFrame, shown: Shown) -> pd.DataFrame:
-    return frame.assign(**{name: frame[name].astype("str").map(brief) for name in shown.kernels})
+def _markdown(
+    tables: Mapping[TraceTable, pd.DataFrame], rows_of: Mapping[TraceTable, pd.DataFrame], ranks_known: bool
+) -> str:
+    texts = []
+    for table, frame in tables.items():
+        if len(frame) and table.sentence:
+            text = "\n".join(map(as_text, _sentences(table, rows_of[table])))
+        elif len(frame):
+            text = markdown(*_for_people(table, frame, rows_of[table], ranks_known))
+        else:
+            continue
+        texts.append(f"### {table.title}\n\n{text}")
+    return "\n\n".join(texts)
 
 
-def _present(shown: Shown, frame: pd.DataFrame) -> list[str]:
-    """The columns with information: a rank or device that is the same in all rows, and empty columns, are left out."""
-    places = () if shown.of_ranks else ("rank", "device")
-    return [
+def _sentences(table: TraceTable, rows: pd.DataFrame) -> list[str]:
+    sentence = catalogued(table.sentence)
+    return [f"{number}. {sentence(row)}" for number, row in enumerate(rows.to_dict("records"), 1)]
+
+
+def _for_people(
+    table: TraceTable, frame: pd.DataFrame, rows: pd.DataFrame, ranks_known: bool
+) -> tuple[pd.DataFrame, list[str]]:
+    """The rows with short names of kernels, and the columns with information.
+
+    Left out are empty columns, and a rank or device that is the same in the whole frame. A rank that is not known is
+    called a process.
+    """
+    places = () if table.of_ranks else ("rank", "device")
+    columns = [
         name
-        for name in shown.columns
+        for name in table.shown
         if frame[name].notna().any() and not (name in places and frame[name].nunique() == 1)
     ]
-
-
-def _numbered(frame: pd.DataFrame, columns: list[str], ranks_known: bool) -> tuple[pd.DataFrame, list[str]]:
-    """The frame and its columns under the names that people see: "process" instead of "rank" if ranks are not known."""
-    if ranks_known or "rank" not in columns:
-        return frame, columns
-    named = frame[columns].rename(columns={"rank": "process"})
+    brief_names = rows.assign(**{name: rows[name].astype("str").map(brief) for name in table.kernels})[columns]
+    if ranks_known:
+        return brief_names, columns
+    named = brief_names.rename(columns={"rank": "process"})
     return named, list(named.columns)
 
 
-def _write_parquet(kept: Mapping[str, pd.DataFrame], output: Path) -> None:
+def _write_parquet(rows_of: Mapping[TraceTable, pd.DataFrame], output: Path) -> None:
     """Writes one file, or for several tables a folder with a file for each."""
-    files = {output: next(iter(kept.values()))} if len(kept) == 1 else {}
-    files |= {output / f"{name}.parquet": frame for name, frame in kept.items()} if not files else {}
-    for path, frame in files.items():
+    for table, frame in rows_of.items():
+        path = output if len(rows_of) == 1 else output / f"{table.name}.parquet"
         with whole_file(path) as unfinished:
             frame.to_parquet(unfinished, index=False)
         out.print(str(path), soft_wrap=True)
-
-
-def _say_cut(shown: int, total: int) -> None:
-    if shown < total:
-        err.print(f"{shown} of {total:,} rows; --top 0 shows all", style="dim")
 
 
 def _say(about: Mapping[str, Any]) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli.forms import Form, Shown
+from labkit.cli.forms import Form
 from labkit.cli.words import Command
+from labkit.nsys.tables.catalogue import (
+    BY_UNIT,
+    COMMANDS,
+    COMPARED,
+    OF_KERNELS,
+    OF_RANGES,
+    UNIT_TIMES,
+    TraceCommand,
+    TraceTable,
+)
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import RUNS
@@ -22,12 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.nsys.tables.compare import TraceDifference
-    from labkit.nsys.tables.selection import Selection
-    from labkit.nsys.trace import Source
-
-    Tables = dict[str, pd.DataFrame]
-    Built = tuple[Source, Tables, tuple[str, ...], bool]  # source, tables, remarks, whether the ranks are known
-    Build = Callable[[list[Path], Selection], Built]
 
 trace = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +46,7 @@ Device = Annotated[list[int] | None, typer.Option(help="Only this device; may be
 Stream = Annotated[list[int] | None, typer.Option(help="Only this stream; may be repeated.")]
 Range = Annotated[str | None, typer.Option("--range", help="Only work inside ranges whose name matches this.")]
 Top = Annotated[int | None, typer.Option(min=0, help="Rows of a table; 0: all. Default: 20; for programs all.")]
-Sort = Annotated[str | None, typer.Option(help="The column to sort by, the largest first.")]
+Sort = Annotated[str | None, typer.Option(help="COLUMN or TABLE.COLUMN to sort by, the largest first.")]
 Ascending = Annotated[bool, typer.Option("--ascending", help="Sort the smallest first.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, with all columns.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV, with all columns.")]
@@ -51,52 +54,8 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown.")]
 Parquet = Annotated[bool, typer.Option("--parquet", help="Parquet, with all columns; needs --output.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the terminal.")]
 
-BY_UNIT = ("name", "a_count", "b_count", "a_unit_ns", "b_unit_ns", "unit_difference_ns", "unit_change")
-DIFFERENCE = ("name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change")
 NEAR = 0.7  # likeness of a column to a mistyped one
 OF_SUMMARY = 8  # rows of each table of the summary
-TIMES = ("count", "total_ns", "share", "median_ns", "p95_ns")
-BUDGET = ("busy", "compute", "exposed_communication", "exposed_copy", "idle")
-SHOWN = {
-    "contents": Shown(("rank", "what", "count", "start_ns", "end_ns"), "Contents"),
-    "budget": Shown(("rank", "device", "span_ns", *(f"{part}_share" for part in BUDGET)), "Where the GPU's time goes"),
-    "idle": Shown(("rank", "device", "cause", "gaps", "time_ns", "share"), "What the idle GPU waited for"),
-    "kernels": Shown(("name", *TIMES), "Kernels", ("name",)),
-    "copies": Shown(("name", "memory", "size", "count", "bytes", "total_ns", "gb_s"), "Copies and memsets"),
-    "calls": Shown(("library", "name", *TIMES), "Calls on the CPU"),
-    "ranges": Shown(("name", "count", "total_ns", "median_ns", "operations", "busy_share"), "Ranges"),
-    "gaps": Shown(("rank", "start_ns", "time_ns", "cause", "awaited", "next"), "Gaps", ("next",)),
-    "categories": Shown(("category", "count", "total_ns", "share"), "Operators of PyTorch by what they do"),
-    "operators": Shown(
-        ("name", "shapes", "count", "total_ns", "share", "tflop_s", "tb_s", "roofline_share"), "Operators by shapes"
-    ),
-    "losses": Shown(("loss",), "Biggest first: what could be gained at most", sentences="labkit.nsys.tables.losses"),
-    "short": Shown(("name", "count", "median_ns", "total_ns", "idle_ns", "share"), "Short kernels", ("name",)),
-    "of ranges": Shown(DIFFERENCE, "The difference by ranges"),
-    "of kernels": Shown(DIFFERENCE, "The difference by kernels"),
-    "stragglers": Shown(("rank", "range", "times", "late_ns", "median_ns"), "Who came late, and where", of_ranks=True),
-    "ranks": Shown(("rank", "collectives", "last", "wait_ns", "exchange_ns", "offset_ns", "residual_ns"), "Ranks"),
-    "collectives": Shown(
-        ("start_ns", "kind", "bytes", "skew_ns", "transfer_ns", "bus_gb_s", "last", "range"), "Collectives"
-    ),
-    "projection": Shown(("rank", "name", "start_ns", "duration_ns", "operations", "level"), "Ranges on the GPU"),
-}
-SUMS = ("Time (%)", "Total Time (ns)", "Med (ns)")
-OF_NSYS = {
-    "nvtx_gpu_proj_trace": Shown(
-        ("Name", "Projected Start (ns)", "Projected Duration (ns)", "NumGPUOps", "Lvl"), "Ranges on the GPU"
-    ),
-    "nvtx_gpu_proj_sum": Shown(
-        ("Range", "Total Proj Time (ns)", "Range Instances", "Proj Med (ns)", "Total GPU Ops"), "Ranges by name"
-    ),
-    "nvtx_kern_sum": Shown(
-        ("NVTX Range", "Kern Inst", "Total Time (ns)", "Med (ns)", "Kernel Name"), "Kernels of ranges", ("Kernel Name",)
-    ),
-    "cuda_gpu_kern_sum": Shown((*SUMS, "Instances", "Name"), "Kernels by name", ("Name",)),
-    "cuda_gpu_mem_time_sum": Shown((*SUMS, "Count", "Operation"), "Copies and memsets by kind"),
-    "cuda_api_sum": Shown((*SUMS, "Num Calls", "Name"), "Calls of CUDA by name"),
-    "osrt_sum": Shown((*SUMS, "Num Calls", "Name"), "Calls of the system's libraries by name"),
-}
 
 
 def window_of(text: str | None) -> tuple[int, int] | None:
@@ -116,10 +75,10 @@ def window_of(text: str | None) -> tuple[int, int] | None:
     return opens, closes
 
 
-def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
-    """Adds a command. All commands take the same options."""
+def _add(shown: TraceCommand) -> None:
+    """Adds a command of the catalogue. All of them take the same options."""
 
-    @trace.command(name, help=help_, rich_help_panel=panel, cls=Command)
+    @trace.command(shown.name, help=shown.help, rich_help_panel=shown.panel or None, cls=Command)
     def command(
         files: Files,
         window: Window = None,
@@ -137,25 +96,29 @@ def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
         parquet: Parquet = False,
         output: Output = None,
     ) -> None:
-        from labkit.cli.showing import show
-        from labkit.nsys.tables.selection import Selection
-
         form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output, inputs=files)
+        columns = sort_columns(sort, shown.tables)
+        from labkit.cli.showing import show
+        from labkit.nsys.reader.reading import read
+        from labkit.nsys.tables.selection import Selection
+        from labkit.nsys.tables.summary import summary_of
+        from labkit.nsys.tables.trace_tables import trace_tables
+
         ranks, devices, streams = (tuple(numbers or ()) for numbers in (rank, device, stream))
         selection = Selection(window_of(window), pattern, ranks, devices, streams, range_)
-        source, tables, remarks, ranks_known = build(files, selection)
-        if len(tables) > 1 and top is None and form in (Form.TERMINAL, Form.MARKDOWN):
+        summary = shown.name == "summary"  # the only one that is kept
+        made = summary_of(files, selection) if summary else trace_tables(read(files), shown.name, selection)
+        if len(shown.tables) > 1 and top is None and form in (Form.TERMINAL, Form.MARKDOWN):
             top = OF_SUMMARY
-        tables = _sorted(tables, sort, ascending)
         about = {
-            "ranks_known": ranks_known,
-            "files": source.files,
-            "remarks": remarks,
-            "skipped": source.skipped,
-            "unread": source.unread,
+            "ranks_known": made.ranks_known,
+            "files": made.source.files,
+            "remarks": made.remarks,
+            "skipped": made.source.skipped,
+            "unread": made.source.unread,
         }
-        titled = {table: ((SHOWN | OF_NSYS)[table], frame) for table, frame in tables.items()}
-        show(titled, form, output=output, top=top, about=about)
+        frames = _sorted(made.frames, columns, ascending)
+        show({table: frames[table.name] for table in shown.tables}, form, output=output, top=top, about=about)
 
 
 @trace.command()
@@ -167,6 +130,8 @@ def compare(
     rank: Rank = None,
     range_: Range = None,
     top: Top = None,
+    sort: Sort = None,
+    ascending: Ascending = False,
     as_json: Json = False,
     csv: Csv = False,
     markdown: Markdown = False,
@@ -177,16 +142,17 @@ def compare(
 
     The parts add up to the difference.
     """
+    form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output, inputs=(a, b))
+    columns = sort_columns(sort, COMPARED)
     from labkit.cli.showing import out, show
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.compare import compare_traces
     from labkit.nsys.tables.selection import Selection
 
-    form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output, inputs=(a, b))
     selection = Selection(window_of(window), pattern, tuple(rank or ()), range=range_)
     first, second = read(a), read(b)
     difference = compare_traces(first, second, selection)
-    tables = {"of ranges": difference.ranges, "of kernels": difference.kernels}
+    frames = {OF_RANGES.name: difference.ranges, OF_KERNELS.name: difference.kernels}
     sources = ((a.name, first.source), (b.name, second.source))
     about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": difference.a_ns, "b_ns": difference.b_ns}
     units = asdict(difference.units) if difference.units else None
@@ -197,15 +163,15 @@ def compare(
         out.print("\n".join(_sides(a.name, b.name, difference)), soft_wrap=True)
     by_unit = difference.units is not None and difference.units.differ
     if by_unit:
-        tables = {
+        frames = {
             table: frame.sort_values("unit_difference_ns", key=abs, ascending=False, ignore_index=True)
-            for table, frame in tables.items()
+            for table, frame in frames.items()
         }
-    titled = {
-        table: (replace(SHOWN[table], columns=BY_UNIT) if by_unit else SHOWN[table], frame)
-        for table, frame in tables.items()
-    }
-    show(titled, form, output=output, top=top, about=about)
+    if difference.units is None and (absent := [name for name in columns.values() if name in UNIT_TIMES]):
+        raise UserError(f"got --sort {sort}, but the traces repeat no common unit of work, so there is no {absent[0]}")
+    frames = _sorted(frames, columns, ascending)
+    tables = [replace(table, shown=BY_UNIT) if by_unit else table for table in COMPARED]
+    show({table: frames[table.name] for table in tables}, form, output=output, top=top, about=about)
 
 
 def _sides(a: str, b: str, difference: TraceDifference) -> Iterator[str]:
@@ -259,87 +225,59 @@ def merge(
     out.print(str(write_chrome(merged, output)), soft_wrap=True)
 
 
-def _sorted(tables: Tables, by: str | None, ascending: bool) -> Tables:
-    """The tables sorted by a column, named with or without its unit. Tables without the column stay unchanged."""
-    if by is None:
-        return {name: frame.iloc[::-1].reset_index(drop=True) if ascending else frame for name, frame in tables.items()}
-    known = {column.removesuffix("_ns"): column for frame in tables.values() for column in frame}
-    known |= {column: column for frame in tables.values() for column in frame}
-    if by not in known:
-        columns = "\n".join(f"  {name}: {', '.join(frame)}" for name, frame in tables.items())
-        near = did_you_mean(by, known, likeness=NEAR)
-        raise UserError(f"got --sort {by}{near}, expected a column; the tables and their columns are:\n{columns}")
+def sort_columns(text: str | None, tables: Sequence[TraceTable]) -> dict[str, str]:
+    """The column to sort by of each table that has it. `text` is a COLUMN of any table, or TABLE.COLUMN of one.
+
+    A column may be named without its unit, and upper case, spaces, hyphens and underscores do not matter. UserError for
+    a column that no table has.
+    """
+    if text is None:
+        return {}
+    table_name, dot, column = text.rpartition(".")
+    columns = {
+        table.name: names[_plain(column)]
+        for table in tables
+        if not dot or _plain(table.name) == _plain(table_name)
+        for names in [_names(table)]
+        if _plain(column) in names
+    }
+    if not columns:
+        listed = "\n".join(f"  {table.name}: {', '.join(table.columns)}" for table in tables)
+        prefixes = [f"{table.name}." for table in tables if dot or len(tables) > 1] + [""] * (not dot)
+        known = {column.removesuffix("_ns"): None for table in tables for column in table.columns}
+        near = did_you_mean(text, [prefix + name for prefix in prefixes for name in known], likeness=NEAR)
+        raise UserError(f"got --sort {text}{near}, expected a column; the tables and their columns are:\n{listed}")
+    return columns
+
+
+def _names(table: TraceTable) -> dict[str, str]:
+    """The columns of a table by all their names. The name of a column goes before another column's without its unit."""
+    short = {_plain(re.sub(r"(_ns| \(ns\)| \(%\))$", "", column)): column for column in table.columns}
+    return short | {_plain(column): column for column in table.columns}
+
+
+def _plain(name: str) -> str:
+    return re.sub("[ _-]", "-", name.casefold())
+
+
+def _sorted(frames: Mapping[str, pd.DataFrame], columns: Mapping[str, str], ascending: bool) -> dict[str, pd.DataFrame]:
+    """The frames, those in `columns` sorted by their columns. Without columns, `ascending` reverses all of them."""
+    if not columns:
+        return {name: frame.iloc[::-1].reset_index(drop=True) if ascending else frame for name, frame in frames.items()}
     return {
-        name: frame.sort_values(known[by], ascending=ascending, kind="stable", ignore_index=True)
-        if known[by] in frame
+        name: frame.sort_values(columns[name], ascending=ascending, kind="stable", ignore_index=True, key=_order)
+        if name in columns
         else frame
-        for name, frame in tables.items()
+        for name, frame in frames.items()
     }
 
 
-def _summary(files: list[Path], selection: Selection) -> Built:
-    from labkit.nsys.tables.kept_summary import summary_of
-
-    summary = summary_of(files, selection)
-    return summary.source, summary.frames, summary.remarks, summary.ranks_known
-
-
-def _collectives(files: list[Path], selection: Selection) -> Built:
-    from labkit.nsys.analysis.rank_numbers import ranks_are_known
-    from labkit.nsys.reader.reading import read
-    from labkit.nsys.tables.rank_waits import rank_waits
-
-    opened = read(files)
-    waits = rank_waits(opened, selection)
-    return (
-        opened.source,
-        {"ranks": waits.ranks, "stragglers": waits.stragglers, "collectives": waits.frame},
-        waits.remarks,
-        ranks_are_known(opened),
-    )
+def _order(values: pd.Series) -> pd.Series:
+    """The values to compare: numbers as they are, and texts with the numbers in them in the order of numbers."""
+    if values.dtype.kind in "biuf":
+        return values
+    return values.astype("str").str.replace(r"\d+", lambda digits: digits[0].zfill(20), regex=True)
 
 
-def _operators(files: list[Path], selection: Selection) -> Built:
-    from labkit.nsys.analysis.rank_numbers import ranks_are_known
-    from labkit.nsys.reader.reading import read
-    from labkit.nsys.tables.operators import categories, operators
-
-    opened = read(files)
-    frame = operators(opened, selection)
-    known = frame["roofline_share"].notna().any()
-    remark = "the roofline of this GPU is not known, or no shapes were recorded (record_shapes=True)"
-    tables = {"categories": categories(frame), "operators": frame}
-    return opened.source, tables, () if known else (remark,), ranks_are_known(opened)
-
-
-def _single(name: str, module: str, function: str) -> Build:
-    """Builds one table with a function of `labkit.nsys.tables`, which is loaded on first use."""
-
-    def build(files: list[Path], selection: Selection) -> Built:
-        from labkit.nsys.analysis.rank_numbers import ranks_are_known
-        from labkit.nsys.reader.reading import read
-        from labkit.nsys.tables.doubts import doubts
-
-        opened = read(files)
-        frame = getattr(import_module(f"labkit.nsys.tables.{module}"), function)(opened, selection)
-        return opened.source, {name: frame}, tuple(doubts(opened)), ranks_are_known(opened)
-
-    return build
-
-
-_add("summary", _summary, "Show what a trace contains and where its time goes.")
-_add("collectives", _collectives, "List the collectives of the ranks: last rank, waiting time, bandwidth.")
-_add("operators", _operators, "List PyTorch's operators by shapes: time, TFLOP/s, TB/s, share of the roofline.")
-for _name, _module, _function, _help in (
-    ("kernels", "operations", "kernels", "List kernels by name: number and time."),
-    ("ranges", "ranges", "ranges", "List ranges by name: time on the GPU, and how busy it was."),
-    ("copies", "operations", "copies", "List copies and memsets by kind, memory and size: number and rate."),
-    ("calls", "calls", "calls", "List calls on the CPU: CUDA, operators of PyTorch, the system's libraries."),
-    ("gaps", "gaps", "gaps", "List the times when the GPU was idle, and what it waited for."),
-    ("short", "gaps", "short_kernels", "List kernels below 10 µs, with the idle time before them."),
-    ("projection", "ranges", "projection", "List every range with its time on the GPU."),
-):
-    _add(_name, _single(_name, _module, _function), _help)
-for _name, _shown in OF_NSYS.items():
-    _help = f"{_shown.title}, with the columns and rows of nsys."
-    _add(_name, _single(_name, "nsys_reports", _name), _help, "Reports of nsys stats, by its names")
+for _command in COMMANDS.values():
+    _add(_command)

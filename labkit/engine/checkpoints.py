@@ -6,10 +6,11 @@ import torch
 from transformers import PretrainedConfig
 
 from labkit.engine.options import Options
+from labkit.system.collective import Gather
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
 from labkit.weights.build import has_codes, saved_in
-from labkit.weights.checkpoint.save import Gather, Saving
+from labkit.weights.checkpoint.save import Saving
 from labkit.weights.protocol import TensorSource
 from labkit.weights.quantise import Quantization
 from labkit.weights.spec import WeightSpec

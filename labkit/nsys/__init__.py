@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from labkit.nsys.tables.calls import calls
     from labkit.nsys.tables.compare import TraceDifference, compare_traces
     from labkit.nsys.tables.gaps import gaps, idle_by_cause, short_kernels
-    from labkit.nsys.tables.kept_summary import summary_of
     from labkit.nsys.tables.losses import losses
     from labkit.nsys.tables.operations import copies, kernels
     from labkit.nsys.tables.operators import categories, operators
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from labkit.nsys.tables.rank_waits import RankWaits, on_one_clock, rank_waits
     from labkit.nsys.tables.replay import write_replay
     from labkit.nsys.tables.selection import Selection
-    from labkit.nsys.tables.summary import TraceSummary, summarise
+    from labkit.nsys.tables.summary import TraceSummary, summarise, summary_of
+    from labkit.nsys.tables.trace_tables import TraceTables, trace_tables
     from labkit.nsys.timeline.export import write_chrome
     from labkit.nsys.trace import Trace, TraceError
 
@@ -44,6 +44,7 @@ __all__ = [
     "TraceDifference",
     "TraceError",
     "TraceSummary",
+    "TraceTables",
     "Window",
     "attribute",
     "budget",
@@ -73,6 +74,7 @@ __all__ = [
     "stage_table",
     "summarise",
     "summary_of",
+    "trace_tables",
     "write_chrome",
     "write_replay",
 ]
@@ -86,6 +88,7 @@ _HOME = {
     "TraceDifference": "labkit.nsys.tables.compare",
     "TraceError": "labkit.nsys.trace",
     "TraceSummary": "labkit.nsys.tables.summary",
+    "TraceTables": "labkit.nsys.tables.trace_tables",
     "Window": "labkit.nsys.capture.command",
     "attribute": "labkit.nsys.analysis.attribution",
     "budget": "labkit.nsys.tables.budget",
@@ -114,7 +117,8 @@ _HOME = {
     "short_kernels": "labkit.nsys.tables.gaps",
     "stage_table": "labkit.nsys.analysis.stage_table",
     "summarise": "labkit.nsys.tables.summary",
-    "summary_of": "labkit.nsys.tables.kept_summary",
+    "summary_of": "labkit.nsys.tables.summary",
+    "trace_tables": "labkit.nsys.tables.trace_tables",
     "write_chrome": "labkit.nsys.timeline.export",
     "write_replay": "labkit.nsys.tables.replay",
 }

@@ -127,10 +127,10 @@ class Source:
     unread_work: tuple[str, ...] = ()  # kinds in `unread` that are a device's work; with any, its idle time is unknown
 
     @classmethod
-    def kept(cls, about: Mapping[str, Any], files: tuple[str, ...]) -> Source:
-        """The source that `dataclasses.asdict` and JSON turned into `about`, with the current names of its files."""
-        lists = {name: tuple(about[name]) for name in ("skipped", "unread", "unread_work")}
-        return cls(**{**about, "files": files, **lists})
+    def kept(cls, about: Mapping[str, Any]) -> Source:
+        """The source that `dataclasses.asdict` and JSON turned into `about`."""
+        values: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in about.items()}
+        return cls(**values)
 
 
 def empty(frame: str) -> pd.DataFrame:

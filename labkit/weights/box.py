@@ -19,11 +19,12 @@ import torch
 import xxhash
 
 from labkit.system.cache_root import cache_root
+from labkit.system.collective import alone
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
 from labkit.weights.build import build_weights
 from labkit.weights.checkpoint.manifest import FORMAT
-from labkit.weights.checkpoint.save import Saving, alone
+from labkit.weights.checkpoint.save import Saving
 from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.quantise import Quantization
 from labkit.weights.source import ModelSource, checkpoint_source, gguf_source

@@ -15,8 +15,8 @@ from nsys_exports import Export, global_pid, global_tid
 from nsys_stats import sums
 
 from labkit.nsys.reader.reading import read
-from labkit.nsys.tables.nsys_reports import REPORTS
 from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.tables.trace_tables import trace_tables
 from labkit.nsys.trace import Trace
 
 PID, TID = global_pid(77), global_tid(77, 78)
@@ -59,8 +59,12 @@ def of_nsys(report: str, rows: list[dict[str, object]]) -> Sums:
     return dict(by_name)
 
 
+def frame_of(report: str, trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    return trace_tables(trace, report, selection).frames[report]
+
+
 def of_labkit(report: str, trace: Trace) -> Sums:
-    return of_nsys(report, REPORTS[report](trace, EVERYTHING).to_dict("records"))
+    return of_nsys(report, frame_of(report, trace).to_dict("records"))
 
 
 @needs_nsys
@@ -72,7 +76,7 @@ def test_sums_are_those_of_nsys(seed: int, tmp_path: Path) -> None:
     for report, rows in nsys_sums.items():
         assert of_labkit(report, trace) == of_nsys(report, rows), report
         if report != "cuda_gpu_kern_sum":
-            report_of_labkit = REPORTS[report](trace, EVERYTHING)
+            report_of_labkit = frame_of(report, trace)
             assert sorted(report_of_labkit["Time (%)"]) == pytest.approx(
                 sorted(float(str(row["Time (%)"])) for row in rows), abs=0.11
             )
@@ -88,12 +92,12 @@ def test_columns_are_those_of_nsys_from_2023_on(tmp_path: Path) -> None:
         ("cuda_api_sum", "Num Calls", "Name"),
         ("osrt_sum", "Num Calls", "Name"),
     ):
-        assert list(REPORTS[report](trace, EVERYTHING)) == ["Time (%)", "Total Time (ns)", counted, *spread, named]
-    kernels = REPORTS["nvtx_kern_sum"](trace, EVERYTHING)
+        assert list(frame_of(report, trace)) == ["Time (%)", "Total Time (ns)", counted, *spread, named]
+    kernels = frame_of("nvtx_kern_sum", trace)
     assert list(kernels) == [
         *("NVTX Range", "Style", "PID", "TID", "NVTX Inst", "Kern Inst", "Total Time (ns)", *spread, "Kernel Name")
     ]
-    projected = REPORTS["nvtx_gpu_proj_sum"](trace, EVERYTHING)
+    projected = frame_of("nvtx_gpu_proj_sum", trace)
     assert list(projected)[:5] == ["Range", "Style", "Total Proj Time (ns)", "Total Range Time (ns)", "Range Instances"]
 
 
@@ -103,14 +107,14 @@ def test_a_range_names_those_around_it(tmp_path: Path) -> None:
         export.range(start, 100 - start, TID, text=text)
     export.call(30, 40, TID, 1)
     export.kernel(50, 60, PID, 1)
-    rows = REPORTS["nvtx_gpu_proj_trace"](read(export.write(tmp_path / "made.sqlite"), cache=False), EVERYTHING)
+    rows = frame_of("nvtx_gpu_proj_trace", read(export.write(tmp_path / "made.sqlite"), cache=False))
     assert dict(zip(rows["Name"], rows["RangeStack"], strict=True)) == {"outer": ":1", "inner": ":1:2"}
 
 
 def test_filters_hold_for_reports_too(tmp_path: Path) -> None:
     trace = read(exported(tmp_path / "random.sqlite", 3), cache=False)
-    rows = REPORTS["cuda_gpu_kern_sum"](trace, Selection(name="gemm"))
+    rows = frame_of("cuda_gpu_kern_sum", trace, Selection(name="gemm"))
     assert rows["Name"].str.contains("gemm").all()
     assert rows["Time (%)"].tolist() == [100.0]
-    projected: pd.DataFrame = REPORTS["nvtx_gpu_proj_sum"](trace, Selection(name="forward"))
+    projected: pd.DataFrame = frame_of("nvtx_gpu_proj_sum", trace, Selection(name="forward"))
     assert projected["Range"].str.contains("forward").all()

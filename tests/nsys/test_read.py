@@ -17,9 +17,9 @@ from nsys_databases import random_database
 from nsys_exports import Export, global_pid, global_tid
 from source_tree import imports, modules
 
+from labkit.nsys import kept_results
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.projection import project
-from labkit.nsys.reader import cache as cache_module
 from labkit.nsys.reader.reading import read
 from labkit.nsys.trace import Trace, TraceError
 
@@ -163,7 +163,7 @@ def test_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder of cached traces, in a cache that keeps small files too."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache_module, "SMALLEST_BYTES", 0)
+    monkeypatch.setattr(kept_results, "SMALLEST_BYTES", 0)
     return tmp_path / "cache" / "traces"
 
 
@@ -213,24 +213,18 @@ def test_a_changed_reader_reads_again(
 ) -> None:
     path = rank(tmp_path, "a.sqlite", EPOCH_NS)
     read(path)
-    monkeypatch.setattr(cache_module, "_reader_digest", lambda: "of another version")
+    monkeypatch.setattr(kept_results, "_code_digest", lambda: "of another version")
     read(path)
     assert len(readings) == 2
     assert [folder.name.partition("-")[2] for folder in cached.iterdir()] == ["of another v"]
 
 
 def test_the_key_covers_all_code_that_a_trace_depends_on() -> None:
-    """Code of errors, folders of caches and names of types affects no trace, so it need not be in the key."""
-    harmless = {"labkit.system.errors", "labkit.system.cache_root", "labkit.system.owned_folder", "labkit.nsys.arrays"}
     used, new = set(), {"labkit.nsys.reader.reading"}
     while new:
         used |= new
-        new = (
-            {statement.module for name in new for statement in imports(name) if statement.module in modules()}
-            - used
-            - harmless
-        )
-    assert {modules()[name] for name in used} <= set(cache_module.CODE)
+        new = {statement.module for name in new for statement in imports(name) if statement.module in modules()} - used
+    assert {modules()[name] for name in used} <= set(kept_results.CODE)
 
 
 def test_what_a_killed_process_was_writing_is_removed(cached: Path, tmp_path: Path) -> None:
@@ -256,9 +250,9 @@ def test_a_damaged_cache_is_made_again(damage: str, cached: Path, readings: Sequ
     elif damage == "empty":
         file.write_bytes(b"")
     elif damage == "source":
-        (folder / "source.json").write_text('{"source": {}}')
+        (folder / "about.json").write_text('{"about": {}}')
     else:
-        (folder / "source.json").write_text("not JSON")
+        (folder / "about.json").write_text("not JSON")
     same(read(path), expected)
     assert len(readings) == 2
     same(read(path), expected)
@@ -266,7 +260,7 @@ def test_a_damaged_cache_is_made_again(damage: str, cached: Path, readings: Sequ
 
 
 def test_a_cache_that_cannot_be_written_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "SMALLEST_BYTES", 0)
+    monkeypatch.setattr(kept_results, "SMALLEST_BYTES", 0)
     file = tmp_path / "a file, no folder"
     file.touch()
     monkeypatch.setenv("LABKIT_CACHE", str(file / "below"))
@@ -281,7 +275,7 @@ def test_a_full_disk_leaves_no_half_of_a_cache(cached: Path, tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache_module, "asdict", full)
+        patch.setattr(kept_results.pa.ipc, "new_file", full)
         same(read(path), read(path, cache=False))
     assert list(cached.iterdir()) == []
 
@@ -293,7 +287,7 @@ def test_small_files_are_not_worth_a_cache(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_without_a_variable_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "SMALLEST_BYTES", 0)
+    monkeypatch.setattr(kept_results, "SMALLEST_BYTES", 0)
     monkeypatch.delenv("LABKIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     read(rank(tmp_path, "a.sqlite", EPOCH_NS))

@@ -12,7 +12,7 @@ from labkit.engine.offload.cache_folder import cache_folder
 from labkit.engine.offload.options import KvOffload
 from labkit.engine.parallel.ranks import Ranks
 from labkit.kernels.slot_stream.queues import Queues
-from labkit.weights.checkpoint.save import Gather
+from labkit.system.collective import Gather
 
 
 def cache_place(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from labkit.engine.offload.options import Offload
-from labkit.engine.offload.room import WeightSizes, made_by_all, residents, room_for_weights
+from labkit.engine.offload.room import WeightSizes, residents, room_for_weights
 from labkit.kernels import LayerWeights, ModelWeights
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.gpu import CPU
@@ -20,11 +20,11 @@ from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
 from labkit.kernels.memory import Arena, Heap, aligned
 from labkit.kernels.slot_stream.queues import Queues
 from labkit.kernels.types import Norm
+from labkit.system.collective import Gather, own_result
 from labkit.system.errors import UserError
 from labkit.weights.build import CanonicalLayers, build_layers, canonical_layers, check_names, has_codes
 from labkit.weights.canonical import Canonical
 from labkit.weights.capacity import outside_bytes
-from labkit.weights.checkpoint.save import Gather
 from labkit.weights.protocol import TensorSource
 from labkit.weights.records import Builder, matrices_of
 from labkit.weights.spec import WeightSpec
@@ -48,8 +48,8 @@ def on_host(
     check_names(spec, source)
     spec, canonical = canonical_layers(spec, source)
     part, builder = spec.part, Builder(spec, Heap(device))
-    own = made_by_all(lambda: _sizes(spec, canonical, codes=has_codes(source)), gather)
-    room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
+    own = own_result(lambda: _sizes(spec, canonical, codes=has_codes(source)), gather)
+    room = min(gather(own_result(lambda: room_for_weights(offload, part.size, device), gather)))
     resident = residents(max(gather(own), key=lambda sizes: sizes.all), room, offload.slots)
     numbers = {layer: number for number, layer in enumerate(layer for layer in part.layers if layer not in resident)}
     streamed = None
@@ -58,13 +58,13 @@ def on_host(
         needs = gather((node(), len(blocks) * own.largest))
         needed = sum(size for machine, size in needs if machine == node())
         if done_with is None:  # with it, packing frees the source's layers one by one
-            made_by_all(lambda: _require_room(len(blocks), needed), gather)
+            own_result(lambda: _require_room(len(blocks), needed), gather)
         stream = DeviceStream(HeldBlocks(blocks, own.largest), offload.slots, device, queues)
         places = tuple(numbers.get(layer, -1) for layer in part.layers)
         streamed = StreamedLayers(stream, places, own.all - (len(numbers) - offload.slots) * own.largest)
         builder = SplitBuilder(spec, Heap(device), stream=stream, numbers=numbers)
     with torch.inference_mode():
-        weights = made_by_all(lambda: build_layers(canonical, builder, done_with=done_with), gather)
+        weights = own_result(lambda: build_layers(canonical, builder, done_with=done_with), gather)
     return weights, streamed
 
 

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 from xxhash import xxh3_128_hexdigest
 
 from labkit.system.cache_root import cache_root
+from labkit.system.collective import Gather, results_of_ranks
 from labkit.system.errors import RunError, UserError
 from labkit.system.home import expanded
 from labkit.system.page_cache import make_cold
@@ -26,7 +27,7 @@ from labkit.system.terminal import terminal
 from labkit.weights.build import pack_layers, saved_in
 from labkit.weights.capacity import model_bytes
 from labkit.weights.checkpoint.manifest import FORMAT, described_model
-from labkit.weights.checkpoint.save import SUFFIX, Gather, Saving, together
+from labkit.weights.checkpoint.save import SUFFIX, Saving
 from labkit.weights.checkpoint.saved import SavedWeights, saved_weights
 from labkit.weights.identity import identity_of
 from labkit.weights.protocol import TensorSource
@@ -76,7 +77,7 @@ def prepared(
         return checkpoint
     folder = folder_for(path) / gather(folder_name(spec, source) if spec.part.rank == 0 else "")[0]
     with ExitStack() as lock:
-        ready = together(lambda: bool(spec.part.rank) or _ready(folder, spec, lock), gather)[0]
+        ready = results_of_ranks(lambda: bool(spec.part.rank) or _ready(folder, spec, lock), gather)[0]
         if not ready:
             _make(folder, spec, source, hf_config, gather)
     saved = _existing(folder, spec)

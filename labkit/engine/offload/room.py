@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -12,11 +11,8 @@ import torch
 from labkit.engine.offload.options import Offload
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import FileRecord
-from labkit.weights.checkpoint.save import Gather, together
 
 OF_AVAILABLE = 0.7  # share of the available memory for weights; the rest is for cache, workspace and other uses
-
-T = TypeVar("T")
 
 
 class WeightSizes(NamedTuple):
@@ -79,15 +75,6 @@ def room_for_weights(offload: Offload, ranks: int, device: torch.device) -> floa
             "which leaves room for the cache, too"
         )
     return OF_AVAILABLE * free if requested is None else requested
-
-
-def made_by_all(make: Callable[[], T], gather: Gather) -> T:
-    """Returns what `make` returns, once it has returned on all ranks. If it fails on one rank, all ranks raise its
-    error, so that none waits.
-    """
-    made: list[T] = []
-    together(lambda: made.append(make()), gather)
-    return made[0]
 
 
 def free_on_gpu(device: torch.device) -> int:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import torch
 
 from labkit.engine.offload.options import Offload
-from labkit.engine.offload.room import WeightSizes, made_by_all, residents, room_for_weights
+from labkit.engine.offload.room import WeightSizes, residents, room_for_weights
 from labkit.kernels import ModelWeights, build
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import Block, LayerStream
 from labkit.kernels.layer_stream.device import DeviceStream
 from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.slot_stream.queues import Queues
+from labkit.system.collective import Gather, own_result
 from labkit.weights.build import build_layers
 from labkit.weights.capacity import layer_bytes, outside_bytes, vector_bytes
-from labkit.weights.checkpoint.save import Gather
 from labkit.weights.checkpoint.saved import SavedWeights, Streaming
 from labkit.weights.records import Builder
 from labkit.weights.spec import WeightSpec
@@ -35,7 +35,7 @@ def opened(
     part = spec.part
     file = saved.manifest.files[part.rank]
     first = part.layers.start
-    room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
+    room = min(gather(own_result(lambda: room_for_weights(offload, part.size, device), gather)))
     sizes = WeightSizes.of_file(max(saved.manifest.files, key=lambda file: file.bytes))
     resident = residents(sizes, room, offload.slots)
     blocks = [
@@ -49,7 +49,7 @@ def opened(
         reader = LayerStream(library, saved.folder / file.name, blocks, offload.slots)
         stream: LayerStream | DeviceStream = reader
         if spec.impl == "triton":
-            stream = made_by_all(lambda: _copied_on(reader, offload.slots, device, queues), gather)
+            stream = own_result(lambda: _copied_on(reader, offload.slots, device, queues), gather)
         missing = sum(block.bytes for block in blocks) - offload.slots * stream.slot_bytes
         streamed = StreamedLayers(stream, _block_of(blocks, len(part.layers)), file.bytes - missing)
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}

@@ -23,9 +23,9 @@ from labkit.harness.compare.vanilla_sides import vanilla
 from labkit.kernels import build
 from labkit.kernels.gpu import CPU
 from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.system.collective import alone
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
-from labkit.weights.checkpoint.save import alone
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.source import ModelSource, empty_model, hf_shapes
 from labkit.weights.spec import WeightSpec

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import union_categoricals
 
-from labkit.nsys.reader.cache import cached
+from labkit.nsys.kept_results import Packed, Unpacked, kept
 from labkit.nsys.reader.chrome import GZIP, read_chrome
 from labkit.nsys.reader.json_text import BOM
 from labkit.nsys.reader.limits import rank_number
@@ -52,7 +52,8 @@ def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
 
 def _read_one(path: Path, cache: bool) -> Trace:
     reader = _reader(path)
-    trace = cached(path, reader) if cache else reader(path)
+    trace = reader(path) if not cache else kept([path], "trace", lambda: reader(path), pack=_packed, unpack=_unpacked)
+    trace = replace(trace, source=replace(trace.source, files=(path.name,)))
     if not (len(trace.ranges) or len(trace.operations) or len(trace.calls)):
         contents = "; ".join(filter(None, [", ".join(trace.source.unread), *trace.source.skipped])) or "it has no event"
         raise EmptyTraceError(
@@ -64,6 +65,26 @@ def _read_one(path: Path, cache: bool) -> Trace:
         number = rank_number(rank[1], f"the name of {path.name}")
         return replace(trace, processes=trace.processes.assign(rank=np.int32(number)))
     return trace
+
+
+def _packed(trace: Trace) -> Packed:
+    return Packed(asdict(trace.source), trace.frames)
+
+
+def _unpacked(result: Unpacked) -> Trace:
+    """The trace. Its columns are not copied, but stay in the file's pages."""
+    frames = {}
+    for name, columns in SCHEMA.items():
+        arrays: dict[str, object] = {}
+        for column, dtype in columns.items():
+            kept_column = result.batches[name].column(column)
+            if dtype == "category":
+                texts = pd.Index(kept_column.dictionary.to_pylist(), dtype="str")
+                arrays[column] = pd.Categorical.from_codes(kept_column.indices.to_numpy(), texts)
+            else:
+                arrays[column] = kept_column.to_numpy(zero_copy_only=dtype != "bool")
+        frames[name] = typed(name, arrays)
+    return Trace(Source.kept(result.about), **frames)
 
 
 def _reader(path: Path) -> Callable[[Path], Trace]:

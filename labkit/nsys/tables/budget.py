@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from labkit.nsys.analysis.intervals import Union
 from labkit.nsys.arrays import Ints
+from labkit.nsys.tables.catalogue import BUDGET, PARTS
 from labkit.nsys.tables.places import devices
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import COMMUNICATION, COMPUTE, COPY, KINDS_OF_WORK, graph_launches, work_kinds
@@ -67,7 +68,7 @@ def budget(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
                 "graphs_unseen": unseen,
             }
         )
-    frame = pd.DataFrame(rows, columns=None if rows else list(COLUMNS)).astype(
+    frame = pd.DataFrame(rows, columns=[name for name in BUDGET.columns if not name.endswith("_share")]).astype(
         {
             **dict.fromkeys(("exposed_communication_ns", "exposed_copy_ns", "idle_ns"), "Int64"),
             **dict.fromkeys(("communication_hidden", "copy_hidden"), "Float64"),
@@ -84,14 +85,6 @@ def span(trace: Trace, on_device: NDArray[np.bool_], selected: Ints, selection: 
     first, last = int(operations["start_ns"].to_numpy()[rows].min()), int(operations["end_ns"].to_numpy()[rows].max())
     opens, closes = selection.window_ns or (first, last)
     return max(first, opens), min(last, closes)
-
-
-PARTS = ("busy", "compute", "exposed_communication", "exposed_copy", "idle")
-COLUMNS = (
-    *("rank", "process", "device", "name", "operations", "start_ns", "span_ns", "busy_ns", "compute_ns"),
-    *("exposed_communication_ns", "exposed_copy_ns", "idle_ns", "communication_ns", "copy_ns"),
-    *("communication_hidden", "copy_hidden", "graphs", "graphs_unseen"),
-)
 
 
 def _shares(of_kind: dict[str, Union], span_ns: int, unseen: bool, unread: bool) -> dict[str, object]:

@@ -18,6 +18,7 @@ from labkit.nsys.analysis.intervals import Union
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.tables.budget import span
+from labkit.nsys.tables.catalogue import GAPS
 from labkit.nsys.tables.host_causes import HOST_CAUSES, Texts, host_causes
 from labkit.nsys.tables.places import devices
 from labkit.nsys.tables.selection import EVERYTHING, Selection
@@ -27,10 +28,6 @@ from labkit.nsys.trace import Trace, TraceError
 LAUNCHING, LATENCY, QUEUED, UNKNOWN = "launch call", "launch latency", "between queued", "launch not recorded"
 CAUSES = (*HOST_CAUSES, LAUNCHING, LATENCY, QUEUED, UNKNOWN)
 SHORT_NS = 10_000
-COLUMNS = (
-    *("rank", "device", "start_ns", "time_ns", "cause", "awaited", "host_cause", "host_ns", "launch_ns", "latency_ns"),
-    *("queued_ns", "unknown_ns", "before", "next", "stream", "row"),
-)
 
 
 def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -73,7 +70,7 @@ def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
         ends = Selection(name=selection.name, range=selection.range).of(trace, "operations")
         frame = frame[ends[frame["next_row"].to_numpy()]].reset_index(drop=True)
     frame = _explained(trace, frame)
-    return frame[list(COLUMNS)].sort_values(["time_ns", "start_ns"], ascending=[False, True], ignore_index=True)
+    return frame[list(GAPS.columns)].sort_values(["time_ns", "start_ns"], ascending=[False, True], ignore_index=True)
 
 
 def idle_by_cause(found: pd.DataFrame) -> pd.DataFrame:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from labkit.nsys.analysis.rank_numbers import rank_word
 from labkit.nsys.tables.budget import budget
+from labkit.nsys.tables.catalogue import LOSSES
 from labkit.nsys.tables.context import ranges_around
 from labkit.nsys.tables.gaps import SHORT_NS
 from labkit.nsys.tables.host_causes import ALLOCATED, CALLED, HOST, HOST_CAUSES, SYNCHRONISED
@@ -28,7 +29,6 @@ from labkit.system.asked_from import on_command_line
 MOST, SMALLEST_SHARE = 3, 0.01
 MOST_LOOKED_AT = 20_000  # gaps whose ranges are looked up
 LAUNCH_NS = 50_000  # a longer gap is not due to a launch alone
-COLUMNS = ("loss", "rank", "device", "gpu", "time_ns", "share", "evidence", "start_ns", "end_ns", "helps")
 HELPS = {
     HOST: "CUDA graphs, a larger batch, less work of the CPU between launches",
     SYNCHRONISED: "no cudaDeviceSynchronize, cudaStreamSynchronize or cudaMemcpy in the loop: streams and events order "
@@ -86,7 +86,7 @@ def losses(
     """
     candidates: list[Loss] = []
     if trace.source.unread_work:  # the device may have been busy with it where nothing seems to run
-        return pd.DataFrame(columns=list(COLUMNS))
+        return pd.DataFrame(columns=list(LOSSES.columns))
     word, places = rank_word(trace), (budget(trace, selection) if spent is None else spent).to_dict("records")
     for place in places:
         place |= {"gpu": f"{word} {place['rank']}'s GPU" if len(places) > 1 or word == "rank" else "the GPU"}
@@ -98,7 +98,7 @@ def losses(
         if loss.share >= SMALLEST_SHARE and (loss.loss not in best or loss.share > best[loss.loss].share):
             best[loss.loss] = loss
     largest = sorted(best.values(), key=lambda loss: -loss.share)[:MOST]
-    return pd.DataFrame([asdict(loss) for loss in largest], columns=list(COLUMNS))
+    return pd.DataFrame([asdict(loss) for loss in largest], columns=list(LOSSES.columns))
 
 
 def sentence(loss: dict[str, object]) -> str:

@@ -6,82 +6,45 @@ versions of five digits. labkit.nsys.analysis.projection says where nsys is wron
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 import pandas as pd
 
 from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary
+from labkit.nsys.tables.catalogue import NVTX_GPU_PROJ_SUM, NVTX_GPU_PROJ_TRACE, NVTX_KERN_SUM, TraceTable
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import Trace
 
-SPREAD = {
-    "avg_ns": "Avg (ns)",
-    "med_ns": "Med (ns)",
-    "min_ns": "Min (ns)",
-    "max_ns": "Max (ns)",
-    "std_ns": "StdDev (ns)",
-}
+SPREAD = ("avg_ns", "med_ns", "min_ns", "max_ns", "std_ns")
 COPY_NAMES = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
-PROJECTION = {
-    "name": "Name",
-    "start_ns": "Projected Start (ns)",
-    "duration_ns": "Projected Duration (ns)",
-    "range_start_ns": "Orig Start (ns)",
-    "range_duration_ns": "Orig Duration (ns)",
-    "style": "Style",
-    "pid": "PID",
-    "tid": "TID",
-    "operations": "NumGPUOps",
-    "level": "Lvl",
-    "children": "NumChild",
-    "range_id": "RangeId",
-    "parent_id": "ParentId",
-    "stack": "RangeStack",
-}
-PROJECTION_SUM = {
-    "name": "Range",
-    "style": "Style",
-    "total_ns": "Total Proj Time (ns)",
-    "range_total_ns": "Total Range Time (ns)",
-    "instances": "Range Instances",
-    **{column: f"Proj {name}" for column, name in SPREAD.items()},
-    "operations": "Total GPU Ops",
-    "avg_operations": "Avg GPU Ops",
-    "avg_level": "Avg Range Lvl",
-    "avg_children": "Avg Num Child",
-}
-KERNELS_OF_RANGES = {
-    "range": "NVTX Range",
-    "style": "Style",
-    "pid": "PID",
-    "tid": "TID",
-    "instances": "NVTX Inst",
-    "kernels": "Kern Inst",
-    "total_ns": "Total Time (ns)",
-    **SPREAD,
-    "kernel": "Kernel Name",
-}
+# The columns of `labkit.nsys.analysis.projection` that the reports show under nsys's names, in nsys's order.
+PROJECTION = (
+    *("name", "start_ns", "duration_ns", "range_start_ns", "range_duration_ns", "style", "pid", "tid", "operations"),
+    *("level", "children", "range_id", "parent_id", "stack"),
+)
+PROJECTION_SUM = (
+    *("name", "style", "total_ns", "range_total_ns", "instances", *SPREAD),
+    *("operations", "avg_operations", "avg_level", "avg_children"),
+)
+KERNELS_OF_RANGES = ("range", "style", "pid", "tid", "instances", "kernels", "total_ns", *SPREAD, "kernel")
 
 
 def nvtx_gpu_proj_trace(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Every range with its time on the GPU."""
     rows = project(trace)
     shown = rows[selection.of(trace, "ranges")[rows["range"].to_numpy()]]
-    return _renamed(shown.assign(stack=_stacks(rows).loc[shown.index]), PROJECTION)
+    return _renamed(shown.assign(stack=_stacks(rows).loc[shown.index]), PROJECTION, NVTX_GPU_PROJ_TRACE)
 
 
 def nvtx_gpu_proj_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Ranges with their time on the GPU, by name and style."""
-    return _renamed(projection_summary(trace, among=selection.of(trace, "ranges")), PROJECTION_SUM)
+    rows = projection_summary(trace, among=selection.of(trace, "ranges"))
+    return _renamed(rows, PROJECTION_SUM, NVTX_GPU_PROJ_SUM)
 
 
 def nvtx_kern_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Kernels by the ranges that launched them."""
-    return _renamed(
-        kernel_summary(trace, among=selection.of(trace, "operations", among=_is_kind(trace, "kernel"))),
-        KERNELS_OF_RANGES,
-    )
+    rows = kernel_summary(trace, among=selection.of(trace, "operations", among=_is_kind(trace, "kernel")))
+    return _renamed(rows, KERNELS_OF_RANGES, NVTX_KERN_SUM)
 
 
 def cuda_gpu_kern_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -108,15 +71,6 @@ def osrt_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Calls of the system's libraries by name."""
     among = (trace.calls["kind"] == "os").to_numpy()
     return _sum(trace.calls[selection.of(trace, "calls", among=among)], "Num Calls", "Name")
-
-
-REPORTS: Mapping[str, Callable[[Trace, Selection], pd.DataFrame]] = {
-    report.__name__: report
-    for report in (
-        *(nvtx_gpu_proj_trace, nvtx_gpu_proj_sum, nvtx_kern_sum, cuda_gpu_kern_sum, cuda_gpu_mem_time_sum),
-        *(cuda_api_sum, osrt_sum),
-    )
-}
 
 
 def _is_kind(trace: Trace, *kinds: str) -> np.ndarray:
@@ -172,7 +126,9 @@ def _stacks(rows: pd.DataFrame) -> pd.Series:
     )
 
 
-def _renamed(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
+def _renamed(frame: pd.DataFrame, columns: tuple[str, ...], table: TraceTable) -> pd.DataFrame:
+    """The columns of a frame under nsys's names, which the catalogue has in the same order."""
     rounded = {name: frame[name].round(1) for name in frame if pd.api.types.is_float_dtype(frame[name])}
     texts = {name: "str" for name in frame if isinstance(frame[name].dtype, pd.CategoricalDtype)}
-    return frame.assign(**rounded).astype(texts)[list(columns)].rename(columns=columns).reset_index(drop=True)
+    names = dict(zip(columns, table.columns, strict=True))
+    return frame.assign(**rounded).astype(texts)[list(columns)].rename(columns=names).reset_index(drop=True)

@@ -11,6 +11,7 @@ from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
 from labkit.nsys.analysis.intervals import fresh_start_ns
 from labkit.nsys.analysis.launches import TIMES, beginnings, first_calls
 from labkit.nsys.arrays import Ints
+from labkit.nsys.tables.catalogue import OPERATORS
 from labkit.nsys.tables.families import operator_family
 from labkit.nsys.tables.operator_work import operator_work, parsed
 from labkit.nsys.tables.peaks import Peak, peak_of
@@ -18,6 +19,7 @@ from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import Trace, TraceError
 
 NO_OPERATOR = "(no operator)"
+NO_ROOFLINE = "the roofline of this GPU is not known, or no shapes were recorded (record_shapes=True)"
 TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)  # in names of kernels of cuBLAS, CUTLASS and cuDNN
 ABOUT = ["category", "shapes", "dtype", "flops", "bytes", "element_bytes"]
 
@@ -72,9 +74,14 @@ def operators(trace: Trace, selection: Selection = EVERYTHING, *, peak: Peak | N
     table = table.join(pd.DataFrame(facts, columns=ABOUT, index=table.index))
     device = trace.devices["name"].astype("str").iloc[0] if len(trace.devices) else ""
     table = _against_roofline(table, peak or peak_of(device))
-    order = ["name", "category", "shapes", "dtype", "count", "kernels", "total_ns", "share", "median_ns"]
-    order += ["flops", "bytes", "tflop_s", "tb_s", "bound", "roofline_share"]
-    return table.sort_values("total_ns", ascending=False)[order].reset_index(drop=True)
+    return table.sort_values("total_ns", ascending=False)[list(OPERATORS.columns)].reset_index(drop=True)
+
+
+def operator_tables(trace: Trace, selection: Selection) -> tuple[dict[str, pd.DataFrame], tuple[str, ...]]:
+    """The tables of `labkit trace operators`, and a remark if there is no roofline."""
+    frame = operators(trace, selection)
+    has_roofline = frame["roofline_share"].notna().any()
+    return {"categories": categories(frame), "operators": frame}, () if has_roofline else (NO_ROOFLINE,)
 
 
 def categories(found: pd.DataFrame) -> pd.DataFrame:

@@ -149,6 +149,12 @@ def rank_waits(trace: Trace, selection: Selection = EVERYTHING) -> RankWaits:
     return RankWaits(frame, _by_rank(collectives, frame, offsets), tuple(remarks))
 
 
+def rank_tables(trace: Trace, selection: Selection) -> tuple[dict[str, pd.DataFrame], tuple[str, ...]]:
+    """The tables of `labkit trace collectives`, and remarks about the matches and the clocks."""
+    waits = rank_waits(trace, selection)
+    return {"ranks": waits.ranks, "stragglers": waits.stragglers, "collectives": waits.frame}, waits.remarks
+
+
 def on_one_clock(trace: Trace) -> Trace:
     """The trace with the clocks of its ranks set as `rank_waits` sets them, with remarks about it in `source.skipped`.
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pandas as pd
 
 from labkit.nsys.analysis.rank_numbers import NUMBERED, ranks, ranks_are_known
+from labkit.nsys.kept_results import Packed, Unpacked, kept
+from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.calls import calls
+from labkit.nsys.tables.catalogue import SUMMARY
 from labkit.nsys.tables.doubts import doubts
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.losses import losses
@@ -41,8 +46,24 @@ class TraceSummary:
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
         """The tables by name."""
-        names = ("contents", "budget", "idle", "kernels", "copies", "calls", "ranges", "losses")
-        return {name: getattr(self, name) for name in names}
+        return {table.name: getattr(self, table.name) for table in SUMMARY}
+
+
+def summary_of(files: Sequence[Path], selection: Selection = EVERYTHING) -> TraceSummary:
+    """`summarise` of the traces in these files, or its earlier result for the same contents and names."""
+    settings = f"summary {selection} {[path.name for path in files]}"  # a name may tell the rank
+    return kept(files, settings, lambda: summarise(read(files), selection), pack=_packed, unpack=_unpacked)
+
+
+def _packed(summary: TraceSummary) -> Packed:
+    about = {"source": asdict(summary.source), "remarks": summary.remarks, "ranks_known": summary.ranks_known}
+    return Packed(about, summary.frames)
+
+
+def _unpacked(result: Unpacked) -> TraceSummary:
+    frames = {table.name: result.batches[table.name].to_pandas() for table in SUMMARY}
+    remarks, ranks_known = tuple(result.about["remarks"]), result.about["ranks_known"]
+    return TraceSummary(Source.kept(result.about["source"]), **frames, remarks=remarks, ranks_known=ranks_known)
 
 
 def summarise(trace: Trace, selection: Selection = EVERYTHING) -> TraceSummary:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import shutil
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
 
 from labkit.kernels.types import Linear, float_dtype
+from labkit.system.collective import Gather, results_of_ranks
 from labkit.system.errors import RunError, UserError
 from labkit.system.whole_file import remove_unfinished, whole_file, write_whole
 from labkit.weights.canonical import Canonical, Weight
@@ -46,8 +46,7 @@ TEXT_FILES = (
     "chat_template.jinja",
 )
 SUFFIX = ".safetensors"
-Gather = Callable[[Any], list[Any]]  # this rank's value -> the values of all ranks, in rank order
-T = TypeVar("T")
+NOT_SAVED = "the checkpoint was not saved"
 
 
 class Saving:
@@ -84,10 +83,10 @@ class Saving:
                 )
             return uuid.uuid4().hex
 
-        return cls(folder, spec, hf_config, gather, together(free, gather)[0])
+        return cls(folder, spec, hf_config, gather, results_of_ranks(free, gather, NOT_SAVED)[0])
 
     def __enter__(self) -> Self:
-        together(self._open, self.gather)
+        results_of_ranks(self._open, self.gather, NOT_SAVED)
         return self
 
     def _open(self) -> None:
@@ -116,7 +115,7 @@ class Saving:
         except OSError as error:
             self._failure = error
             if self.spec.part.size == 1:
-                raise RunError(f"the checkpoint was not saved: {error}") from error
+                raise RunError(f"{NOT_SAVED}: {error}") from error
 
     def _write(self, name: str, key: str, weight: Weight) -> None:
         if isinstance(weight, Linear):
@@ -147,8 +146,10 @@ class Saving:
 
         `source`: the folder of the tokenizer's files. Raises RunError on all ranks if one of them could not write.
         """
-        files = together(self._end, self.gather)
-        together(lambda: self.spec.part.rank or self._describe(files, generation, source), self.gather)
+        files = results_of_ranks(self._end, self.gather, NOT_SAVED)
+        results_of_ranks(
+            lambda: self.spec.part.rank or self._describe(files, generation, source), self.gather, NOT_SAVED
+        )
 
     def _end(self) -> FileRecord:
         """Completes this rank's file under its final name, and returns its record."""
@@ -184,25 +185,3 @@ class Saving:
         )
         write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
         return 0
-
-
-def alone(own: T) -> list[T]:
-    """The `Gather` of a single process."""
-    return [own]
-
-
-def together(work: Callable[[], T], gather: Gather) -> list[T]:
-    """The results of all ranks' work, on every rank. All ranks raise an error of one rank that comes from a file
-    (OSError) or from a wrong argument (ValueError). Any other error is raised on its rank alone: the shared call around
-    the work passes it to the other ranks.
-    """
-    outcome: tuple[T | None, str | None, bool]
-    try:
-        outcome = (work(), None, False)
-    except (OSError, ValueError) as error:
-        outcome = (None, str(error), isinstance(error, ValueError))
-    outcomes = gather(outcome)
-    for _, reason, wrong_argument in outcomes:
-        if reason is not None:
-            raise UserError(reason) if wrong_argument else RunError(f"the checkpoint was not saved: {reason}")
-    return [result for result, _, _ in outcomes]
