@@ -11,7 +11,6 @@ from rich.markup import escape
 import labkit
 from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet
 from labkit.harness.compare.sides import names_in_help
-from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
 
@@ -56,7 +55,6 @@ def compare(
     """Measure two ways to run a model, and tell which is faster, with intervals and the machine's limit."""
     from labkit.harness.results import save
 
-    check_output_folder(output)
     with progress_bar(err) as follow:
         comparison = labkit.compare(
             baseline,
@@ -76,7 +74,8 @@ def compare(
             wait_quiet_s=wait_quiet,
             question=question,
             seed=seed,
-            output=None,
+            output=output,
+            write=False,
             progress=follow,
         )
     if as_json:

@@ -99,7 +99,9 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, mo
     def measured(
         baselines: tuple[str, ...], candidate: str, case: Case, schedule: Schedule, **options: Any
     ) -> tuple[Comparison, ...]:
-        recorded.update(baselines=baselines, candidate=candidate, case=case, schedule=schedule)
+        recorded.update(
+            baselines=baselines, candidate=candidate, case=case, schedule=schedule, output=options["output"]
+        )
         return (comparison(dtype=case.dtype),)
 
     monkeypatch.setattr("labkit.harness.compare.compare.compare_with_each", measured)
@@ -113,6 +115,7 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, mo
     case = recorded["case"]
     assert (case.dtype, case.prompt_tokens, case.new_tokens, case.threads) == ("bfloat16", 9, 5, 1)
     assert recorded["schedule"] == Schedule(rounds=3)
+    assert recorded["output"] == Path("elsewhere")
     assert load_records("elsewhere") == [comparison(dtype="bfloat16")]
 
 

@@ -41,6 +41,7 @@ def compare(
     question: str = "",
     seed: int = 0,
     output: str | os.PathLike[str] | None = RUNS,
+    write: bool = True,
     progress: Progress | None = None,
     show: Show | None = None,
 ) -> Comparison:
@@ -69,6 +70,8 @@ def compare(
     output: folder in which the record is written, at the end and whole; None: it is not written. An unwritable folder
     is refused before anything is measured. Later problems with it are warnings, and the result is still returned.
 
+    write: False: the folder is only checked, and the caller saves the record.
+
     show: gets the comparison when its rounds are done, before stages and answers.
 
     UserError: an impossible name, size or dtype. NotQuietError: the machine did not become quiet. WorkerError: a side's
@@ -89,7 +92,7 @@ def compare(
     order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
     timed = None if show is None else (lambda turns: show(turns.comparison(0, -1)))
     (comparison,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress, show=timed)
-    if output is not None:
+    if output is not None and write:
         save_or_warn(comparison, output)
     return comparison
 
