@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from labkit.harness.compare.baselines import BASELINES
-from labkit.harness.compare.versus import compare
+from labkit.harness.compare.compare import compare
+from labkit.harness.compare.sides import IN_PROCESS
 from labkit.harness.comparison import Comparison
 from labkit.studies.settings import (
     Batch,
@@ -32,7 +32,7 @@ def study_comparison(
     prompt_tokens: PromptTokens = 128,
     new_tokens: NewTokens = 64,
     baseline: Annotated[
-        str, StudySetting("the side with which the fused engine is compared", choices=tuple(BASELINES))
+        str, StudySetting("the side with which the fused engine is compared", choices=IN_PROCESS)
     ] = "hf-eager",
     threads: Threads = 0,
     rounds: Rounds = 6,

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
-from labkit.harness.compare.baselines import BASELINES
+from labkit.harness.compare.sides import IN_PROCESS
 from labkit.nsys.analysis.difference import Difference, explain
 from labkit.nsys.analysis.stage_table import StageTable, stage_table
 from labkit.nsys.capture.command import CaptureSource
@@ -106,9 +106,9 @@ class CapturePair:
 
 def capture_pair(
     model: Model = "smollm2-135m",
-    baseline: Annotated[str, StudySetting("the vanilla side", choices=tuple(BASELINES))] = "hf-eager",
+    baseline: Annotated[str, StudySetting("the vanilla side", choices=IN_PROCESS)] = "hf-eager",
     candidate: Annotated[
-        str, StudySetting("the side that is compared with the baseline", choices=tuple(BASELINES))
+        str, StudySetting("the side that is compared with the baseline", choices=IN_PROCESS)
     ] = "fused",
     *,
     steps: Annotated[int, StudySetting("decode steps of each side", (1, 512))] = 16,
