@@ -20,7 +20,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, TypeVar
@@ -52,21 +52,18 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # with these, calls take plain integ
     "labkit_step": (POINTER, POINTER),
     "labkit_workspace_bytes": (POINTER, LONG, LONG, LONG),
     "labkit_read_ns": (POINTER, LONG, INT, INT, INT),
-    "labkit_reading_count": (),
     "labkit_peak_flop_ms": (INT, LONG),
 }
 WITH_RESULT = {
     "labkit_step",
     "labkit_workspace_bytes",
     "labkit_read_ns",
-    "labkit_reading_count",
     "labkit_peak_flop_ms",
 }  # int64
 ALLOCATING = {"labkit_step"}
-NO_MEMORY = -1  # kNoMemory of team.h
-
-
+NO_MEMORY = -1
 STRUCTS: dict[str, type[ctypes.Structure]] = {}
+CONSTANTS: dict[str, int] = {"kNoMemory": NO_MEMORY}
 
 
 def mirrors(name: str) -> Callable[[type[Struct]], type[Struct]]:
@@ -81,9 +78,17 @@ def mirrors(name: str) -> Callable[[type[Struct]], type[Struct]]:
     return keep
 
 
+def same_in_cpp(constants: Mapping[str, int]) -> None:
+    """Declares constants that C++ has too, by their names or expressions in its namespace. They are compared when the
+    kernels are compiled, as structs are.
+    """
+    CONSTANTS.update(constants)
+
+
 def layouts() -> str:
-    """C++ source that compares all structs with their mirrors."""
-    lines = []
+    """C++ source that compares all structs with their mirrors, and the constants that both languages have."""
+    constants = (f'static_assert({name} == {value}, "{name} in Python");' for name, value in CONSTANTS.items())
+    lines = ["namespace labkit {", *constants, "}"]
     for name, mirror in STRUCTS.items():
         struct = f"labkit::{name}"
         lines.append(f'static_assert(sizeof({struct}) == {ctypes.sizeof(mirror)}, "size of {mirror.__name__}");')

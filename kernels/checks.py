@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from labkit.system.errors import UserError, UserTypeError
+from labkit.system.rounding import BLOCK, ceil_div, round_up
 
-from .codes import BLOCK, FINEST, PACKED, WORD, packed_shape
+from .codes import FINEST, PACKED, WORD, packed_shape
 from .dispatch import MOST_THREADS
 from .int8_cache import SCALE_DTYPE
 from .types import (
@@ -213,10 +214,10 @@ def _linear(name: str, linear: Linear, call: ArgumentCheck) -> None:
     if panels:
         shape = packed_shape(outputs, inputs, linear.weight.dtype)
     elif words:
-        shape = (outputs, -(-inputs // WORD[linear.bits]), 4)
+        shape = (outputs, ceil_div(inputs, WORD[linear.bits]), 4)
     call.tensor(f"{name}.weight", linear.weight, types, *shape)
     if linear.bias is not None:
-        whole = -(-outputs // BLOCK) * BLOCK
+        whole = round_up(outputs, BLOCK)
         padded = panels and isinstance(linear.bias, Tensor) and linear.bias.shape == (whole,)
         call.tensor(f"{name}.bias", linear.bias, torch.float32, whole if padded else outputs)
 
@@ -225,9 +226,9 @@ def _scales(name: str, linear: Linear, call: ArgumentCheck) -> None:
     group = call.number(f"{name}.group", linear.group, 1)
     if group % FINEST[linear.bits]:
         raise UserError(f"got {name}.group = {group}, expected a multiple of {FINEST[linear.bits]}")
-    shape: tuple[Size, ...] = (linear.outputs, -(-linear.inputs // group), None)
+    shape: tuple[Size, ...] = (linear.outputs, ceil_div(linear.inputs, group), None)
     if linear.layout == "panels":
-        shape = (-(-linear.outputs // BLOCK), *shape[1:], BLOCK)
+        shape = (ceil_div(linear.outputs, BLOCK), *shape[1:], BLOCK)
     call.tensor(f"{name}.scales", linear.scales, torch.float16, *shape)
     assert linear.scales is not None
     call.one_of(f"{name}.scales.shape[2]", linear.scales.shape[2], (1, 2))

@@ -9,16 +9,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from labkit.system.errors import UserError
+from labkit.system.rounding import BLOCK, ceil_div, round_up
 
-BLOCK = 32  # outputs per packed block, kBlock of tile.h
+from .build import same_in_cpp
+
 FINEST = {8: 4, 4: 32}  # by bits: the inputs of a group are a multiple of this number
-DEPTH = {8: 4, 4: 64}  # by bits: inputs that are packed together, kQuad and kSpan of tile.h; rows are padded to them
+DEPTH = {8: 4, 4: 64}  # by bits: inputs that are packed together; rows are padded to them
 HALF = DEPTH[4] // 2  # of a span of 4-bit codes: the first half is in the low nibbles, the second in the high nibbles
 WORD = {8: 4, 4: 8}  # codes in a word of Triton's
 PACKED = {8: torch.int8, 4: torch.uint8}  # how packed codes are stored
-LANES = {torch.bfloat16: 2, torch.int8: 4}  # adjacent inputs of a row in a packed block, kLanesPerK of tile.h
+LANES = {torch.bfloat16: 2, torch.int8: 4}  # adjacent inputs of a row in a packed block
 QUANTIZED_AT_ONCE = 128  # rows; they bound the memory that quantising takes besides its result
 SMALLEST_NORMAL = 2.0**-14  # of float16
+SCALE_BYTES = 2  # float16, as is a minimum
 
 
 def group_size(inputs: int, groups: int, bits: int = 8) -> int:
@@ -26,7 +29,7 @@ def group_size(inputs: int, groups: int, bits: int = 8) -> int:
     the last group may be smaller, or missing.
     """
     finest = DEPTH[bits] if groups == 1 else FINEST[bits]
-    return -(-inputs // (groups * finest)) * finest
+    return ceil_div(inputs, groups * finest) * finest
 
 
 def quantize(weight: Tensor, group: int, *, bits: int = 8, asymmetric: bool = False) -> tuple[Tensor, Tensor]:
@@ -164,10 +167,28 @@ def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ..
     """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], or [blocks, K / L, 32, L] with L adjacent inputs and
     K padded to whole L. L is 2 for bf16 and 4 for int8. Codes of 4 bits are uint8 [blocks, K / 64, 8, 32, 4].
     """
-    blocks, lanes = -(-outputs // BLOCK), LANES.get(dtype, 1)
+    blocks, lanes = ceil_div(outputs, BLOCK), LANES.get(dtype, 1)
     if dtype == torch.uint8:
-        return (blocks, -(-inputs // DEPTH[4]), HALF // 4, BLOCK, 4)
-    return (blocks, inputs, BLOCK) if lanes == 1 else (blocks, -(-inputs // lanes), BLOCK, lanes)
+        return (blocks, ceil_div(inputs, DEPTH[4]), HALF // 4, BLOCK, 4)
+    return (blocks, inputs, BLOCK) if lanes == 1 else (blocks, ceil_div(inputs, lanes), BLOCK, lanes)
+
+
+def row_stride(columns: int) -> int:
+    """Numbers from one row of activations to the next in the buffers of a step."""
+    return round_up(columns, BLOCK) + BLOCK // 2
+
+
+same_in_cpp(
+    {
+        "kBlock": BLOCK,
+        "kQuad": DEPTH[8],
+        "kSpan": DEPTH[4],
+        "kHalf": HALF,
+        "kLanesPerK<bf16>": LANES[torch.bfloat16],
+        "kLanesPerK<int8_t>": LANES[torch.int8],
+        "row_stride(33)": row_stride(33),
+    }
+)
 
 
 def pack_scales(scales: Tensor) -> Tensor:

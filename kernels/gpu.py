@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from labkit.system.errors import UserError
+from labkit.system.rounding import ceil_div
 
 from .tuned import Tile, TunedTiles, tuned_tiles
 
@@ -77,7 +78,7 @@ class Launcher:
 
     def __call__(self, kernel: Any, grid: Sequence[int], tile: Tile, **arguments: Any) -> None:
         if self.launched is not None:
-            self.launched.append(kernel.__name__.lstrip("_"))
+            self.launched.append(kernel.__name__.lstrip("_").removesuffix("_kernel"))
         options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
         if self.pdl:
             options["launch_pdl"] = True
@@ -111,7 +112,7 @@ def default_tile(weight_type: str, batch: int, outputs: int, inputs: int) -> Til
         depth = 64 if weight_type.startswith("int") else 128 if rows == 64 else 256
         return Tile(rows=rows, depth=depth, warps=max(2, rows // 16), stages=4)
     in_word = 8 if weight_type.startswith("int4") else 4 if weight_type.startswith("int8") else 1
-    whole = 1 << (-(-inputs // in_word) - 1).bit_length()
+    whole = 1 << (ceil_div(inputs, in_word) - 1).bit_length()
     grouped = weight_type.startswith("int8-")  # scales take registers too, as more codes in a word do
     depth = 1024 if weight_type in ("float16", "bfloat16") else 256 if grouped or in_word == 8 else 512
     return Tile(rows=8, depth=min(whole, depth))

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from labkit.stages import Stage
+
 from .attention import attention
 from .attention.cases import AttentionCase
 from .attention.reference import attention as unfused_attention
@@ -45,7 +47,7 @@ class Pass:
 class LayerOp:
     """An op as a stage of the layer."""
 
-    stage: str
+    stage: Stage
     title: str
     fused: Callable[..., Any]  # its public function
     unfused: Callable[[Multiply], Callable[..., Any]]  # returns its reference, which uses the given product
@@ -66,7 +68,7 @@ class LayerOp:
 
 LAYER_OPS = (
     LayerOp(
-        stage="qkv",
+        stage=Stage.QKV,
         title="QKV",
         fused=qkv_gemm,
         unfused=lambda multiply: partial(unfused_qkv_gemm, multiply=multiply),
@@ -75,7 +77,7 @@ LAYER_OPS = (
         has_product=True,
     ),
     LayerOp(
-        stage="attention",
+        stage=Stage.ATTENTION,
         title="attention",
         fused=attention,
         unfused=lambda _: unfused_attention,
@@ -84,7 +86,7 @@ LAYER_OPS = (
         has_product=False,
     ),
     LayerOp(
-        stage="attn_out",
+        stage=Stage.ATTN_OUT,
         title="attention output",
         fused=gemm,
         unfused=lambda multiply: multiply,
@@ -93,7 +95,7 @@ LAYER_OPS = (
         has_product=True,
     ),
     LayerOp(
-        stage="mlp",
+        stage=Stage.MLP,
         title="MLP",
         fused=mlp_gemm,
         unfused=lambda multiply: partial(unfused_mlp_gemm, multiply=multiply),
@@ -102,7 +104,7 @@ LAYER_OPS = (
         has_product=True,
     ),
     LayerOp(
-        stage="mlp_out",
+        stage=Stage.MLP_OUT,
         title="MLP output",
         fused=gemm,
         unfused=lambda multiply: multiply,
@@ -111,7 +113,7 @@ LAYER_OPS = (
         has_product=True,
     ),
     LayerOp(
-        stage="residual",
+        stage=Stage.RESIDUAL,
         title="bias and residual",
         fused=residual_add,
         unfused=lambda _: unfused_residual_add,

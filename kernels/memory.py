@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from labkit.system.errors import UserError
+from labkit.system.rounding import round_up
+
+from .build import same_in_cpp
 
 HUGE_PAGE = 2 << 20
 ALIGNMENT = 64  # bytes: a cache line, and a vector of AVX-512
+same_in_cpp({"kLine": ALIGNMENT})
 
 
 def return_freed_memory() -> None:
@@ -83,4 +87,4 @@ class Arena:
 
 def aligned(size: int) -> int:
     """Bytes that an arena takes for a tensor of `size` bytes."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return round_up(size, ALIGNMENT)

@@ -15,7 +15,9 @@ from typing import NoReturn
 
 from labkit.system.errors import RunError
 from labkit.system.process_state import ENDED, STOPPED, process_state
+from labkit.system.rounding import round_up
 
+from .build import same_in_cpp
 from .shared_memory import SharedMemory
 
 LINE = 64  # bytes of a line: struct Arrival of exchange.h
@@ -25,6 +27,7 @@ REASON_BYTES = 1024  # for the reason why a call failed
 PAUSE_S = 0.001
 LOOK_S = 0.2  # between two checks of the other ranks' processes
 LOOKS_STOPPED = 15  # consecutive checks before a stopped rank counts as lost: Ctrl-Z and fg stop all for a moment
+same_in_cpp({"sizeof(Arrival)": LINE, "kLookEvery": int(LOOK_S * 1e9), "kLooksStopped": LOOKS_STOPPED})
 TOGETHER = "all ranks of a model make the same calls, or none goes on"
 
 
@@ -44,7 +47,7 @@ class UnexplainedError(RunError):
 
 def lines_bytes(ranks: int) -> int:
     """Bytes at the beginning of the shared memory that `SharedRanks` take, for this number of ranks."""
-    return -(-ranks * (LINE + REASON_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return round_up(ranks * (LINE + REASON_BYTES), mmap.PAGESIZE)
 
 
 class SharedRanks:

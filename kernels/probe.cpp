@@ -30,8 +30,6 @@ vf read_streams(Reading reading, const char* data, int64_t steps) {
 
 }  // namespace labkit
 
-extern "C" int64_t labkit_reading_count() { return labkit::kReadingCount; }
-
 // Nanoseconds to read `bytes` from `data` once. `reading`: an index into kReadings; streams: 1, 2 or 4 of each thread.
 extern "C" int64_t labkit_read_ns(const char* data, int64_t bytes, int32_t threads, int32_t reading, int32_t streams) {
   using namespace labkit;

@@ -8,7 +8,10 @@ import os
 
 from labkit.system.errors import UserError
 
+from .build import same_in_cpp
+
 READINGS = ("none", "l1-2k", "l1-6k", "l2-2k", "l2-6k")
+same_in_cpp({"kReadingCount": len(READINGS)})
 USUAL = -1  # the default way, for calls whose ways are not compared
 
 

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from .codes import SCALE_BYTES
 from .int8_cache import SCALE_DTYPE
 from .types import Heads, float_dtype
 
@@ -12,7 +13,6 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2, to
 """Largest |got - want| / |want| (Frobenius norms) of a whole result against float64, by the type of the weights. The
 rounding of int8 weights does not count, since both sides have the rounded weights."""
 
-SCALE_BYTES = 2  # float16
 BIASES = frozenset({"qkv", "attn_out", "ff1", "ff2"})  # of a layer whose products all have a bias
 
 

@@ -11,6 +11,7 @@
 #include <new>
 
 #include "reading.h"
+#include "rounding.h"
 #include "waiting.h"
 
 namespace labkit {
@@ -163,11 +164,11 @@ class Scratch {
   ~Scratch() { std::free(data_); }
   template <class V>
   V* get(size_t count) {
-    const size_t bytes = (count * sizeof(V) + 63) / 64 * 64;
+    const size_t bytes = size_t(round_up(int64_t(count * sizeof(V)), kLine));
     if (bytes > bytes_) {
       std::free(data_);
       bytes_ = 0;
-      data_ = std::aligned_alloc(64, bytes);
+      data_ = std::aligned_alloc(kLine, bytes);
       if (!data_) throw std::bad_alloc();
       bytes_ = bytes;
     }

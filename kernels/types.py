@@ -14,14 +14,19 @@ import torch
 from torch import Tensor
 
 from labkit.system.errors import UserError
+from labkit.system.rounding import round_up
 
 from .abi import CAttentionParams, CCache, CHeads, CLinear, CMlpWeights, CNorm, CQkvWeights, CRotary, CRows
+from .build import same_in_cpp
 from .codes import unpack_words
 
 NORM_KINDS = ("none", "layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 HEAD_DIM_LIMITS = {"cpp": 512, "reference": 512, "triton": 256}
 HEAD_DIM_MULTIPLE = 16
+same_in_cpp({"kMostDim": HEAD_DIM_LIMITS["cpp"]})
+same_in_cpp(dict(zip(("kNoNorm", "kLayerNorm", "kRmsNorm"), range(len(NORM_KINDS)), strict=True)))
+same_in_cpp(dict(zip(("kGelu", "kGeluTanh", "kRelu", "kSilu"), range(len(ACTIVATIONS)), strict=True)))
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -33,7 +38,7 @@ def float_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def padded_head_dim(head_dim: int) -> int:
     """Row length of the KV cache: head_dim rounded up to whole vectors."""
-    return -(-head_dim // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
+    return round_up(head_dim, HEAD_DIM_MULTIPLE)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -15,15 +15,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.system.errors import UserError
+from labkit.system.rounding import round_up
 
 from .. import build
+from ..codes import row_stride
 from ..gloo_group import GlooGroup
 from ..other_ranks import LINE, TOGETHER, LostRankError, RankFailedError, SharedRanks, lines_bytes
 from ..shared_memory import shared_memory
 
-MOST_RANKS = 64  # kMostRanks of exchange.h
-ROW_PADDING = 48  # row_stride of tile.h: most numbers of padding of a row of activations
-RANK_FAILED = 5  # of exchange.h
+MOST_RANKS = 64
+RANK_FAILED = 5  # the failure of an exchange that a rank has left by an error
+build.same_in_cpp({"kMostRanks": MOST_RANKS, "kRankFailed": RANK_FAILED})
 ROUND_BITS = 40  # of the number of a meeting; after a failed call meetings get numbers that no rank has used before
 BRING = ctypes.CFUNCTYPE(c_int32, c_int32, c_int64)
 Transport = Literal["shared memory", "gloo"]
@@ -49,7 +51,7 @@ class CExchange(ctypes.Structure):
 
 def slot_bytes(rows: int, width: int, vocab: int) -> int:
     """Most bytes that a rank brings to one meeting: `rows` of activations, or logits of one token."""
-    return 4 * max(rows * (width + ROW_PADDING), vocab + 128)
+    return 4 * max(rows * row_stride(width), vocab + 128)
 
 
 class Exchange:
@@ -72,7 +74,7 @@ class Exchange:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         if self.size > MOST_RANKS:
             raise UserError(f"{self.size} ranks cannot share a model; use at most {MOST_RANKS}")
-        self.slot_bytes = -(-slot_bytes // LINE) * LINE
+        self.slot_bytes = round_up(slot_bytes, LINE)
         self.error: BaseException | None = None
         self.on_gpu: dict[torch.device, Any] = {}  # a `OneShot` by GPU, or None; made on first use
         arrivals = lines_bytes(self.size)

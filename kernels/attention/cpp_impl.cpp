@@ -136,7 +136,7 @@ inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const 
   if (visible)
     for (int64_t j = low; j < high; ++j)
       if (!visible[begin + j]) s[j] = -INFINITY;
-  const int64_t padded = (count + kWidth - 1) / kWidth * kWidth;
+  const int64_t padded = round_up(count, kWidth);
   for (int64_t j = count; j < padded; ++j) s[j] = -INFINITY;
   vf top = broadcast(-INFINITY);
   for (int64_t j = 0; j < padded; j += kWidth) top = max(load(s + j), top);
@@ -205,7 +205,7 @@ void attend_all(Team& team, int thread, const AttentionParams& params, const Hea
   const int64_t slots = cache.past + rows.tokens;
   const bool packs = rows.tokens > 2 * kMaxRows && slots <= kMostPacked;
   const int in_tile = over_tokens ? rows.tokens : group, most = packs ? kMaxRows : kQueries;
-  const int64_t tiles = (in_tile + most - 1) / most;
+  const int64_t tiles = ceil_div(in_tile, most);
   const int64_t outer = over_tokens ? heads.query : heads.kv;
   const int64_t stride = (slots + 2 * kBlock) / kWidth * kWidth;
   float* scores = scratch.scores.get<float>(size_t(most) * size_t(stride + heads.padded_dim));

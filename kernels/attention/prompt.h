@@ -13,8 +13,8 @@ constexpr int64_t kMostPacked = 8192;  // packed slots of a head: 4 MB of a thre
 // The keys and values of one head, slots [begin, end).
 class PackedHead {
  public:
-  PackedHead(Scratch& scratch, int padded_dim, int64_t most) : dim_(padded_dim), slots_(blocks_of(most) * kBlock) {
-    keys_ = scratch.get<float>(size_t(slots_ * (dim_ + blocks_of(dim_) * kBlock)));
+  PackedHead(Scratch& scratch, int padded_dim, int64_t most) : dim_(padded_dim), slots_(round_up(most, kBlock)) {
+    keys_ = scratch.get<float>(size_t(slots_ * (dim_ + round_up(dim_, kBlock))));
     values_ = keys_ + slots_ * dim_;
   }
 
@@ -23,7 +23,7 @@ class PackedHead {
   void pack(int64_t id, const HeadSlots<T>& slots, int64_t begin, int64_t end) {
     if (id == id_) return;
     id_ = id, begin_ = begin;
-    for (int64_t slot = 0; slot < blocks_of(end - begin) * kBlock; ++slot) {
+    for (int64_t slot = 0; slot < round_up(end - begin, kBlock); ++slot) {
       float* key = keys_ + slot / kBlock * dim_ * kBlock + slot % kBlock;  // [slots/32][dim][32]
       float* value = values_ + slot * kBlock;                              // [dim/32][slots][32]
       const bool there = slot < end - begin;

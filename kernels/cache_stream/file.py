@@ -23,6 +23,7 @@ from torch import Tensor
 
 from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import reason
+from labkit.system.rounding import ceil_div, round_up
 
 from ..int8_cache import SCALE_DTYPE
 from ..memory import reserved
@@ -62,7 +63,7 @@ class CacheShape:
     def fitting(cls, layers: int, batch: int, heads: int, capacity: int, dim: int, dtype: torch.dtype) -> CacheShape:
         """The shape with the least capacity, from `capacity` on, at which every row is whole pages."""
         step = math.lcm(*(PAGE // math.gcd(PAGE, size) for size in _token_bytes(dim, dtype)))
-        return cls(layers, batch, heads, -(-capacity // step) * step, dim, dtype)
+        return cls(layers, batch, heads, round_up(capacity, step), dim, dtype)
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -77,7 +78,7 @@ class CacheShape:
 
     def pass_bytes(self, sequences: int, tokens: int) -> int:
         """Bytes that a pass over all layers reads, for this number of sequences and of tokens in each."""
-        pages = sum(-(-tokens * size // PAGE) for size in _token_bytes(self.dim, self.dtype))
+        pages = sum(ceil_div(tokens * size, PAGE) for size in _token_bytes(self.dim, self.dtype))
         return 2 * self.layers * sequences * self.heads * pages * PAGE
 
     def layer(self, memory: Tensor, past: int) -> LayerCache:
@@ -179,7 +180,7 @@ class CacheFile:
             for layer in range(self.shape.layers):
                 begins, target = [layer * shape.layer_bytes for shape in shapes], layer * self.shape.layer_bytes
                 for section, *sources in zip(self.shape.sections, *(shape.sections for shape in shapes), strict=True):
-                    self._take_pages(files, begins, target, -(-tokens * section.token_bytes // PAGE), rows)
+                    self._take_pages(files, begins, target, ceil_div(tokens * section.token_bytes, PAGE), rows)
                     begins = [begin + source.bytes for begin, source in zip(begins, sources, strict=True)]
                     target += section.bytes
         except OSError as error:

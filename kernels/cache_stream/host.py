@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from labkit.system.rounding import round_up
+
 from ..int8_cache import SCALE_DTYPE
 from ..memory import reserved
 from ..slot_stream.queues import Queues
@@ -34,7 +36,7 @@ class TokenShape:
     @property
     def token_bytes(self) -> int:
         """Bytes of a token of all sequences, in one layer."""
-        return -(-sum(self._section_bytes) // WORD.itemsize) * WORD.itemsize
+        return round_up(sum(self._section_bytes), WORD.itemsize)
 
     @property
     def _section_bytes(self) -> tuple[int, ...]:

@@ -120,7 +120,7 @@ class CacheStream final : public SlotStream {
     int64_t section_begin = 0;
     for (const Section& section : sections_) {
       const int64_t rows = section.rows, first = tokens.begin * section.token_bytes / kPage * rows;
-      const int64_t last = (tokens.end * section.token_bytes + kPage - 1) / kPage * rows;
+      const int64_t last = ceil_div(tokens.end * section.token_bytes, kPage) * rows;
       for (int64_t at = first; at < last && !stopping();) {
         const int64_t most = staging.bytes / kPage, count = last - at < most ? last - at : most;
         char* const pages = staging.memory.get();

@@ -25,6 +25,7 @@ from ..cache_stream import CachePass, CacheStream
 from ..checks import MOST
 from ..layer_stream import LayerStream
 from ..layer_stream.device import DeviceStream
+from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
 from ..types import NO_ROTARY, Rotary, Rows, pointer
@@ -179,7 +180,7 @@ class DecodeStep:
         self.library = build.load(model.weight_type)
         self.stages = model.stages(exchange.size if exchange else 1, streamed is not None, kv_streamed)
         self.times = np.zeros(2 + len(self.stages) * len(model.layers), dtype=np.int64)
-        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._workspace, self._workspace_at = torch.empty(0, dtype=torch.uint8), 0
         self._sized_for = (0, 0, 0)
         self._args = CStepArgs(
             times=self.times.ctypes.data, exchange=ctypes.addressof(exchange.c) if exchange else None
@@ -255,6 +256,7 @@ class DecodeStep:
         most_in_all, most, most_threads = self._sized_for
         if all_rows > most_in_all or rows > most or threads > most_threads:
             size = self.library.labkit_workspace_bytes(byref(self.model.c), all_rows, rows, threads)
-            self._workspace = torch.empty(size + 64, dtype=torch.uint8)
+            self._workspace = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+            self._workspace_at = aligned(self._workspace.data_ptr())
             self._sized_for = all_rows, rows, threads
-        return -(-self._workspace.data_ptr() // 64) * 64
+        return self._workspace_at

@@ -61,7 +61,7 @@ struct Workspace {
     int64_t at = 0;
     auto cut = [&](int64_t count, int64_t size) {
       char* p = base ? base + at : nullptr;
-      at += (count * size + 63) / 64 * 64;
+      at += round_up(count * size, kLine);
       return p;
     };
     const Heads& heads = model.heads;

@@ -12,24 +12,26 @@ import torch
 import triton
 from torch import Tensor
 
+from labkit.stages import Stage
+
 from ..attention.triton_impl import Partials, attention
 from ..cache_stream import CachePass
 from ..gemm.triton_impl import codes, gemm, tile_type
 from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
 from ..mlp_gemm.triton_impl import mlp_arguments, mlp_gemm, mlp_tiles
 from ..plain import argmax_or_minus_one, normalise
-from ..qkv_gemm.triton_impl import qkv_arguments, qkv_gemm, qkv_tiles
+from ..qkv_gemm.triton_impl import heads_arguments, qkv_arguments, qkv_gemm, qkv_tiles
 from ..tuned import Tile
 from ..types import LayerCache, Linear, Norm, Rotary, Rows, check_heads
 from . import StreamedLayers
 from .triton_kernels import embed, head_argmax, next_step, qkv_and_mlp
-from .weights import FETCH, FETCH_KV, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from .weights import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 PLAIN = Norm()
 ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
 LEAST_ROWS = 4  # of a tile
 Best = tuple[int, int]  # (number of programs that wrote their largest logits, padded rows of each)
-Around = Callable[[str, int | None], AbstractContextManager[object]]  # the context of a stage and its layer
+Around = Callable[[Stage, int | None], AbstractContextManager[object]]  # the context of a stage and its layer
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,17 @@ class Buffers:
         return second if hidden is first else first
 
 
+@dataclass(frozen=True)
+class StepInputs:
+    """All tensors of a step, on the device. `rows.positions` must be `state.positions`."""
+
+    state: StepState
+    buffers: Buffers
+    rows: Rows
+    rotary: Rotary | None
+    caches: list[LayerCache]
+
+
 class TritonStep:
     """One token for each of B sequences, through a range of layers: from the embedding, or from rows, to the next token
     or the logits, or to rows without a head.
@@ -86,48 +99,36 @@ class TritonStep:
         check_heads(model.heads, "triton")
         self.model, self.launch, self.streamed = model, launch, streamed
 
-    def __call__(
-        self,
-        state: StepState,
-        buffers: Buffers,
-        rows: Rows,
-        rotary: Rotary | None,
-        caches: list[LayerCache],
-        around: Around,
-        *,
-        greedy: bool,
-        kv_pass: CachePass | None = None,
-    ) -> Tensor:
+    def __call__(self, inputs: StepInputs, around: Around, *, greedy: bool, kv_pass: CachePass | None = None) -> Tensor:
         """Returns the chosen tokens, `state.tokens`, or logits float32 [B, V]; without a head rows float32 [B, H]. Keys
         and values go to slot `state.past`.
 
-        Each stage is launched within `around(stage, layer)`. `rows.positions` must be `state.positions`. kv_pass: a
-        pass over offloaded keys and values, which are in `caches` at their layer's turn; None: all are resident.
+        Each stage is launched within `around(stage, layer)`. kv_pass: a pass over offloaded keys and values, which are
+        in `caches` at their layer's turn; None: all are resident.
         """
-        w, hidden = self.model, buffers.given
+        w, hidden = self.model, inputs.buffers.given
         if w.embedding is not None:
-            with around("embed", None):
-                hidden = self._embed(w.embedding, state, buffers)
+            with around(Stage.EMBED, None):
+                hidden = self._embed(w.embedding, inputs)
         first_turn = self.streamed.stream.begin_pass() if self.streamed else 0
-        for index, (layer, cache) in enumerate(zip(w.layers, caches, strict=True)):
+        for index, (layer, cache) in enumerate(zip(w.layers, inputs.caches, strict=True)):
             run = self._parallel_layer if self._joins(layer, len(hidden), cache) else self._layer
-            fetched = nullcontext() if kv_pass is None else kv_pass.at_hand(index, around(FETCH_KV, index))
+            fetched = nullcontext() if kv_pass is None else kv_pass.at_hand(index, around(Stage.FETCH_KV, index))
             with self._in_memory(index, layer, first_turn, around) as resident, fetched:
-                hidden = run(resident, index, hidden, buffers, rows, rotary, cache, around)
+                hidden = run(resident, index, hidden, inputs, around)
         if w.head is None:
-            self._move_on(state, buffers, around)
+            self._move_on(inputs, around)
             return normalise(w.final_norm, hidden)
-        best = self._head(w.head, hidden, state, buffers, around, greedy)
-        self._move_on(state, buffers, around, best)
-        return state.tokens if greedy else buffers.logits
+        best = self._head(w.head, hidden, inputs, around, greedy)
+        self._move_on(inputs, around, best)
+        return inputs.state.tokens if greedy else inputs.buffers.logits
 
-    def _head(
-        self, head: HeadWeights, hidden: Tensor, state: StepState, buffers: Buffers, around: Around, greedy: bool
-    ) -> Best | None:
+    def _head(self, head: HeadWeights, hidden: Tensor, inputs: StepInputs, around: Around, greedy: bool) -> Best | None:
         """The best logits of each program, for `_move_on` to choose the next tokens from; None if they are chosen, or
         not to be chosen.
         """
-        with around("lm_head", None):
+        buffers = inputs.buffers
+        with around(Stage.LM_HEAD, None):
             norm = self.model.final_norm
             if head.project_out is not None:
                 hidden, norm = gemm(hidden, head.project_out, buffers.projected, self.launch, norm=norm), PLAIN
@@ -135,13 +136,14 @@ class TritonStep:
                 return self._head_argmax(head.matrix, hidden, norm, buffers)
             gemm(hidden, head.matrix, buffers.logits, self.launch, norm=norm)
             if greedy:
-                state.tokens.copy_(argmax_or_minus_one(buffers.logits))
+                inputs.state.tokens.copy_(argmax_or_minus_one(buffers.logits))
             return None
 
-    def _move_on(self, state: StepState, buffers: Buffers, around: Around, best: Best | None = None) -> None:
+    def _move_on(self, inputs: StepInputs, around: Around, best: Best | None = None) -> None:
         """Advances slot and positions; with `best` also the tokens."""
-        (programs, padded), batch = best or (0, 1), len(state.positions)
-        with around("sample", None):
+        state, buffers, (programs, padded) = inputs.state, inputs.buffers, best or (0, 1)
+        batch = len(state.positions)
+        with around(Stage.SAMPLE, None):
             self.launch(
                 next_step,
                 (1,),
@@ -164,15 +166,15 @@ class TritonStep:
     ) -> AbstractContextManager[LayerWeights]:
         if self.streamed is None:
             return nullcontext(layer)
-        return self.streamed.at_hand(index, layer, first_turn, around(FETCH, index))
+        return self.streamed.at_hand(index, layer, first_turn, around(Stage.FETCH, index))
 
-    def _embed(self, w: EmbeddingWeights, state: StepState, buffers: Buffers) -> Tensor:
-        hidden, spare = buffers.hidden
+    def _embed(self, w: EmbeddingWeights, inputs: StepInputs) -> Tensor:
+        state, (hidden, spare) = inputs.state, inputs.buffers.hidden
         table = w.packed if w.table is None else _rows_of(w.table)
         assert table is not None
         if w.project_in is None:
             return self._gather(hidden, table, w.norm, state, w.positions, w.position_offset)
-        embedded = self._gather(buffers.embedded, table, w.norm, state)
+        embedded = self._gather(inputs.buffers.embedded, table, w.norm, state)
         residual = None
         if w.positions is not None:
             at = StepState(state.positions, state.positions, state.past)
@@ -213,42 +215,34 @@ class TritonStep:
         )
         return out
 
-    def _layer(
-        self,
-        w: LayerWeights,
-        index: int,
-        hidden: Tensor,
-        buffers: Buffers,
-        rows: Rows,
-        rotary: Rotary | None,
-        cache: LayerCache,
-        around: Around,
-    ) -> Tensor:
+    def _layer(self, w: LayerWeights, index: int, hidden: Tensor, inputs: StepInputs, around: Around) -> Tensor:
         """Five kernels: the two output products also add to the residual."""
         launch, from_norm = self.launch, self.model.residual_from_norm
+        buffers, rows, cache = inputs.buffers, inputs.rows, inputs.caches[index]
         parallel = self.model.parallel_residual
         residual = buffers.residual if from_norm else hidden
         spare = buffers.spare(hidden)
-        with around("qkv", index):
+        with around(Stage.QKV, index):
             to = residual if from_norm else None
-            qkv_gemm(hidden, w.qkv, self.model.heads, rotary, rows, cache, buffers.queries, to, launch)
-        with around("attention", index):
-            self._attention(w, rows, cache, buffers)
-        with around("attn_out", index):
+            qkv_gemm(hidden, w.qkv, self.model.heads, inputs.rotary, rows, cache, buffers.queries, to, launch)
+        with around(Stage.ATTENTION, index):
+            self._attention(w, index, inputs)
+        with around(Stage.ATTN_OUT, index):
             added = gemm(buffers.context, w.attn_out, spare, launch, bias=w.attn_bias, residual=residual)
-        with around("mlp", index):
+        with around(Stage.MLP, index):
             if parallel:
                 mlp_gemm(hidden, None, None, w.mlp, buffers.act, None, launch)
             else:
                 to = buffers.residual if from_norm else None
                 mlp_gemm(added, None, None, w.mlp, buffers.act, to, launch, residual_from_norm=from_norm)
-        with around("mlp_out", index):
+        with around(Stage.MLP_OUT, index):
             residual = buffers.residual if from_norm and not parallel else added
             return gemm(buffers.act, w.mlp_out, hidden, launch, bias=w.mlp_bias, residual=residual)
 
-    def _attention(self, w: LayerWeights, rows: Rows, cache: LayerCache, buffers: Buffers) -> None:
-        heads, context = self.model.heads, buffers.context
-        attention(buffers.queries, w.attention, heads, rows, cache, context, self.launch, buffers.partials)
+    def _attention(self, w: LayerWeights, index: int, inputs: StepInputs) -> None:
+        buffers, cache = inputs.buffers, inputs.caches[index]
+        queries, context, partials = buffers.queries, buffers.context, buffers.partials
+        attention(queries, w.attention, self.model.heads, inputs.rows, cache, context, self.launch, partials)
 
     def _joins(self, w: LayerWeights, rows: int, cache: LayerCache) -> bool:
         """Whether regions 1 and 3 of the layer can run in one kernel."""
@@ -264,31 +258,22 @@ class TritonStep:
         )
 
     def _parallel_layer(
-        self,
-        w: LayerWeights,
-        index: int,
-        hidden: Tensor,
-        buffers: Buffers,
-        rows: Rows,
-        rotary: Rotary | None,
-        cache: LayerCache,
-        around: Around,
+        self, w: LayerWeights, index: int, hidden: Tensor, inputs: StepInputs, around: Around
     ) -> Tensor:
         """Three kernels: regions 1 and 3 together, attention, and both output products with the residual."""
-        launch, out = self.launch, buffers.spare(hidden)
-        with around("qkv+mlp", index):
-            self._qkv_and_mlp(w, hidden, buffers, rows, rotary, cache)
-        with around("attention", index):
-            self._attention(w, rows, cache, buffers)
-        with around("attn_out+mlp_out", index):
+        launch, buffers, out = self.launch, inputs.buffers, inputs.buffers.spare(hidden)
+        with around(Stage.QKV_MLP, index):
+            self._qkv_and_mlp(w, index, hidden, inputs)
+        with around(Stage.ATTENTION, index):
+            self._attention(w, index, inputs)
+        with around(Stage.OUTPUTS, index):
             also = (buffers.act, w.mlp_out, w.mlp_bias)
             return gemm(buffers.context, w.attn_out, out, launch, bias=w.attn_bias, also=also, residual=hidden)
 
-    def _qkv_and_mlp(
-        self, w: LayerWeights, hidden: Tensor, buffers: Buffers, rows: Rows, rotary: Rotary | None, cache: LayerCache
-    ) -> None:
-        proj, up = w.qkv.proj, w.mlp.up
-        of_qkv = qkv_arguments(hidden, w.qkv, self.model.heads, rotary, rows, cache, buffers.queries, None)
+    def _qkv_and_mlp(self, w: LayerWeights, index: int, hidden: Tensor, inputs: StepInputs) -> None:
+        proj, up, buffers, cache = w.qkv.proj, w.mlp.up, inputs.buffers, inputs.caches[index]
+        of_heads = heads_arguments(self.model.heads, inputs.rotary, inputs.rows, cache, buffers.queries)
+        of_qkv = qkv_arguments(hidden, w.qkv, None)
         of_mlp = mlp_arguments(hidden, None, None, w.mlp, None, residual_from_norm=False)
         tile = self.launch.tile("qkv_and_mlp", tile_type(proj), len(hidden), proj.outputs + up.outputs, proj.inputs)
         programs = qkv_tiles(w.qkv, tile)
@@ -300,6 +285,7 @@ class TritonStep:
             tile,
             qkv_programs=programs,
             M=len(hidden),
+            **of_heads,
             **of_qkv,
             act_ptr=buffers.act,
             N=buffers.act.shape[1],

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from ..mlp_gemm.triton_impl import mlp_tile
-from ..qkv_gemm.triton_impl import qkv_tile
+from ..mlp_gemm.triton_impl import mlp_gemm_kernel
+from ..qkv_gemm.triton_impl import qkv_gemm_kernel
 from ..tiles import code_of, product, wait_for_previous
 
 
@@ -59,16 +59,15 @@ def qkv_and_mlp(
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Regions 1 and 3 of a parallel layer, which read the same rows. Each has some of the programs."""
-    at = tl.program_id(0)
-    if at < qkv_programs:
-        qkv_tile(
-            at, queries_ptr, keys_ptr, values_ptr, x_ptr, M, C, eps,
+    if tl.program_id(0) < qkv_programs:
+        qkv_gemm_kernel(
+            0, queries_ptr, keys_ptr, values_ptr, x_ptr, M, C, eps,
             x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
             NORM, SHIFT, "none", K, CODES, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
         )  # fmt: skip
     else:
-        mlp_tile(
-            at - qkv_programs, act_ptr, x_ptr, M, N, mlp_eps,
+        mlp_gemm_kernel(
+            qkv_programs, act_ptr, x_ptr, M, N, mlp_eps,
             x_ptr, x_ptr, x_ptr, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
             NORM, SHIFT, False, False, "none", K, CODES, MLP_BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
         )  # fmt: skip

@@ -11,15 +11,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from labkit.stages import Stage
+
 from ..abi import CHeads, CLayer, CLinear, CNorm
 from ..build import mirrors
 from ..layer_ops import LAYER_OPS
 from ..types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
 
 STAGES_PER_LAYER = tuple(op.stage for op in LAYER_OPS)
-ALL_REDUCE = "all_reduce"
-FETCH = "fetch"
-FETCH_KV = "fetch_kv"
 
 
 @mirrors("Embedding")
@@ -180,13 +179,13 @@ class ModelWeights:
         values has a wait.
         """
         if streamed or kv_streamed:
-            return (*(FETCH,) * streamed, *(FETCH_KV,) * kv_streamed, *self.stages(ranks))
+            return (*(Stage.FETCH,) * streamed, *(Stage.FETCH_KV,) * kv_streamed, *self.stages(ranks))
         if ranks == 1:
             return STAGES_PER_LAYER
         *regions, mlp_out, residual = STAGES_PER_LAYER
         if not self.parallel_residual:
-            regions.insert(regions.index("mlp"), ALL_REDUCE)
-        return (*regions, mlp_out, ALL_REDUCE, residual)
+            regions.insert(regions.index(Stage.MLP), Stage.ALL_REDUCE)
+        return (*regions, mlp_out, Stage.ALL_REDUCE, residual)
 
     @cached_property
     def c_layers(self) -> ctypes.Array[CLayer]:

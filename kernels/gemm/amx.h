@@ -77,7 +77,7 @@ void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int
 class AmxRows {
  public:
   AmxRows(const bf16* x, int64_t ldx, int64_t rows, ThreadScratch& scratch)
-      : x_(x), ldx_(ldx), rows_(rows), tiles_((rows + kTileRows - 1) / kTileRows) {
+      : x_(x), ldx_(ldx), rows_(rows), tiles_(ceil_div(rows, kTileRows)) {
     static constexpr TileConfig config;
     const int64_t whole = rows / kTileRows * kTileRows;
     last_ = scratch.last_tile.get<bf16>(kTileRows * ldx);
@@ -92,7 +92,7 @@ class AmxRows {
 
   // As RegisterRows::multiply. The end of a depth that is no multiple of kTileDepth uses the dot product instruction.
   void multiply(const Reading* reading, const bf16* w, int64_t k, int64_t depth, bool accumulate, float* out) const {
-    const int64_t whole = depth / kTileDepth * kTileDepth, pairs = (tiles_ + 1) / 2;
+    const int64_t whole = depth / kTileDepth * kTileDepth, pairs = ceil_div(tiles_, 2);
     for (int64_t pair = 0; pair < pairs; ++pair) {
       const int64_t above = 2 * pair, below = above + 1;
       float* to = out + above * kTileRows * kBlock;

@@ -14,7 +14,7 @@ template <class T>
 class RegisterRows {
  public:
   RegisterRows(const Operand<T>* x, int64_t ldx, int64_t rows, ThreadScratch&)
-      : x_(x), ldx_(ldx), rows_(rows), tiles_((rows + kMaxRows - 1) / kMaxRows) {}
+      : x_(x), ldx_(ldx), rows_(rows), tiles_(ceil_div(rows, kMaxRows)) {}
 
   bool one_tile() const { return tiles_ == 1; }  // each weight is used once, so a cache need not keep it
   int64_t padded() const { return rows_; }       // rows that `multiply` writes

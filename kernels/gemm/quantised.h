@@ -20,9 +20,9 @@ class Quantised {
       : codes_(static_cast<const char*>(linear.weight)),
         scales_(static_cast<const fp16*>(linear.scales)),
         depth_(padded_depth<int8_t>(linear.inputs)),
-        stored_(linear.bits == 4 ? (linear.inputs + kSpan - 1) / kSpan * kSpan / 2 : depth_),
+        stored_(linear.bits == 4 ? round_up(linear.inputs, kSpan) / 2 : depth_),
         group_(linear.group),
-        groups_((linear.inputs + group_ - 1) / group_),
+        groups_(ceil_div(linear.inputs, group_)),
         terms_(linear.asymmetric ? 2 : 1),
         nibbles_(linear.bits == 4) {}
 

@@ -12,12 +12,12 @@
 
 #include <type_traits>
 
+#include "../rounding.h"
 #include "../simd.h"
 #include "../team.h"
 
 namespace labkit {
 
-constexpr int kBlock = 32;
 constexpr int kVectors = kBlock / kWidth;
 
 // Rows of a register tile. Their sums take kMaxRows * kVectors registers: 24 of 32 with AVX-512, 12 of 16 with AVX2, 16
@@ -72,14 +72,14 @@ inline constexpr int kLanesPerK<int8_t> = 4;
 // K of activations and of stored floating weights: padded to whole lanes.
 template <class T>
 int64_t padded_depth(int64_t k) {
-  return (k + kLanesPerK<T> - 1) / kLanesPerK<T> * kLanesPerK<T>;
+  return round_up(k, kLanesPerK<T>);
 }
 
-inline int64_t blocks_of(int64_t outputs) { return (outputs + kBlock - 1) / kBlock; }
+inline int64_t blocks_of(int64_t outputs) { return ceil_div(outputs, kBlock); }
 
 // Row stride of activation buffers in elements: whole blocks and a half. With a power of two as stride, the rows of a
 // tile would compete for the same few sets of the cache.
-inline int64_t row_stride(int64_t columns) { return blocks_of(columns) * kBlock + 16; }
+constexpr int64_t row_stride(int64_t columns) { return round_up(columns, kBlock) + kBlock / 2; }
 
 template <class T>
 float weight_at(const T* packed, int64_t depth, int64_t n, int64_t k) {
@@ -183,7 +183,7 @@ Ahead ahead_of(Reading reading, const T* w, int64_t depth, int64_t t, int64_t ti
   constexpr int64_t kStep = kBlock * sizeof(T);
   const char* here = reinterpret_cast<const char*>(w);
   if (tiles == 1) return {reading.into, here + reading.ahead, kStep};
-  const int64_t step = (kStep + tiles - 1) / tiles;
+  const int64_t step = ceil_div(kStep, tiles);
   return {reading.between(), here + depth * kStep + t * depth * step, step};
 }
 

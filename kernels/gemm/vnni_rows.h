@@ -52,9 +52,9 @@ class VnniRows {
  public:
   template <class X>
   VnniRows(const Quantised& matrix, const X* x, int64_t ldx, int64_t inputs, int64_t rows, ThreadScratch& scratch)
-      : rows_(rows), depth_(matrix.depth()), tiles_((rows + kVnniRows - 1) / kVnniRows) {
-    const int64_t most = matrix.groups() + (depth_ + kSegment - 1) / kSegment + 1;
-    const int64_t bytes = (kTerms * rows * depth_ + kLine - 1) / kLine * kLine;
+      : rows_(rows), depth_(matrix.depth()), tiles_(ceil_div(rows, kVnniRows)) {
+    const int64_t most = matrix.groups() + ceil_div(depth_, kSegment) + 1;
+    const int64_t bytes = round_up(kTerms * rows * depth_, kLine);
     char* memory = scratch.bytes.get<char>(size_t(bytes + (rows + 1) * most * int64_t(sizeof(Segment))));
     static_assert(sizeof(Portion) <= sizeof(Segment));
     terms_ = reinterpret_cast<int8_t*>(memory);

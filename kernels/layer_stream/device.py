@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from labkit.system.rounding import round_up
+
 from ..memory import reserved
 from ..slot_stream.queues import DeviceSpans, Mark, Queues, queues_of
 from . import Block, StreamSpan
@@ -68,7 +70,7 @@ class HeldBlocks:
         self._next = 0
 
     def begin_pass(self) -> int:
-        self._next = -(-self._next // self.slots) * self.slots
+        self._next = round_up(self._next, self.slots)
         return self._next
 
     def wait(self, turn: int) -> None: ...

@@ -20,7 +20,6 @@ struct Mailbox {
 
   char* bytes() { return reinterpret_cast<char*>(this + 1); }
 };
-static_assert(sizeof(Mailbox) == 128, "as kernels/mailbox/memory.py lays it out");
 
 // Moves `count` bytes with copy(place in the queue, offset, number). available(): number of bytes that can be moved
 // now. Stops after `patience_ns` without any. Returns the number of moved bytes.

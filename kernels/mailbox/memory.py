@@ -7,6 +7,8 @@ from time import monotonic
 
 import torch
 
+from labkit.system.rounding import round_up
+
 from .. import build
 from ..build import LONG, POINTER
 from ..other_ranks import LOOK_S, SharedRanks, lines_bytes
@@ -17,6 +19,7 @@ build.declare("labkit_mailbox_write", POINTER, LONG, POINTER, LONG, LONG, result
 build.declare("labkit_mailbox_read", POINTER, LONG, POINTER, LONG, LONG, result=True)
 
 COUNTS = 128  # bytes before the queue: struct Mailbox of mailbox.h
+build.same_in_cpp({"sizeof(Mailbox)": COUNTS})
 
 
 def ring_bytes(ranks: int, capacity: int) -> int:
@@ -25,7 +28,7 @@ def ring_bytes(ranks: int, capacity: int) -> int:
 
 
 def _mailbox_bytes(capacity: int) -> int:
-    return -(-(COUNTS + capacity) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return round_up(COUNTS + capacity, mmap.PAGESIZE)
 
 
 class SharedMailboxes:

@@ -34,17 +34,17 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def mlp_tile(
-    tile, act_ptr, residual_ptr, M, N, eps,
+def mlp_gemm_kernel(
+    begin, act_ptr, residual_ptr, M, N, eps,
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Tile number `tile` of act [M, N], from BN rows of the weight. In a gated MLP these are BN / 2 rows of the gate
-    and the same rows of up, so that both factors of an output are in the program's registers.
+    """act [M, N]. From program `begin` on, each program multiplies BN rows of the weight. In a gated MLP these are
+    BN / 2 rows of the gate and the same rows of up, so that both factors of an output are in the program's registers.
     """
-    m = tl.arange(0, MP)
+    m, tile = tl.arange(0, MP), tl.program_id(0) - begin
     if GATED:
         n = tile * (BN // 2) + tl.arange(0, BN // 2)
         rows = tl.reshape(tl.join(n, n + N), (BN,))
@@ -65,21 +65,6 @@ def mlp_tile(
     else:
         act = activated(y, ACTIVATION)
     tl.store(act_ptr + m[None, :] * N + n[:, None], act, mask=(n < N)[:, None] & (m < M)[None, :])
-
-
-@triton.jit
-def _mlp_gemm(
-    act_ptr, residual_ptr, M, N, eps,
-    x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
-    NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    mlp_tile(
-        tl.program_id(0), act_ptr, residual_ptr, M, N, eps,
-        x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
-        NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, K, CODES, BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -122,9 +107,10 @@ def mlp_gemm(
     tile = launch.tile("mlp_gemm", tile_type(weights.up), len(hidden), weights.up.outputs, weights.up.inputs)
     outputs = act.shape[1]
     launch(
-        _mlp_gemm,
+        mlp_gemm_kernel,
         (mlp_tiles(weights, tile),),
         tile,
+        begin=0,
         M=len(hidden),
         N=outputs,
         act_ptr=act,

@@ -43,8 +43,8 @@ def rotated(a, b, cosine_ptr, sine_ptr, positions, pair, turns, R: tl.constexpr)
 
 
 @triton.jit
-def qkv_tile(
-    tile, queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
+def qkv_gemm_kernel(
+    begin, queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
     x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, RESIDUAL: tl.constexpr,
     K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
@@ -52,11 +52,11 @@ def qkv_tile(
     R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Tile number `tile`: BN / 2 pairs of columns of the query, key and value heads, in this order. Row m is token
-    m % T of sequence m // T and goes to slot past + m % T.
+    """From program `begin` on, each program computes BN / 2 pairs of columns of the query, key and value heads, in this
+    order. Row m is token m % T of sequence m // T and goes to slot past + m % T.
     """
     m = tl.arange(0, MP)
-    at = tile * (BN // 2) + tl.arange(0, BN // 2)
+    at = (tl.program_id(0) - begin) * (BN // 2) + tl.arange(0, BN // 2)
     head, pair = at // (D // 2), at % (D // 2)
     first, second = pair_columns(pair, D, R, INTERLEAVED)
     rows = tl.reshape(tl.join(head * D + first, head * D + second), (BN,))
@@ -86,23 +86,6 @@ def qkv_tile(
     of_value = of_key - HKV * C
     tl.store(values_ptr + of_value * DP + first[:, None], a, mask=value)
     tl.store(values_ptr + of_value * DP + second[:, None], b, mask=value)
-
-
-@triton.jit
-def _qkv_gemm(
-    queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
-    x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
-    NORM: tl.constexpr, SHIFT: tl.constexpr, RESIDUAL: tl.constexpr,
-    K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    qkv_tile(
-        tl.program_id(0), queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
-        x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
-        NORM, SHIFT, RESIDUAL, K, CODES, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -198,16 +181,18 @@ def qkv_gemm(
     """Writes queries [M, Hq*D] of any floating type, keys and values, and, if given, residual [M, H] float32, the
     normed rows; see the op's contract.
     """
-    places = _places(heads, rotary, rows, cache, queries)
+    places = heads_arguments(heads, rotary, rows, cache, queries)
     if len(hidden) > FEW_ROWS or weights.q_norm is not None or cache.key_scales is not None:
-        return _finished_apart(hidden, weights, heads, cache, queries, residual, places, launch)
+        return _finished_apart(hidden, weights, heads, cache, residual, places, launch)
     tile = launch.tile("qkv_gemm", tile_type(weights.proj), len(hidden), weights.proj.outputs, weights.proj.inputs)
     launch(
-        _qkv_gemm,
+        qkv_gemm_kernel,
         (qkv_tiles(weights, tile),),
         tile,
+        begin=0,
         M=len(hidden),
-        **qkv_arguments(hidden, weights, heads, rotary, rows, cache, queries, residual),
+        **places,
+        **qkv_arguments(hidden, weights, residual),
         BN=tile.rows,
         BK=tile.depth,
         MP=padded_rows(len(hidden)),
@@ -220,20 +205,10 @@ def qkv_tiles(weights: QkvWeights, tile: Tile) -> int:
     return triton.cdiv(weights.proj.outputs, tile.rows)
 
 
-def qkv_arguments(
-    hidden: Tensor,
-    weights: QkvWeights,
-    heads: Heads,
-    rotary: Rotary | None,
-    rows: Rows,
-    cache: LayerCache,
-    queries: Tensor,
-    residual: Tensor | None,
-) -> dict[str, object]:
-    """The kernel's arguments that don't depend on the tile."""
+def qkv_arguments(hidden: Tensor, weights: QkvWeights, residual: Tensor | None) -> dict[str, object]:
+    """The kernel's arguments of norm and product."""
     norm, proj = weights.norm, weights.proj
     return {
-        **_places(heads, rotary, rows, cache, queries),
         "residual_ptr": optional(residual, hidden),
         "eps": norm.eps,
         "x_ptr": hidden,
@@ -251,8 +226,10 @@ def qkv_arguments(
     }
 
 
-def _places(heads: Heads, rotary: Rotary | None, rows: Rows, cache: LayerCache, queries: Tensor) -> dict[str, object]:
-    """The kernel arguments that say where heads are stored, and the tables of their rotation."""
+def heads_arguments(
+    heads: Heads, rotary: Rotary | None, rows: Rows, cache: LayerCache, queries: Tensor
+) -> dict[str, object]:
+    """The kernels' arguments of the heads: their numbers, their destinations, and the tables of their rotation."""
     return {
         "queries_ptr": queries,
         "keys_ptr": cache.keys,
@@ -277,7 +254,6 @@ def _finished_apart(
     weights: QkvWeights,
     heads: Heads,
     cache: LayerCache,
-    queries: Tensor,
     residual: Tensor | None,
     places: dict[str, object],
     launch: Launcher,

@@ -23,10 +23,13 @@ from ..other_ranks import UnexplainedError
 
 __all__ = ["PAGE", "SlotStream", "StreamSpan", "awaited", "require_whole"]
 
-PAGE = 4096  # kPage of direct_file.h: reads begin and end at multiples of it
+PAGE = 4096  # reads begin and end at multiples of it
 MOST_SPANS = 1 << 16
 KINDS = ("read", "wait", "compute", "write")
 READ_ERROR, ENDS, ALTERED, WRITE_ERROR = 1, 2, 3, 4
+build.same_in_cpp({"kPage": PAGE, "kMostSpans": MOST_SPANS})
+build.same_in_cpp({f"k{kind.title()}": number for number, kind in enumerate(KINDS)})
+build.same_in_cpp({"kReadError": READ_ERROR, "kEnds": ENDS, "kAltered": ALTERED, "kWriteError": WRITE_ERROR})
 
 build.declare("labkit_stream_close", POINTER)
 build.declare("labkit_stream_begin_pass", POINTER, LONG, result=True)

@@ -56,7 +56,7 @@ class SlotStream {
   // whose keys and values count as cached; streams of weights ignore it.
   int64_t begin_pass(int64_t held = 0) {
     std::lock_guard lock(mutex_);
-    released_ = (released_ + pieces_ - 1) / pieces_ * pieces_;
+    released_ = round_up(released_, pieces_);
     pass_end_ = released_ + pieces_;
     state_.failure = kWhole;
     begun(held);

@@ -43,6 +43,7 @@ from labkit.models.shards import shard
 from labkit.system.child import run_child
 from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
+from labkit.system.rounding import ceil_div
 from labkit.weights.checkpoint.tensor_writer import write_tensors
 from labkit.weights.resolve import resolve
 from labkit.weights.source import hf_shapes
@@ -73,7 +74,7 @@ def write_model(folder: Path, gigabytes: float) -> int:
     tensors = {}
     for name, shape in sorted(hf_shapes(config).items()):
         count = math.prod(shape)
-        tensors[name] = noise.repeat(-(-count // len(noise)))[:count].view(shape)
+        tensors[name] = noise.repeat(ceil_div(count, len(noise)))[:count].view(shape)
     config.to_json_file(folder / "config.json")
     return write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
 

@@ -12,6 +12,7 @@ from labkit.figures.frames import number
 from labkit.figures.room import legend_below
 from labkit.figures.streaming import COMPUTING, READING, grid, subtitle
 from labkit.figures.theme import AXIS, GRID, INK, LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.system.rounding import ceil_div
 
 if TYPE_CHECKING:
     from labkit.harness.streaming.plan import PlannedStep, StreamingPlan
@@ -72,7 +73,7 @@ def residency_figure(study: StreamingStudy) -> go.Figure:
 
 def _stops(trade: tuple[PlannedStep, ...]) -> list[PlannedStep]:
     """The planned steps at which the slider stops: all of them, or every n-th for very many layers."""
-    every = -(-len(trade) // MOST_STOPS)
+    every = ceil_div(len(trade), MOST_STOPS)
     return [step for place, step in enumerate(trade) if place % every == 0 or step is trade[-1]]
 
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from labkit.models.config import ModelConfig, Shapes, alibi_slopes
 from labkit.system.errors import UserError
+from labkit.system.rounding import BLOCK, ceil_div
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 32  # rows of a packed block: a part that is cut in whole blocks needs no padding
 SUMMED = ("attn_out.weight", "ff2.weight")  # cut along their inputs, so that each rank has a part of every output
 
 
@@ -201,7 +201,7 @@ def share(count: int, size: int, rank: int, block: int = 1) -> range:
     """
     if count < 8 * block * size:
         block = min(block, gcd(count, 4))
-    blocks = evenly(-(-count // block), size)[rank]
+    blocks = evenly(ceil_div(count, block), size)[rank]
     return range(min(blocks.start * block, count), min(blocks.stop * block, count))
 
 

@@ -25,7 +25,7 @@ from labkit.system.progress import Progress, unheard
 from labkit.weights.build import Unsaved, has_codes
 from labkit.weights.canonical import RowBlocks, Weight
 from labkit.weights.precision import STORED, Precision, precision_of
-from labkit.weights.quantise import HEAD, LAYER, Quantization, Scheme, check_schemes
+from labkit.weights.quantise import HEAD, LAYER, Quantization, Scheme, check_schemes, stored_bytes
 from labkit.weights.source import ModelSource
 from labkit.weights.spec import WeightSpec
 
@@ -159,8 +159,8 @@ def head_error(source: ModelSource, name: str) -> MatrixError:
 
 def layer_bytes(config: ModelConfig, precision: Precision) -> int:
     """Bytes of the matrices of all layers with their scales, without the padding of a layout."""
-    shapes = config.layer_shapes()
-    return config.num_layers * sum(_bytes(precision, name, shapes[name]) for name in LAYER)
+    shapes, dtype = config.layer_shapes(), precision.dtype or torch.float32
+    return config.num_layers * sum(stored_bytes(shapes[name], dtype, _scheme(precision, name)) for name in LAYER)
 
 
 def spread_of(source: ModelSource, layer: int, matrix: str, group: int = GROUP) -> Spread:
@@ -229,15 +229,6 @@ def _error(precision: Precision, name: str, matrix: RowBlocks, layer: int | None
 
 def _squares(numbers: Tensor) -> float:
     return float(torch.linalg.vector_norm(numbers, dtype=torch.float64)) ** 2
-
-
-def _bytes(precision: Precision, name: str, shape: tuple[int, ...]) -> int:
-    outputs, inputs = shape
-    scheme = _scheme(precision, name)
-    if scheme is None:
-        return outputs * inputs * float_dtype(precision.dtype or torch.float32).itemsize
-    scales = -(-inputs // scheme.group(outputs, inputs)) * (2 if scheme.asymmetric else 1)
-    return outputs * (inputs * scheme.bits // 8 + scales * torch.float16.itemsize)
 
 
 def _histogram(numbers: Tensor, low: float, high: float) -> Histogram:

@@ -8,15 +8,14 @@ from math import gcd
 
 import torch
 
-from labkit.kernels.codes import PACKED
+from labkit.kernels.codes import PACKED, SCALE_BYTES
 from labkit.kernels.gemm import packed_shape
 from labkit.kernels.memory import aligned
 from labkit.kernels.types import float_dtype
 from labkit.models.shards import SUMMED, Shard
+from labkit.system.rounding import BLOCK
 from labkit.weights.quantise import Scheme
 from labkit.weights.spec import WeightSpec
-
-PADDING = 32  # rows of a block: matrices, scales and biases are padded to whole blocks
 
 
 def model_bytes(spec: WeightSpec) -> int:
@@ -37,7 +36,7 @@ def vector_bytes(part: Shard) -> int:
     """Bytes of the vectors of one layer, biases included. They stay resident if the layer's matrices are offloaded."""
     local = replace(part, sums_whole=False)
     norm = 0 if part.config.pre_norm else 2 * _vector(part.config.hidden_size)
-    vectors = sum(_vector(shape[0] + PADDING) for shape in local.layer_shapes.values())
+    vectors = sum(_vector(shape[0] + BLOCK) for shape in local.layer_shapes.values())
     return vectors + _vector(len(part.query)) + norm
 
 
@@ -63,11 +62,10 @@ def _bytes(spec: WeightSpec, shapes: Mapping[str, tuple[int, ...]]) -> int:
         only_embedding = name == "embed.weight" and not local.config.tied_head
         scheme = None if only_embedding else spec.scheme(name)
         stored = PACKED[scheme.bits] if scheme else float_dtype(spec.dtype)
-        rows = shape[0] + PADDING
+        rows = shape[0] + BLOCK
         total += aligned(torch.Size(packed_shape(rows, shape[1], stored)).numel() * stored.itemsize) + _vector(rows)
         if scheme:
-            numbers = 2 if scheme.asymmetric else 1
-            total += aligned(2 * rows * numbers * _groups(local, name, shape, scheme))
+            total += aligned(SCALE_BYTES * rows * scheme.numbers * _groups(local, name, shape, scheme))
     return total
 
 
@@ -76,10 +74,10 @@ def _groups(local: Shard, name: str, shape: tuple[int, ...], scheme: Scheme) -> 
     outputs, inputs = shape
     cut = local.cut(name) if name in SUMMED else None
     if cut is None:
-        return -(-inputs // scheme.group(outputs, inputs))
+        return scheme.groups(outputs, inputs)
     group = scheme.group(outputs, cut.whole)
     return 1 if group >= cut.whole else inputs // gcd(group, cut.ranges[0][0]) + 1
 
 
 def _vector(count: int) -> int:
-    return aligned(4 * (count + PADDING))
+    return aligned(4 * (count + BLOCK))

@@ -7,13 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from labkit.kernels.codes import FINEST, check_flat, codes_of, cut_groups, flat_scales, group_size, scales_of
-from labkit.kernels.types import Linear
+from labkit.kernels.codes import (
+    FINEST,
+    SCALE_BYTES,
+    check_flat,
+    codes_of,
+    cut_groups,
+    flat_scales,
+    group_size,
+    scales_of,
+)
+from labkit.kernels.types import Linear, float_dtype
 from labkit.models.shards import SUMMED, Shard
 from labkit.system.errors import UserError
+from labkit.system.rounding import ceil_div
 from labkit.system.validation import Strict
 
 GROUP_SIZES = (32, 64, 128)
@@ -124,6 +135,15 @@ class Scheme:
         in_row = self.how.q_groups if self.flat is None else max(1, self.flat // outputs)
         return group_size(inputs, in_row, self.bits)
 
+    def groups(self, outputs: int, inputs: int) -> int:
+        """The number of groups of a row, in a whole matrix of this shape."""
+        return ceil_div(inputs, self.group(outputs, inputs))
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that a group has besides its codes: its scale and, if asymmetric, its minimum."""
+        return 2 if self.asymmetric else 1
+
     def scales(self, weight: Tensor) -> tuple[Tensor, int]:
         """Returns (scales [outputs, groups, 1 or 2], number of inputs that share one) of some whole rows of the matrix;
         with `flat` of all rows.
@@ -135,6 +155,15 @@ class Scheme:
 
     def codes(self, weight: Tensor, scales: Tensor, group: int) -> Tensor:
         return codes_of(weight, scales, group, bits=self.bits)
+
+
+def stored_bytes(shape: tuple[int, ...], dtype: torch.dtype, scheme: Scheme | None) -> int:
+    """Bytes of a matrix with its scales, without the padding of a layout. scheme: None: stored in floating point."""
+    outputs, inputs = shape
+    if scheme is None:
+        return outputs * inputs * float_dtype(dtype).itemsize
+    scales = scheme.groups(outputs, inputs) * scheme.numbers * SCALE_BYTES
+    return outputs * (inputs * scheme.bits // 8 + scales)
 
 
 def warn_of_coarse_scales(layer: int | None, matrices: Mapping[str, Linear]) -> None:
@@ -188,14 +217,14 @@ def check_schemes(part: Shard, quant: Quantization) -> None:
         if cut is not None:
             ((begin, end),) = cut.ranges
             group = scheme.group(outputs, inputs)
-            cut_groups(begin, end, group, -(-inputs // group), scheme.bits)
+            cut_groups(begin, end, group, scheme.groups(outputs, inputs), scheme.bits)
 
 
 def _check_groups(name: str, inputs: int, scheme: Scheme) -> None:
     """Raises UserError unless the rows of a matrix can be cut into `q_groups`."""
 
     def divides(groups: int) -> bool:
-        return inputs % groups == 0 and -(-inputs // group_size(inputs, groups, scheme.bits)) == groups
+        return inputs % groups == 0 and ceil_div(inputs, group_size(inputs, groups, scheme.bits)) == groups
 
     q_groups = scheme.how.q_groups
     if not divides(q_groups):

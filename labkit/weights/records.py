@@ -17,13 +17,14 @@ from torch.nn.functional import pad
 from labkit.kernels.checks import unchecked
 from labkit.kernels.codes import PACKED, cut_groups, pack_scales
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
-from labkit.kernels.gemm import BLOCK, interleave_gate, packed_shape
+from labkit.kernels.gemm import interleave_gate, packed_shape
 from labkit.kernels.gemm import pack as checked_pack
 from labkit.kernels.gemm import packed as checked_packed
 from labkit.kernels.memory import Place
 from labkit.kernels.types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.shards import SUMMED, Cut
+from labkit.system.rounding import BLOCK, ceil_div, round_up
 from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
 from labkit.weights.quantise import Scheme
 from labkit.weights.spec import WeightSpec
@@ -103,7 +104,7 @@ class Builder:
         for begin in range(0, stored, step):
             end = min(begin + step, stored)
             rows = rows_of.rows(begin, end)
-            into = panels[begin // BLOCK : -(-end // BLOCK)]
+            into = panels[begin // BLOCK : ceil_div(end, BLOCK)]
             if scheme is None:
                 pack(rows.to(dtype), into)
                 continue
@@ -153,7 +154,7 @@ class Builder:
         if bias is None:
             return linear
         if linear.layout == "panels":
-            bias = pad(bias, (0, -len(bias) % 32))
+            bias = pad(bias, (0, -len(bias) % BLOCK))
         return replace(linear, bias=self.vector(bias))
 
     def norm(self, tensors: dict[str, Tensor], name: str) -> Norm:
@@ -318,7 +319,7 @@ def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 def _padded(outputs: int, gated: bool) -> int:
     """Rows of a matrix once gate and up rows are interleaved, each padded to half blocks."""
     half = BLOCK // 2
-    return 2 * (-(-outputs // 2 // half) * half) if gated else outputs
+    return 2 * round_up(ceil_div(outputs, 2), half) if gated else outputs
 
 
 def _gated(matrix: RowBlocks) -> RowBlocks:

@@ -1,8 +1,8 @@
-"""Calls of public C++ ops with invalid arguments, in a process of its own: `argument_mutants.py EXAMPLES OP`.
+"""Calls of public C++ ops with invalid arguments, in a process of its own: `argument_mutants.py FILE EXAMPLES OP`.
 
 Each example is a valid call in which up to three numbers, tensors or records are replaced. It must give the result of
 the reference for the same arguments, or raise a UserError. For each op the script prints how many examples gave a
-result, and how many were refused. The file LAST in the working folder has the latest call, in case it ends the process.
+result, and how many were refused. FILE has the latest call, in case it ends the process.
 """
 
 import faulthandler
@@ -301,7 +301,7 @@ def check_call(name: str, arguments: Arguments, threads: Any) -> bool:
     return True
 
 
-def sweep(name: str, examples: int) -> None:
+def sweep(name: str, examples: int, latest: Path) -> None:
     counts = {True: 0, False: 0}
 
     @settings(
@@ -327,7 +327,7 @@ def sweep(name: str, examples: int) -> None:
                 arguments = put(arguments, path, new)
             except UserError:
                 return
-        Path("LAST").write_text(f"{name}, threads {threads}: {changes}")
+        latest.write_text(f"{name}, threads {threads}: {changes}")
         counts[check_call(name, arguments, threads)] += 1
 
     check()
@@ -337,5 +337,5 @@ def sweep(name: str, examples: int) -> None:
 if __name__ == "__main__":
     faulthandler.enable()
     torch.set_num_threads(1)
-    for op in sys.argv[2:]:
-        sweep(op, int(sys.argv[1]))
+    for op in sys.argv[3:]:
+        sweep(op, int(sys.argv[2]), Path(sys.argv[1]))

@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 
 from labkit.kernels import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention import triton_impl as attention_impl
-from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
+from labkit.kernels.decode_step.triton_impl import Buffers, StepInputs, StepState, TritonStep
 from labkit.kernels.gemm.triton_impl import gemm
 from labkit.kernels.mlp_gemm.triton_impl import mlp_gemm
 from labkit.kernels.qkv_gemm.triton_impl import qkv_gemm
@@ -218,7 +218,8 @@ class Model:
         state = StepState(meta(self.batch, dtype=torch.int64), rows.positions, meta(1, dtype=torch.int32))
         buffers = Buffers(weights, self.batch, torch.device("meta"))
         step = TritonStep(weights, launch)
-        step(state, buffers, rows, self.rotary, [self.cache], lambda *_: nullcontext(), greedy=True)
+        inputs = StepInputs(state, buffers, rows, self.rotary, [self.cache])
+        step(inputs, lambda *_: nullcontext(), greedy=True)
 
     def ops(self, launch: gpu.Launcher) -> None:
         """Launches the ops of a layer one by one, as a prompt does."""

@@ -303,6 +303,12 @@ def test_a_struct_that_differs_from_its_mirror_in_python_is_named(monkeypatch: p
         build.compile_library("float32")
 
 
+def test_a_constant_that_differs_in_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(build.CONSTANTS, "kBlock", 16)
+    with pytest.raises(build.BuildError, match=r"static assertion failed.*kBlock in Python"):
+        build.compile_library("float32")
+
+
 def test_every_struct_of_ctypes_is_compared_with_its_c_struct() -> None:
     mirrors = {mirror.__name__ for mirror in build.STRUCTS.values()}
     sources = [source.read_text(encoding="utf-8") for source in build.SOURCES.rglob("*.py")]

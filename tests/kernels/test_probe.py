@@ -15,7 +15,7 @@ NOISE = 1.1
 
 
 def test_the_names_are_those_of_the_header() -> None:
-    assert build.load("float32").labkit_reading_count() == len(READINGS)
+    assert build.CONSTANTS["kReadingCount"] == len(READINGS)
 
 
 def test_the_ways_of_a_probe_are_the_fastest_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from labkit.engine.memory.heads_on_host import HeadsOnHost, HostMemory
 from labkit.engine.memory.place import HeadStore
 from labkit.kernels.cache_stream.device import CacheSlots
 from labkit.models.config import ModelConfig
+from labkit.system.rounding import round_up
 
 BUCKETS = (1, 2, 4, 8, 16)
 BLOCK = 128  # capacities are multiples of this many slots, so that a slightly longer text still finds a graph
@@ -70,7 +71,7 @@ class SlotPool:
         """Lends slots for at least `batch` sequences of `capacity` tokens. They return to the pool when `owner` is
         garbage collected, or when the returned finalizer is called.
         """
-        sequences, capacity = bucket(batch), -(-capacity // BLOCK) * BLOCK
+        sequences, capacity = bucket(batch), round_up(capacity, BLOCK)
         sizes = range(capacity, 2 * capacity + 1)
         with self._one_at_a_time:
             fitting = [slots for slots in self.free if slots.shape[0] == sequences and slots.shape[1] in sizes]

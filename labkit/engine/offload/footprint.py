@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from labkit.engine.runners.step import CHUNK_ROWS
-from labkit.kernels.gemm import BLOCK
+from labkit.kernels.codes import row_stride
 from labkit.kernels.types import float_dtype, padded_head_dim
 from labkit.system.errors import UserError
 from labkit.weights.capacity import layer_bytes, outside_bytes
 from labkit.weights.spec import WeightSpec
 
-ROW_PADDING = BLOCK + 16  # largest padding of a row of activations, in numbers (gemm/tile.h)
 ROWS_OF_H = 5  # rows of the workspace (decode_step/step.h), besides `h`, that are as wide as the model
 OTHERS = 128 << 20  # bytes for thread-local memory, rotary tables and a request's Python objects
 
@@ -34,9 +33,9 @@ class Footprint:
     def of(cls, spec: WeightSpec, kv_dtype: torch.dtype | None = None) -> Footprint:
         """Returns the footprint of a rank. kv_dtype: as `init_inference` takes it."""
         config = spec.part.local
-        wide = max(config.hidden_size, config.embedding_size) + ROW_PADDING
-        heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim + ROW_PADDING
-        context, inner = config.num_heads * config.head_dim + ROW_PADDING, config.intermediate_size + ROW_PADDING
+        wide = row_stride(max(config.hidden_size, config.embedding_size))
+        heads = row_stride((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
+        context, inner = row_stride(config.num_heads * config.head_dim), row_stride(config.intermediate_size)
         stored = kv_dtype or float_dtype(spec.dtype)
         numbers = padded_head_dim(config.head_dim) * stored.itemsize + (2 if stored == torch.int8 else 0)
         return cls(

@@ -22,6 +22,7 @@ from labkit.kernels.slot_stream.queues import Queues
 from labkit.kernels.types import Norm
 from labkit.system.collective import Gather, own_result
 from labkit.system.errors import UserError
+from labkit.system.rounding import round_up
 from labkit.weights.build import CanonicalLayers, build_layers, canonical_layers, check_names, has_codes
 from labkit.weights.canonical import Canonical
 from labkit.weights.capacity import outside_bytes
@@ -116,7 +117,7 @@ def _sizes(spec: WeightSpec, canonical: CanonicalLayers, *, codes: bool) -> Weig
     size = sum(aligned(tensor.nbytes) for tensor in tensors if tensor is not None)
     types = (spec, spec.unquantised) if codes else (spec,)  # a file's codes are no larger than floats
     outside = max(map(outside_bytes, types))
-    return WeightSizes(outside, dict.fromkeys(part.layers, -(-size // PAGE) * PAGE))
+    return WeightSizes(outside, dict.fromkeys(part.layers, round_up(size, PAGE)))
 
 
 def _require_room(layers: int, needed: int) -> None:

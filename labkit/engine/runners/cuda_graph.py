@@ -15,10 +15,10 @@ from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
 from labkit.kernels import ModelWeights
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import StreamedLayers
-from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
+from labkit.kernels.decode_step.triton_impl import Buffers, StepInputs, StepState, TritonStep
 from labkit.kernels.gpu import Launcher
 from labkit.kernels.slot_stream import require_whole
-from labkit.kernels.types import LayerCache, Rotary, Rows
+from labkit.kernels.types import Rotary, Rows
 from labkit.stages import Phase, Stage, listening, message, stage
 
 
@@ -26,11 +26,7 @@ from labkit.stages import Phase, Stage, listening, message, stage
 class Recording:
     """Step on certain slots: its inputs and outputs, and once it is recorded, its graph."""
 
-    state: StepState
-    buffers: Buffers
-    rows: Rows
-    rotary: Rotary | None
-    caches: list[LayerCache]
+    inputs: StepInputs
     greedy: bool
     output: Tensor | None = None
     graph: "torch.cuda.CUDAGraph | None" = None
@@ -79,7 +75,7 @@ class GpuDecoder:
             slots.past.fill_(cache.length)
             slots.next_positions.copy_(slots.positions[:, cache.length])
         slots.at = -1  # if the step fails, the next step sets everything anew
-        reads = recording.buffers.given if self.weights.embedding is None else slots.tokens
+        reads = recording.inputs.buffers.given if self.weights.embedding is None else slots.tokens
         reads[:batch].copy_(inputs_B1[:, 0])
         if not self.graphs or (listening() and not self.watched):
             self._launch(recording, cache.begin_pass(range(cache.length, cache.length + 1)))
@@ -103,14 +99,14 @@ class GpuDecoder:
             with torch.inference_mode(False):  # as for the slots
                 buffers = Buffers(self.weights, batch, self.device)
                 buffers.given.zero_()  # also for the bucket's unused sequences
-            slots.recordings[key] = Recording(
+            inputs = StepInputs(
                 state=StepState(slots.tokens, slots.next_positions, slots.past),
                 buffers=buffers,
                 rows=Rows(batch, 1, slots.next_positions, slots.first, visible, slots.positions if alibi else None),
                 rotary=rotary,
                 caches=[slots.heads.layer(index, 0, slots.past) for index in range(cache.config.num_layers)],
-                greedy=greedy,
             )
+            slots.recordings[key] = Recording(inputs, greedy)
         self.last = slots.recordings[key]
         return slots.recordings[key]
 
@@ -119,33 +115,23 @@ class GpuDecoder:
         launched: list[str] = []
 
         @contextmanager
-        def around(name: str, layer: int | None) -> Iterator[None]:
+        def around(region: Stage, layer: int | None) -> Iterator[None]:
             begin = len(launched)
-            region = Stage(name)
             with stage(Phase.DECODE, region, layer):
                 yield
             text = message(Phase.DECODE, region, layer)
             nodes.extend(Node(kernel, text) for kernel in launched[begin:])
 
         self.launch.launched = launched
-        recording.output = self.step(
-            recording.state,
-            recording.buffers,
-            recording.rows,
-            recording.rotary,
-            recording.caches,
-            around,
-            greedy=recording.greedy,
-            kv_pass=kv_pass,
-        )
+        recording.output = self.step(recording.inputs, around, greedy=recording.greedy, kv_pass=kv_pass)
         recording.nodes = nodes
 
     def _record(self, recording: Recording) -> None:
         """Records the graph. A first run compiles the kernels; the tensors that it advanced are set back, and its keys
         and values are overwritten later.
         """
-        state = recording.state
-        moved = (state.tokens, state.positions, state.past, recording.buffers.given)
+        state = recording.inputs.state
+        moved = (state.tokens, state.positions, state.past, recording.inputs.buffers.given)
         before = [tensor.clone() for tensor in moved]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

@@ -20,6 +20,7 @@ from labkit.harness.regions.clocks import Samples
 from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.sides import GRAPH
 from labkit.stages import Stage
+from labkit.system.rounding import ceil_div
 
 CALLS = 24  # the fewest calls of a region in one sample, so that one wait for the GPU hardly counts
 Call = Callable[[], object]
@@ -84,7 +85,7 @@ class GpuCalls:
         with torch.inference_mode():
             replace(side, ops=ops).step(recorder.around)
         self.name, self.on_gpu = side.name, side.hidden_NH.is_cuda
-        passes = -(-CALLS // len(side.layers)) if self.on_gpu else 1
+        passes = ceil_div(CALLS, len(side.layers)) if self.on_gpu else 1
         self.calls = {region: calls * passes for region, calls in recorder.calls.items()}
         self._graphs = {region: Graph(partial(_run, calls)) for region, calls in self.calls.items()}
         self._warm = {region: Graph(partial(_run, calls[:1] * CALLS)) for region, calls in self.calls.items()}

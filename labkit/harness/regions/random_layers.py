@@ -28,6 +28,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.policies import POLICIES
 from labkit.models.shards import shard
 from labkit.system.errors import UserError
+from labkit.system.rounding import ceil_div
 from labkit.weights.capacity import model_bytes
 from labkit.weights.quantise import Quantization
 from labkit.weights.records import Builder
@@ -111,7 +112,7 @@ def gpu_step(layers: RandomLayers) -> Callable[[], object]:
     """A step through the fused layers as the engine runs them on a GPU, always at the same write position. The
     embedding and the head are tiny.
     """
-    from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
+    from labkit.kernels.decode_step.triton_impl import Buffers, StepInputs, StepState, TritonStep
 
     weights, device = layers.fused, layers.hidden_NH.device
     step, buffers = TritonStep(weights, gpu.default_launcher()), Buffers(weights, layers.rows.batch, device)
@@ -122,7 +123,8 @@ def gpu_step(layers: RandomLayers) -> Callable[[], object]:
     def run() -> None:
         state = StepState(tokens, rows.positions.clone(), slot_state.past.clone())
         caches = [replace(slot, counter=state.past) for slot in slots]
-        step(state, buffers, rows, layers.rotary, caches, lambda name, layer: nullcontext(), greedy=True)
+        inputs = StepInputs(state, buffers, rows, layers.rotary, caches)
+        step(inputs, lambda name, layer: nullcontext(), greedy=True)
 
     return run
 
@@ -146,7 +148,7 @@ def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.
         )
     if LAYERS_AT_MOST * size < target:
         return LAYERS_OF_TINY
-    return max(2, min(max(-(-target // size), ON_GPU_AT_LEAST if on_gpu else 2), int(limit / size)))
+    return max(2, min(max(ceil_div(target, size), ON_GPU_AT_LEAST if on_gpu else 2), int(limit / size)))
 
 
 def as_type(record: Numbers, dtype: torch.dtype) -> Numbers:

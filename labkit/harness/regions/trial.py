@@ -31,6 +31,7 @@ from labkit.models.dtypes import dtype_of
 from labkit.stages import Stage
 from labkit.system.errors import RunError, UserError
 from labkit.system.nearest import did_you_mean
+from labkit.system.rounding import round_up
 
 SECONDS = 120
 SHAPES = ("tiny-gpt2", "tiny-llama")
@@ -185,7 +186,7 @@ class _Guarded(TorchFunctionMode):
     def _empty(self, size: torch.Size) -> Tensor:
         count = 4 * size.numel()
         page = mmap.PAGESIZE
-        pages = -(-(count + ALIGNMENT) // page) * page
+        pages = round_up(count + ALIGNMENT, page)
         memory = mmap.mmap(-1, pages + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         raw = np.frombuffer(memory, dtype=np.uint8)
         raw[page:-page] = CANARY

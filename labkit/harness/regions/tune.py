@@ -166,7 +166,7 @@ def graph_us(decoder: GpuDecoder) -> float:
     graph = decoder.last.graph
     assert graph is not None
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    past, taken = decoder.last.state.past, []
+    past, taken = decoder.last.inputs.state.past, []
     at = int(past) - 1
     for _ in range(REPLAYS):
         past.fill_(at)

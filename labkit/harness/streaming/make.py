@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -22,12 +23,10 @@ from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.weights.precision import STORED, precision_of
-from labkit.weights.quantise import LAYER, Quantization, check_schemes
+from labkit.weights.quantise import LAYER, Quantization, check_schemes, stored_bytes
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 from labkit.weights.spec import WeightSpec
-
-SCALE_BITS = 16  # of a scale, and of its minimum
 
 
 def plan_streaming(
@@ -125,16 +124,8 @@ def _work(spec: WeightSpec, footprint: Footprint, prompt: int, new: int) -> Stre
 def bytes_per_weight(spec: WeightSpec) -> float:
     """Average bytes of a number in the layers' matrices with its share of the scales."""
     shapes = {name: shape for name, shape in spec.config.layer_shapes().items() if name in LAYER}
-    numbers = bits = 0.0
-    for name, (outputs, inputs) in shapes.items():
-        scheme = spec.scheme(name)
-        bits_each = 8.0 * float_dtype(spec.dtype).itemsize
-        if scheme is not None:
-            groups = -(-inputs // scheme.group(outputs, inputs))
-            bits_each = scheme.bits + SCALE_BITS * (2 if scheme.asymmetric else 1) * groups / inputs
-        numbers += outputs * inputs
-        bits += outputs * inputs * bits_each
-    return bits / 8 / numbers
+    stored = sum(stored_bytes(shape, spec.dtype, spec.scheme(name)) for name, shape in shapes.items())
+    return stored / sum(math.prod(shape) for shape in shapes.values())
 
 
 def _peak(dtype: torch.dtype, threads: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import BatchPoint
 from labkit.system.result_table import Claim, ResultTable
+from labkit.system.rounding import ceil_div
 
 MOST_TRADES = 12  # rows of the table about memory
 
@@ -66,7 +67,7 @@ def trade_table(plan: StreamingPlan) -> ResultTable:
     marks = {quickest: "quickest step"}
     marks[most] = "quickest step, most tokens/s" if quickest == most else "most tokens/s"
     steps = plan.trade
-    interval = -(-len(steps) // MOST_TRADES)
+    interval = ceil_div(len(steps), MOST_TRADES)
     shown = [step for index, step in enumerate(steps) if index % interval == 0 or step.resident_layers in marks]
     return ResultTable(
         title="Memory for layers, or for sequences; predicted",

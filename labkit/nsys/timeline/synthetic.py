@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from labkit.nsys.trace import Source, Trace, typed
 from labkit.stages import Phase, Stage, message, step_message
+from labkit.system.rounding import ceil_div
 
 STAGES_OF_A_LAYER = (Stage.QKV, Stage.ATTENTION, Stage.ATTN_OUT, Stage.MLP, Stage.MLP_OUT, Stage.RESIDUAL)
 KERNELS = {
@@ -50,7 +51,7 @@ def trace_of(events: int, *, layers: int = 12, kernels_per_stage: int = 2, seed:
     """A trace of whole decode steps with at least this number of events."""
     stages = 3 + layers * len(STAGES_OF_A_LAYER)
     a_step = 1 + stages + 2 * stages * kernels_per_stage
-    steps = -(-(events - 1) // a_step)
+    steps = ceil_div(events - 1, a_step)
     return decode_trace(steps=steps, layers=layers, kernels_per_stage=kernels_per_stage, seed=seed)
 
 

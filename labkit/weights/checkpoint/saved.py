@@ -20,6 +20,7 @@ from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
+from labkit.system.rounding import ceil_div
 from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
@@ -269,7 +270,7 @@ class Merged:
         whole = cut.whole if cut else shape[1]
         begin, end = cut.ranges[0] if cut else (0, whole)
         record = self._saved.file(0).record.matrices[key]
-        groups = -(-whole // record.row_group)
+        groups = ceil_div(whole, record.row_group)
         starts, size = cut_groups(begin, end, record.row_group, groups, record.bits)
         scales = {holder: file.scales(key, (0, shape[0]), None) for holder, file in files.items()}
         columns = [

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.codes import DEPTH, PACKED, WORD, unpack_scales
-from labkit.kernels.gemm import BLOCK, LANES, packed_shape, unpack, unpack_words
+from labkit.kernels.gemm import LANES, packed_shape, unpack, unpack_words
 from labkit.kernels.types import Linear, float_dtype
 from labkit.system.errors import UserError
+from labkit.system.rounding import BLOCK, ceil_div, round_up
 from labkit.weights.checkpoint.manifest import FileRecord, MatrixRecord
 from labkit.weights.checkpoint.pieces import Interval
 from labkit.weights.checkpoint.tensor_stream import TensorStream
@@ -64,7 +65,7 @@ class ShardFile:
             entries = [entry for name, entry in stored.items() if name.startswith(f"layers.{layer.layer}.")]
             begin = min((entry.offset for entry in entries), default=0)
             end = max((entry.offset + entry.nbytes for entry in entries), default=0)
-            if (layer.offset, layer.bytes) != (begin, -(-(end - begin) // PAGE) * PAGE):
+            if (layer.offset, layer.bytes) != (begin, round_up(end - begin, PAGE)):
                 raise UserError(
                     f"layer {layer.layer} of {self.path} is from {begin} to {end}, but the manifest says "
                     f"{layer.bytes} bytes from {layer.offset} on; {AGAIN}"
@@ -113,7 +114,7 @@ class ShardFile:
         if matrix.layout == "words":
             return unpack_words(self._stream.slab(key, rows), matrix.inputs, matrix.bits)[:, first:last]
         lanes = DEPTH[matrix.bits] if matrix.group else LANES.get(self._stream.tensors[key].dtype, 1)
-        within = (first // lanes, -(-last // lanes))
+        within = (first // lanes, ceil_div(last, lanes))
         skipped = first - within[0] * lanes
         return self._unpacked(key, rows, within, halves)[:, skipped : skipped + last - first]
 
@@ -137,7 +138,7 @@ class ShardFile:
             begin, end = (max(0, row - start) for row in rows)
             end = end if halves is None else min(end, halves)
             if begin < end:
-                blocks = (begin // width, -(-end // width))
+                blocks = (begin // width, ceil_div(end, width))
                 lanes = unpack(self._stream.slab(key, blocks, within)).unflatten(0, (-1, BLOCK // width, width))
                 skipped = begin - blocks[0] * width
                 taken.append(lanes[:, half].flatten(0, 1)[skipped : skipped + end - begin])
@@ -152,7 +153,7 @@ class ShardFile:
         shapes = {
             "rows": (matrix.outputs, matrix.inputs),
             "panels": packed_shape(matrix.outputs, matrix.inputs, stored.dtype),
-            "words": (matrix.outputs, -(-matrix.inputs // WORD[matrix.bits]), 4),
+            "words": (matrix.outputs, ceil_div(matrix.inputs, WORD[matrix.bits]), 4),
         }
         if shapes.get(matrix.layout) != stored.shape:
             raise UserError(

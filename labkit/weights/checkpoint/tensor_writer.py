@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128, xxh64
 
+from labkit.system.rounding import round_up
 from labkit.system.whole_file import whole_file
 
 NAMES = {
@@ -55,7 +56,7 @@ class TensorWriter:
         multiple of it, in bytes. With 1 there are no fillers, which other readers would take for tensors.
         """
         self._alignment = alignment
-        self._path, self._room = path, -(-(tensors + 1) * ENTRY // PAGE) * PAGE
+        self._path, self._room = path, round_up((tensors + 1) * ENTRY, PAGE)
         self._entries: dict[str, Any] = {}
         self._size = 0  # of all tensors so far
         self._block: tuple[int, xxh64] | None = None

@@ -18,6 +18,7 @@ import numpy as np
 
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import HEAD, instead_of_content
+from labkit.system.rounding import round_up
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -216,7 +217,7 @@ def _tensors(walk: _Walk, count: int, alignment: int, data: np.ndarray) -> Itera
             raise ValueError(f"{name[:80]!r} has {dimensions} dimensions, expected 1 to {MOST_DIMENSIONS}")
         shape = tuple(reversed([int(walk.number("Q")) for _ in range(dimensions)]))
         table.append((name, shape, int(walk.number("I")), int(walk.number("Q"))))
-    begin, next_offset = -(-walk.at // alignment) * alignment, 0
+    begin, next_offset = round_up(walk.at, alignment), 0
     for name, shape, number, offset in table:
         try:
             kind = GGMLQuantizationType(number)
@@ -230,5 +231,5 @@ def _tensors(walk: _Walk, count: int, alignment: int, data: np.ndarray) -> Itera
             raise ValueError(
                 f"{name[:80]!r} of {length} bytes at {offset}, expected at {next_offset} of {max(len(data) - begin, 0)}"
             )
-        next_offset += -(-length // alignment) * alignment
+        next_offset += round_up(length, alignment)
         yield name, StoredTensor(name, kind, shape, data[begin + offset : begin + offset + length])

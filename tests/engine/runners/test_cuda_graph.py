@@ -45,8 +45,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         graph.decoder = decoders[-1]
         recording = graph.decoder.last
         assert recording is not None
-        state = recording.state
-        reads = (state.tokens, state.positions, state.past, recording.buffers.given)
+        state = recording.inputs.state
+        reads = (state.tokens, state.positions, state.past, recording.inputs.buffers.given)
         saved = [(tensor, tensor.clone()) for tensor in reads]
         graphs.append(graph)
         yield

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from labkit.engine.parallel.micro_batch_counts import PAIRS, Compared, MicroBatchCounts
+from labkit.system.rounding import ceil_div
 
 TIMED = 3  # timed tokens of a lap
 UNTIMED = 1  # tokens before them, while the stages fill
@@ -88,7 +89,7 @@ class Chooser:
     def several(self, rows: int) -> int:
         """Returns the number of micro-batches of the same size as at the beginning, but at least one for each stage."""
         begun = self._begun
-        as_large = -(-begun.micro_batches * rows // begun.rows)
+        as_large = ceil_div(begun.micro_batches * rows, begun.rows)
         return min(rows, max(as_large, min(begun.stages, begun.micro_batches)))
 
     def pauses(self, sizes: Sequence[int], tokens: int) -> bool:
@@ -99,7 +100,7 @@ class Chooser:
         if not self._begun.again or self._timed is not None or not rows or rows * FEW > self._rows:
             return False
         count = self._best_count(rows, tokens)
-        return count is None or len(sizes) > count or max(sizes) > -(-rows // count)
+        return count is None or len(sizes) > count or max(sizes) > ceil_div(rows, count)
 
     def _best_count(self, rows: int, tokens: int) -> int | None:
         """Returns the best number of micro-batches; None: a trial has to decide."""
