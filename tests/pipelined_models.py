@@ -18,8 +18,7 @@ from transformers import DynamicCache, TextStreamer
 import labkit
 from labkit.engine import InferenceEngine
 from labkit.engine.runners.step import StepInput
-from labkit.harness.compare.provider import Room
-from labkit.harness.compare.providers import provider_of
+from labkit.harness.compare.loader import FolderLoader, Room, loader_of
 from labkit.kernels.mailbox import Message, Ring
 
 SCHEDULES = ("queue", "rounds", "barrier", "naive")
@@ -339,8 +338,8 @@ def without_padding(model: Any) -> Any:
 
 def of_transformers(folder: str) -> dict[str, Any]:
     """Tokens of a rank of transformers' pipeline, and the number of weights on it."""
-    provider = provider_of("hf-pipeline")
-    assert provider is not None
-    side = provider.load("hf-pipeline", Path(folder), labkit.resolve("tiny-llama"), torch.float32, Room(1, 3, 9, 17))
+    loader = loader_of("hf-pipeline")
+    assert isinstance(loader, FolderLoader)
+    side = loader.load("hf-pipeline", Path(folder), labkit.resolve("tiny-llama"), torch.float32, Room(1, 3, 9, 17))
     size = sum(parameter.numel() for parameter in side.model.parameters())
     return {"tokens": without_padding(side), "held": size, "impl": side.impl}
