@@ -11,6 +11,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 from labkit.cli.app import app
+from labkit.harness.compare.sides import SIDES
 
 
 class Commands(SphinxDirective):
@@ -25,6 +26,11 @@ def sections(name: str, command: Any) -> Iterator[str]:
     """Of a command, and of the commands within it."""
     if command.name and name != "labkit":
         yield from (f"## {name}", "", inspect.cleandoc(command.help or ""), "", *table(command.params), "")
+    if name == "labkit sides":
+        yield from ("| side | device | weights | models | what it is |", "|---|---|---|---|---|")
+        for row in SIDES.values():
+            yield f"| `{row.name}` | {row.device} | {row.weights} | {row.models} | {row.sentence} |"
+        yield ""
     for below, found in getattr(command, "commands", {}).items():
         yield from sections(f"{name} {below}", found)
 

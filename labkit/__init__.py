@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from labkit.conversation import Conversation
     from labkit.engine import InferenceEngine, init_inference
     from labkit.harness import measure_latency
-    from labkit.harness.compare.versus import compare
+    from labkit.harness.compare.compare import compare
     from labkit.harness.evaluation.evaluate import evaluate
     from labkit.launcher.rank_process import RankError
     from labkit.launcher.spawn import launch
@@ -32,7 +32,7 @@ _HOME = {
     "InferenceEngine": "labkit.engine",
     "init_inference": "labkit.engine",
     "RankError": "labkit.launcher.rank_process",
-    "compare": "labkit.harness.compare.versus",
+    "compare": "labkit.harness.compare.compare",
     "evaluate": "labkit.harness.evaluation.evaluate",
     "launch": "labkit.launcher.spawn",
     "measure_latency": "labkit.harness",

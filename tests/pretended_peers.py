@@ -2,15 +2,20 @@
 
 import zipfile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from labkit.harness.compare.peers.folder import packages_in
 from labkit.harness.compare.peers.peer import Peer
 from labkit.harness.compare.peers.pip import Pip
+from labkit.harness.compare.sides import SideRow
 
 NAME = "pretended"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: here\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+ROWS = {
+    NAME: SideRow(NAME, "a peer without a runtime", "", peer=NAME),
+    f"{NAME}-int8": SideRow(f"{NAME}-int8", "the same with int8 weights", "", peer=NAME, own_type=True),
+}  # to be put into the table of sides
 
 
 class PretendedPeer(Peer):
@@ -19,7 +24,6 @@ class PretendedPeer(Peer):
     name = NAME
     package = "pretended_package"
     requirements = ("pretended-package==1.2.3",)
-    sides: ClassVar = {NAME: False, f"{NAME}-int8": True}
     dtypes = ("float32",)
 
     def __init__(self, wheel: Path) -> None:

@@ -31,7 +31,7 @@ from labkit.bench.page import (
     verdict,
 )
 from labkit.bench.targets import GPU_BATCH_4, GPU_RATIOS, GPU_TARGETS, NEW, PROMPT
-from labkit.harness.compare.baselines import check_baseline
+from labkit.harness.compare.loader import check_side
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.regions.measure import measure_regions
@@ -89,7 +89,7 @@ def _baselines(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name in OURS:
             raise UserError(f"got the baseline {name!r}, which is measured against the baselines; leave it out")
-        check_baseline(name)
+        check_side(name, dtype="float16", batch=1)
     return tuple(dict.fromkeys(names))
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from labkit.bench.targets import PROMPT
-from labkit.harness.compare.baselines import Baseline, baseline
 from labkit.harness.compare.interleave import first_difference
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import load_side
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Case, Measurement, Run
@@ -118,7 +119,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _turns(sides: Mapping[str, Baseline], source: OnDevice, case: GpuCase) -> Iterator[Turn[tuple[Times, list[Any]]]]:
+def _turns(sides: Mapping[str, LoadedSide], source: OnDevice, case: GpuCase) -> Iterator[Turn[tuple[Times, list[Any]]]]:
     """Warms up every side, then yields the turns with the times and the new tokens of the side."""
     generator = torch.Generator().manual_seed(1)
     shape = (case.rounds + 1, case.batch, case.prompt)
@@ -130,7 +131,7 @@ def _turns(sides: Mapping[str, Baseline], source: OnDevice, case: GpuCase) -> It
         "max_new_tokens": case.new,
     }
 
-    def run(side: Baseline, index: int) -> tuple[Times, list[Any]]:
+    def run(side: LoadedSide, index: int) -> tuple[Times, list[Any]]:
         times, sequences = timed_generate(side, prompts[index], **options)
         return times, sequences[:, case.prompt :].tolist()
 
@@ -140,7 +141,7 @@ def _turns(sides: Mapping[str, Baseline], source: OnDevice, case: GpuCase) -> It
     return turns(takes_turns, range(case.rounds), probe=lambda side: _probe())
 
 
-def _measurement(name: str, side: Baseline, source: OnDevice, case: GpuCase, runs: Sequence[Run]) -> Measurement:
+def _measurement(name: str, side: LoadedSide, source: OnDevice, case: GpuCase, runs: Sequence[Run]) -> Measurement:
     threads = torch.get_num_threads()
     return Measurement(
         name=name,
@@ -161,9 +162,9 @@ def _measurement(name: str, side: Baseline, source: OnDevice, case: GpuCase, run
     )
 
 
-def _side(name: str, source: OnDevice) -> Baseline:
+def _side(name: str, source: OnDevice) -> LoadedSide:
     ours = {"impl": "triton"} if name in OURS else {}
-    return baseline(name, cast(ModelSource, source), DTYPE, torch.get_num_threads(), **ours)
+    return load_side(name, cast(ModelSource, source), DTYPE, torch.get_num_threads(), **ours)
 
 
 def _config(source: OnDevice) -> ModelConfig:

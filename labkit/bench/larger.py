@@ -34,11 +34,11 @@ from labkit.bench.page import (
     verdict,
 )
 from labkit.bench.targets import LARGER, LARGER_RATIO, STREAM_MODEL
-from labkit.harness.compare.from_disk import ACCELERATE_DISK, HF_DISK, STREAMED
+from labkit.harness.compare.compare import compare_with_each, comparison_case
+from labkit.harness.compare.disk_sides import ACCELERATE_DISK, HF_DISK, STREAMED
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
 from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.plan import Schedule
-from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement

@@ -20,11 +20,11 @@ from rich.markup import escape
 from labkit.bench.page import BenchFiles, Output, Quick, Threads, err, followed, machine_of, out
 from labkit.bench.report import key, report, rows, summary
 from labkit.bench.targets import NEW, PROMPT, TARGETS, Target
-from labkit.harness.compare.baselines import comparison_device
+from labkit.harness.compare.compare import compare_with_each, comparison_case
+from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_INT8
 from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.plan import Schedule
-from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.regions.case import shape_of

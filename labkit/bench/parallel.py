@@ -35,9 +35,9 @@ from labkit.bench.targets import (
     PARALLEL_MODELS,
     TO_TWO_THREADS,
 )
+from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
-from labkit.harness.compare.versus import comparison_case
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.measure import CALLS, measure_exchange

@@ -46,9 +46,9 @@ from labkit.bench.targets import (
 )
 from labkit.engine import StageTime
 from labkit.engine.runners.pipeline.chooser import TRIAL_TOKENS
+from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
-from labkit.harness.compare.versus import comparison_case
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.hand_over import measure_hand_over

@@ -41,6 +41,7 @@ PANELS = {
     },
     "Measure": {
         "compare": Home("compare", "compare", MEASURING),
+        "sides": Home("sides", "sides"),
         "kernels": Home("kernels", "kernels", MEASURING),
         "evaluate": Home("evaluate", "evaluate"),
         "diff": Home("diff", "diff"),

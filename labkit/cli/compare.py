@@ -1,4 +1,4 @@
-"""`labkit compare`: a thin layer over `labkit.harness.compare`."""
+"""`labkit compare`: a thin layer over `labkit.compare`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+import labkit
 from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet
+from labkit.harness.compare.sides import names_in_help
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
 
@@ -27,12 +29,7 @@ def compare(
     model: Model,
     baseline: Annotated[
         str,
-        typer.Option(
-            help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused, fused-int8, fused-int4, "
-            "fused-int4-64, fused-int4-128, fused-stored, fused:PRECISION; with the model on the disk: fused-streamed, "
-            "fused-streamed:PRECISION, hf-disk, accelerate-disk; with --pp: hf-pipeline; on ranks: fused-tp2, "
-            "fused-pp2-naive; or a side of a peer (see `labkit peers`), such as llama.cpp."
-        ),
+        typer.Option(help=f"One of the sides that `labkit sides` describes: {names_in_help()} (see `labkit peers`)."),
     ] = "hf-eager",
     candidate: Annotated[str, typer.Option(help="The side that is compared with the baseline.")] = "fused",
     dtype: Dtype = "float32",
@@ -56,25 +53,31 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Measure two ways to run a model, and tell which is faster, with intervals and the machine's limit."""
-    from labkit.harness.compare.plan import Schedule
-    from labkit.harness.compare.versus import compare_with_each, comparison_case
     from labkit.harness.results import save
 
-    case = comparison_case(
-        model=model,
-        dtype=dtype,
-        batch=batch,
-        prompt=prompt,
-        new=new,
-        threads=threads,
-        tp=tp,
-        pp=pp,
-        schedule=schedule,
-        memory_gb=memory_gb,
-    )
-    order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet, question=question)
     with progress_bar(err) as follow:
-        (comparison,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=follow)
+        comparison = labkit.compare(
+            baseline,
+            candidate,
+            model=model,
+            dtype=dtype,
+            batch=batch,
+            prompt=prompt,
+            new=new,
+            threads=threads,
+            tp=tp,
+            pp=pp,
+            schedule=schedule,
+            memory_gb=memory_gb,
+            rounds=rounds,
+            budget_s=budget_s,
+            wait_quiet_s=wait_quiet,
+            question=question,
+            seed=seed,
+            output=output,
+            write=False,
+            progress=follow,
+        )
     if as_json:
         typer.echo(json.dumps(comparison.as_dict()))
     else:

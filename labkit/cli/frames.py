@@ -18,7 +18,7 @@ from rich.table import Table
 
 from labkit.nsys.tables.catalogue import TITLES, unit_of
 from labkit.nsys.tables.kernel_names import cut
-from labkit.system.markdown import as_text
+from labkit.system.markdown import as_text, markdown_table
 from labkit.system.shown import shown
 
 # Groups of columns that share one unit.
@@ -54,14 +54,9 @@ def terminal_table(frame: pd.DataFrame, columns: Sequence[str], width: int, titl
 def markdown(frame: pd.DataFrame, columns: Sequence[str]) -> str:
     """The columns of a frame as a table in Markdown."""
     titles, cells = _written(frame, columns)
-    lines = [_markdown_row([titles[name] for name in columns])]
-    lines.append("|" + "|".join(" ---: " if _is_numeric(frame[name]) else " --- " for name in columns) + "|")
-    lines += [_markdown_row(row) for row in zip(*(cells[name] for name in columns), strict=True)]
-    return "\n".join(lines)
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(as_text, cells)) + " |"
+    lines = (map(as_text, row) for row in zip(*(cells[name] for name in columns), strict=True))
+    numeric = [place for place, name in enumerate(columns) if _is_numeric(frame[name])]
+    return markdown_table([as_text(titles[name]) for name in columns], map(list, lines), numeric)
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from labkit.cli.frames import fit, markdown, rows, terminal_table
 from labkit.nsys.tables.catalogue import TraceTable
 from labkit.nsys.tables.kernel_names import brief
 from labkit.nsys.tables.trace_tables import catalogued
-from labkit.system.csv_text import csv_text
 from labkit.system.markdown import as_text
+from labkit.system.result_table import csv_text
 from labkit.system.shown import shown_lines
 from labkit.system.terminal import terminal
 from labkit.system.whole_file import whole_file, write_whole

@@ -149,7 +149,7 @@ def stages(
     from labkit.nsys.analysis.stage_table import stage_table
     from labkit.nsys.reader.reading import read
 
-    table = stage_table(read(captures), tuple(by.split(",")))
+    table = stage_table(read(captures), tuple(name.strip() for name in by.split(",")))
     if as_json:
         rows = json.loads(table.frame.to_json(orient="records"))
         typer.echo(json.dumps({"rows": rows, "coverage": table.coverage, "clock": table.clock}))

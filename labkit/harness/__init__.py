@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from labkit.system.lazy import lazy_parts
 
 if TYPE_CHECKING:
-    from labkit.harness.compare.sides import WorkerError
+    from labkit.harness.compare.side_process import WorkerError
     from labkit.harness.comparison import Comparison
     from labkit.harness.diff.changes import RecordsDiff
     from labkit.harness.diff.diff_records import diff_records
@@ -41,7 +41,7 @@ _HOME = {
     "RecordsDiff": "labkit.harness.diff.changes",
     "Run": "labkit.harness.records",
     "Verdict": "labkit.statistics",
-    "WorkerError": "labkit.harness.compare.sides",
+    "WorkerError": "labkit.harness.compare.side_process",
     "diff_records": "labkit.harness.diff.diff_records",
     "load_records": "labkit.harness.results",
     "load_results": "labkit.harness.results",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import typer
 
-from labkit.harness.compare.baselines import baseline
+from labkit.harness.compare.loader import load_side
 from labkit.harness.timing import wait_for_gpu
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
 from labkit.stages import unwatched
@@ -37,7 +37,7 @@ def main(
     weight_dtype = dtype_of(dtype, FLOAT_DTYPES)
     source = resolve(model, seed=seed)
     options = {"tensor_parallel": {"tp_size": tp}} if tp > 1 else {}
-    loaded = baseline(side, source, weight_dtype, threads, **options)
+    loaded = load_side(side, source, weight_dtype, threads, **options)
     tokens = np.random.default_rng(seed).integers(0, loaded.config.vocab_size, (batch, prompt))
     arguments = loaded.greedy_arguments(batch, prompt)
 

@@ -13,11 +13,11 @@ from pydantic import ConfigDict, Field
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
 from labkit.harness.roofline import Work
+from labkit.harness.short_repr import ShortRepr
 from labkit.harness.timing import CLOCK, Times
 from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 from labkit.system.result_table import ResultTable, Tabular
-from labkit.system.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from labkit.system.bounded_call import BoundedCallError, bounded_call
+from labkit.models.bounded_call import BoundedCallError, bounded_call
 from labkit.system.errors import UserError
 from labkit.system.shown import shown
 

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from labkit.nsys.doctor.examination import doctor_table, examine
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.budget import budget
-    from labkit.nsys.tables.calls import calls
     from labkit.nsys.tables.compare import TraceDifference, compare_traces
     from labkit.nsys.tables.gaps import gaps, idle_by_cause, short_kernels
     from labkit.nsys.tables.losses import losses
-    from labkit.nsys.tables.operations import copies, kernels
+    from labkit.nsys.tables.operations import calls, copies, kernels
     from labkit.nsys.tables.operators import categories, operators
     from labkit.nsys.tables.ranges import ranges
     from labkit.nsys.tables.rank_waits import RankWaits, on_one_clock, rank_waits
@@ -92,7 +91,7 @@ _HOME = {
     "Window": "labkit.nsys.capture.command",
     "attribute": "labkit.nsys.analysis.attribution",
     "budget": "labkit.nsys.tables.budget",
-    "calls": "labkit.nsys.tables.calls",
+    "calls": "labkit.nsys.tables.operations",
     "categories": "labkit.nsys.tables.operators",
     "collectives": "labkit.nsys.analysis.collectives",
     "compare_traces": "labkit.nsys.tables.compare",

@@ -1,11 +1,21 @@
-"""Runs of nsys with its agent, a separate process that nsys starts and may lose before the program begins."""
+"""Runs of nsys with its agent, a separate process that nsys starts and may lose before the program begins.
+
+All nsys processes of one version share a segment of memory, NSys-VERSION. A process that is killed while it writes
+leaves the segment half written; every capture on the machine then fails with "Agent launcher failed.", or hangs. Seen
+with 2022.4.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 from labkit.nsys.process import Ended
-from labkit.nsys.shared_memory import sweep_shared_memory
 
 LOST_AGENT = (  # the end of nsys's last line
     *("End of file", "Agent launcher failed."),
@@ -19,6 +29,9 @@ THROWN = (
 )  # in the lines before it, which name a place in nsys's own code
 ATTEMPTS = 3  # another capture that begins at the same time can cost a second agent, too
 OTHERS_S = 30.0  # for captures of other processes to end
+SHARED = Path("/dev/shm")
+POLL_S = 0.1
+SEGMENTS = ("NSys-*", "quadd-*", "sem.nsys_sem_*")
 
 
 def run_with_agent(run: Callable[[], Ended]) -> Ended:
@@ -39,3 +52,21 @@ def lost_agent(ended: Ended) -> bool:
         return False
     *before, last = ended.said
     return last.endswith(LOST_AGENT) and all(any(mark in line for mark in THROWN) for line in before)
+
+
+def sweep_shared_memory(folder: Path = SHARED, *, patience_s: float = 0.0) -> None:
+    """Removes this user's segments of nsys, unless an nsys that may use them still runs after `patience_s`."""
+    until = time.monotonic() + patience_s
+    while any(_is_nsys(process) for process in psutil.process_iter(["name", "status"])):
+        if time.monotonic() >= until:
+            return
+        time.sleep(POLL_S)
+    for segment in (segment for pattern in SEGMENTS for segment in folder.glob(pattern)):
+        with suppress(OSError):  # another capture that begins just now removes them too
+            if segment.stat().st_uid == os.getuid():
+                segment.unlink()
+
+
+def _is_nsys(process: psutil.Process) -> bool:
+    name, status = process.info["name"], process.info["status"]
+    return (name or "").startswith("nsys") and status != psutil.STATUS_ZOMBIE

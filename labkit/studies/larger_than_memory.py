@@ -14,11 +14,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from labkit.engine.offload.prepared import folder_for
-from labkit.harness.compare.from_disk import ACCELERATE_DISK, HF_DISK, STREAMED
+from labkit.harness.compare.compare import comparison_case
+from labkit.harness.compare.disk_sides import ACCELERATE_DISK, HF_DISK, STREAMED
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
-from labkit.harness.compare.sides import WorkerError
-from labkit.harness.compare.versus import comparison_case
+from labkit.harness.compare.side_process import WorkerError
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import SCHEMA_VERSION, Case, FrozenRecord
 from labkit.harness.results import OF_LARGER, SaveError, save_lines

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
-from labkit.harness.compare.versus import comparison_case
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Measurement
 from labkit.harness.results import save_or_warn

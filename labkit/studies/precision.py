@@ -12,10 +12,9 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, ValidationError
 
-from labkit.harness.compare.baselines import IN_PRECISION
+from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
-from labkit.harness.compare.versus import comparison_case
 from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.evaluate import evaluate
 from labkit.harness.evaluation.records import Evaluation
@@ -233,7 +232,7 @@ def study_precision(
     known: dict[str, Any] = {"refused": refused, "stored": stored, "spread": _spread(source, stored)}
     show(so_far(PrecisionStudy, **known))
     turns = take_turns(
-        [SideSpec(IN_PRECISION + name, threads) for name in possible],
+        [SideSpec(f"fused:{name}", threads) for name in possible],
         comparison_case(model=model, dtype=EXACT, batch=1, prompt=PROMPT, new=new, threads=threads),
         Schedule(rounds=rounds, stages=False, question=question),
         progress=_part(follow, ERRORS, TURNS),

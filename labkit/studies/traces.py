@@ -120,7 +120,7 @@ def capture_pair(
     """Captures decode steps of both sides, each in its own process.
 
     - model: a preset, a checkpoint folder or a hub id.
-    - vanilla, fused: names of `labkit.harness.compare.baselines`.
+    - vanilla, fused: names of `labkit.harness.compare.loaded_side`.
     - steps: decode steps of each side.
     - prompt: random tokens of the prompt.
     - dtype: type of weights and activations.

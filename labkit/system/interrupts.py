@@ -1,4 +1,4 @@
-"""Ctrl-C that waits until imports and finalizers have ended.
+"""Interrupts: Ctrl-C that waits until imports and finalizers have ended, and an interrupt of another thread.
 
 A library may catch a KeyboardInterrupt while it is imported, and Python drops one that is raised in a finalizer. The
 command would then go on, or fail for another reason.
@@ -6,6 +6,7 @@ command would then go on, or fail for another reason.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -32,7 +33,7 @@ def interrupts_after_imports() -> Iterator[None]:
         return
     pending = False
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal pending
         if not _would_be_dropped(frame):
             pending = False
@@ -43,7 +44,7 @@ def interrupts_after_imports() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
 
     for number in (signal.SIGINT, signal.SIGALRM):
-        signal.signal(number, interrupt)
+        signal.signal(number, on_signal)
     try:
         yield
     finally:
@@ -52,6 +53,16 @@ def interrupts_after_imports() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if pending:
             raise KeyboardInterrupt
+
+
+def interrupt(thread: threading.Thread, error: type[BaseException] | None) -> None:
+    """Raises `error` in a thread as soon as it executes Python again. None cancels an error that was not raised yet.
+
+    A thread in `labkit.system.child.finished` notices it within 0.2 s.
+    """
+    if thread.ident is not None:
+        raised = ctypes.py_object(error) if error else None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), raised)
 
 
 def _would_be_dropped(frame: FrameType | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from labkit.system.shown import shown
 
@@ -16,6 +16,10 @@ def as_text(text: str) -> str:
     return MARKUP.sub(r"\\\g<0>", shown(re.sub(r"[ \t\r\n]+", " ", text).strip(" ")))
 
 
-def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table of a header and lines. Cells are Markdown: pass a stranger's text through `as_text`."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
+    """A Markdown table of a header and lines. Cells are Markdown: pass a stranger's text through `as_text`.
+
+    right: numbers of the columns that are aligned to the right.
+    """
+    rule = ["---:" if place in right else "---" for place in range(len(header))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))

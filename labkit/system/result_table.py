@@ -17,7 +17,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from labkit.system.csv_text import csv_text
 from labkit.system.markdown import as_text, markdown_table
 from labkit.system.shown import shown_lines
 from labkit.system.whole_file import write_whole
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep MathJax from reading dollar signs as formulas
 PLAIN_WIDTH = 100  # columns of the text from `str`
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a text that begins with one of these
 
 
 @dataclass(frozen=True)
@@ -134,3 +134,16 @@ class Tabular(ABC):
 
 def _html(text: str) -> str:
     return html.escape(text).replace("\n", "<br>")
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """The whole frame as CSV. A text that a spreadsheet would compute gets an apostrophe in front."""
+    safe = frame.copy()
+    for name in safe.columns:
+        if safe[name].dtype.kind not in "biufM":
+            safe[name] = [_quoted(cell) for cell in safe[name]]
+    return safe.to_csv(index=False, lineterminator="\n")
+
+
+def _quoted(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell

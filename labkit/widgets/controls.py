@@ -13,7 +13,7 @@ from IPython.display import display
 
 from labkit.models.presets import PRESETS
 from labkit.system.errors import RunError
-from labkit.system.interruption import interrupt
+from labkit.system.interrupts import interrupt
 from labkit.system.progress import Progress
 from labkit.widgets.page import BOX, CLOCK, OWN, WAITING, Clock, Page
 

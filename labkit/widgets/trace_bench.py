@@ -8,7 +8,7 @@ from labkit.figures.captures import captures_table
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.timeline import timeline
-from labkit.harness.compare.baselines import BASELINES
+from labkit.harness.compare.sides import IN_PROCESS
 from labkit.studies.outcome import Outcome
 from labkit.studies.traces import SOURCES, CapturePair, bundled_pair, capture_pair
 from labkit.system.partly import Show
@@ -46,7 +46,7 @@ class TraceBench(Bench[CapturePair]):
         settings: dict[str, Any] = sides | {"steps": steps, "source": source, "threads": threads}
         if source == "bundled":
             settings |= bundled_pair().of
-        choices = {"baseline": BASELINES, "candidate": BASELINES, "source": SOURCES}
+        choices = {"baseline": IN_PROCESS, "candidate": IN_PROCESS, "source": SOURCES}
         super().__init__(settings, choices)
 
     def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> CapturePair:

@@ -6,8 +6,8 @@ from typing import Any
 
 from labkit.figures.summary import headline, outcome
 from labkit.harness import Comparison
-from labkit.harness.compare.baselines import BASELINES
-from labkit.harness.compare.versus import compare
+from labkit.harness.compare.compare import compare
+from labkit.harness.compare.sides import IN_PROCESS
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.studies.outcome import Outcome
 from labkit.system.partly import Show
@@ -49,7 +49,7 @@ class Workbench(Bench[Comparison]):
         sizes = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         settings = texts | sizes | {"baseline": baseline, "threads": threads, "rounds": rounds}
         settings |= {"question": question} if question else {}
-        super().__init__(settings, {"dtype": FLOAT_DTYPES, "baseline": BASELINES})
+        super().__init__(settings, {"dtype": FLOAT_DTYPES, "baseline": IN_PROCESS})
 
     def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> Comparison:
         return compare(

@@ -14,9 +14,9 @@ from labkit.bench.models import Settings
 from labkit.bench.report import Row, report, rows
 from labkit.bench.targets import TARGETS, Target
 from labkit.harness import Comparison, load_records
+from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LlamaCpp
 from labkit.harness.compare.plan import Schedule
-from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.harness.environment import read_environment
 from labkit.models.presets import PRESETS
 

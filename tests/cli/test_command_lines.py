@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sweeps import paired, sweep
 
 from labkit.cli import app
-from labkit.harness.compare.sides import SideProcess
+from labkit.harness.compare.side_process import SideProcess
 from labkit.system.errors import RunError
 
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
@@ -36,6 +36,7 @@ LINES: dict[str, tuple[str, ...]] = {  # a small valid command line for each com
     "generate": ("tiny-gpt2", "--prompt", "hello", "--new", "2", "--seed", "1", "--temperature", "0.5"),
     "chat": ("chatty", "--new", "2", "--system", "be kind", "--threads", "1"),
     "tune": ("--model", "tiny-gpt2", "--dtype", "nothing"),
+    "sides": ("--json",),
     "models": (),
     "run": ("absent.ipynb", "-p", "model", "gpt2", "--timeout", "5"),
     "profile": ("--stage", "decode", "--range", "x", "--batch", "1"),

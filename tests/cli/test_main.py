@@ -28,6 +28,7 @@ from labkit.cli import models as models_cli
 from labkit.cli import tune as tune_cli
 from labkit.harness import Case, Comparison
 from labkit.harness.compare.plan import Schedule
+from labkit.harness.results import load_records
 from labkit.kernels import gpu
 from labkit.kernels.reading import READINGS
 
@@ -85,7 +86,7 @@ def check_figures(figures: dict[str, Any], baseline: str, candidate: str) -> Non
 
 def test_compare_ends_with_one_json_object(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison is made up."""
-    monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", lambda *sides, **settings: (comparison(),))
+    monkeypatch.setattr("labkit.harness.compare.compare.compare_with_each", lambda *sides, **settings: (comparison(),))
     code, output, errors = labkit("compare", "tiny-gpt2", *SMALL, "--json")
     assert code == 0, errors
     check_figures(json.loads(output.splitlines()[-1]), "hf-eager", "fused")
@@ -103,7 +104,7 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, mo
         )
         return (comparison(dtype=case.dtype),)
 
-    monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", measured)
+    monkeypatch.setattr("labkit.harness.compare.compare.compare_with_each", measured)
     code, output, errors = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere")
     assert code == 0, errors
     assert "random weights" in output
@@ -115,6 +116,7 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, mo
     assert (case.dtype, case.prompt_tokens, case.new_tokens, case.threads) == ("bfloat16", 9, 5, 1)
     assert recorded["schedule"] == Schedule(rounds=3)
     assert recorded["output"] == Path("elsewhere")
+    assert load_records("elsewhere") == [comparison(dtype="bfloat16")]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_wait_quiet_may_stand_without_a_number(
         schedules.append(schedule)
         return (comparison(),)
 
-    monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", measured)
+    monkeypatch.setattr("labkit.harness.compare.compare.compare_with_each", measured)
     for line in ((*arguments, "gpt2"), ("gpt2", *arguments)):
         assert labkit("compare", *line)[0] == 0
         assert schedules[-1].wait_quiet_s == waited
@@ -238,7 +240,7 @@ def test_wait_quiet_may_stand_without_a_number(
 def test_a_comparison_is_shown_though_it_cannot_be_saved(
     as_json: bool, labkit: Labkit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", lambda *rest, **more: (comparison(),))
+    monkeypatch.setattr("labkit.harness.compare.compare.compare_with_each", lambda *rest, **more: (comparison(),))
     monkeypatch.setattr("labkit.harness.results.write_whole", full)
     code, output, errors = labkit("compare", "gpt2", *(["--json"] if as_json else []))
     assert code == 1

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import Labkit, command_line
-from pretended_peers import NAME, PretendedPeer, wheel
+from pretended_peers import NAME, ROWS, PretendedPeer, wheel
 from rich.console import Console
 
 from labkit.cli import peers as peers_cli
 from labkit.harness.compare.peers import table
+from labkit.harness.compare.sides import SIDES
 
 
 @pytest.fixture
@@ -20,6 +21,8 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(peers_cli, "out", Console(width=200))
+    for name, row in ROWS.items():
+        monkeypatch.setitem(SIDES, name, row)
     monkeypatch.setitem(table.PEERS, NAME, PretendedPeer(wheel(tmp_path)))
     return command_line(monkeypatch, capsys)
 

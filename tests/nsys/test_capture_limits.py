@@ -14,7 +14,7 @@ from traces import Recorder
 from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.redaction import Redaction
 from labkit.nsys.capture.result import CaptureError, CommandFailedError
-from labkit.nsys.capture.trace_scrubbing import scrub_trace
+from labkit.nsys.capture.scrubbing import scrub_trace
 from labkit.nsys.capture.verify import Contents, contents_of_torch
 from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.trace import TraceError

@@ -23,11 +23,10 @@ from nsys_exports import GENERATIONS
 from sweeps import sweep
 
 from labkit.nsys.reader.reading import read
-from labkit.nsys.tables.calls import calls
 from labkit.nsys.tables.compare import compare_traces
 from labkit.nsys.tables.gaps import gaps, short_kernels
 from labkit.nsys.tables.nsys_reports import nvtx_gpu_proj_trace, nvtx_kern_sum
-from labkit.nsys.tables.operations import kernels
+from labkit.nsys.tables.operations import calls, kernels
 from labkit.nsys.tables.operators import operators
 from labkit.nsys.tables.ranges import projection
 from labkit.nsys.tables.rank_waits import rank_waits

@@ -7,17 +7,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.nsys import shared_memory
-from labkit.nsys.shared_memory import sweep_shared_memory
+from labkit.nsys import agent
+from labkit.nsys.agent import sweep_shared_memory
 
 
 @pytest.fixture
 def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder like /dev/shm. Only the processes of this test seem to run on the machine."""
     own_process = psutil.Process()
-    monkeypatch.setattr(
-        shared_memory.psutil, "process_iter", lambda _: [_known(child) for child in own_process.children()]
-    )
+    monkeypatch.setattr(agent.psutil, "process_iter", lambda _: [_known(child) for child in own_process.children()])
     for name in ("NSys-2022.4.2.1", "quadd-agent-instance-18556", "sem.nsys_sem_2491", "sem.mp-abc", "torch_1_2"):
         (tmp_path / name).write_bytes(b"\0" * 64)
     return tmp_path

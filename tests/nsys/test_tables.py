@@ -10,11 +10,10 @@ from traces import Recorder, disorder
 from unstaged_traces import mixed, waiting
 
 from labkit.nsys.tables.budget import budget
-from labkit.nsys.tables.calls import calls
 from labkit.nsys.tables.gaps import QUEUED, gaps, idle_by_cause
 from labkit.nsys.tables.host_causes import ALLOCATED, HOST, SYNCHRONISED
 from labkit.nsys.tables.kernel_names import brief
-from labkit.nsys.tables.operations import copies, kernels
+from labkit.nsys.tables.operations import calls, copies, kernels
 from labkit.nsys.tables.ranges import ranges
 from labkit.nsys.tables.selection import OPEN_NS, Selection
 from labkit.nsys.tables.summary import summarise

@@ -8,7 +8,7 @@ from comparisons import comparison
 from streaming_plans import plan, point
 from streaming_studies import study
 
-from labkit.harness.compare.sides import WorkerError
+from labkit.harness.compare.side_process import WorkerError
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.studies import larger_than_memory
 from labkit.studies.larger_than_memory import (

@@ -9,7 +9,7 @@ import pytest
 
 from labkit.system.child import child_lines, finished, run_child
 from labkit.system.errors import RunError
-from labkit.system.interruption import interrupt
+from labkit.system.interrupts import interrupt
 
 
 def test_a_command_tells_what_it_printed_and_how_it_ended() -> None:

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from labkit.harness.compare.memory_group import MemoryGroup
 from labkit.harness.environment import anonymous_memory
-from labkit.system.memory_group import MemoryGroup
 
 LOOK_S = 0.01
 CGROUP, WATCHED = "a memory cgroup", "a look at anonymous memory every 10 ms"

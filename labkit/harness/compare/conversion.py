@@ -15,7 +15,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from labkit.harness.compare.providers import provider_of
+from labkit.harness.compare.loader import FolderLoader, loader_of
 from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.owned_folder import owned_folder
@@ -32,14 +32,14 @@ def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | N
     The folder is removed when the context ends. With `scratch` it stays in that folder, and later calls for the same
     side and the same weights use it again. RunError of one line where the conversion fails.
     """
-    provider = provider_of(side)
-    assert provider is not None
+    loader = loader_of(side)
+    assert isinstance(loader, FolderLoader)
     stored = None if scratch is None else scratch / _name(side, model, dtype, seed)
     if stored is not None and stored.is_dir():
         yield stored
         return
     with owned_folder("labkit-peer-", scratch) as folder:
-        if provider.converts:
+        if loader.converts:
             _convert(side, model, dtype, seed, folder)
         if stored is not None:
             folder = folder.rename(stored)
@@ -70,9 +70,9 @@ def _cause(process: subprocess.CompletedProcess[str]) -> str:
 def main() -> None:
     """Converts the model of the command line."""
     side, model, seed, dtype, folder = sys.argv[1:]
-    provider = provider_of(side)
-    assert provider is not None
-    provider.convert(side, resolve(model, seed=int(seed)), dtype, Path(folder))
+    loader = loader_of(side)
+    assert isinstance(loader, FolderLoader)
+    loader.convert(side, resolve(model, seed=int(seed)), dtype, Path(folder))
 
 
 if __name__ == "__main__":

@@ -8,15 +8,14 @@ step to every rank. For padded rows its `generate` (transformers 5.23) gives oth
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, __version__
 from transformers.distributed import DistributedConfig
 
-from labkit.harness.compare.baselines import Baseline, comparison_device
-from labkit.harness.compare.provider import Provider, Room
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import FolderLoader, Room
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
@@ -26,14 +25,8 @@ HF_PIPELINE = "hf-pipeline"
 PARTS = ("layers", "embed_tokens", "norm")  # transformers replaces these on ranks that do not hold them
 
 
-class HfPipeline(Provider):
+class HfPipeline(FolderLoader):
     """`from_pretrained(distributed_config=DistributedConfig(pp_size=P))` on each rank of a group of P ranks."""
-
-    staged: ClassVar[bool] = True
-
-    def check(self, side: str, *, dtype: str, batch: int) -> None:
-        if comparison_device().type != "cpu":
-            raise UserError(f"{side} is a side on CPUs only; hide the GPU with CUDA_VISIBLE_DEVICES=-1")
 
     def check_model(self, side: str, source: ModelSource) -> None:
         model = empty_model(source.hf_config, torch.float32)
@@ -46,7 +39,7 @@ class HfPipeline(Provider):
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
         write_checkpoint(source, FLOAT_DTYPES[dtype], folder)
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         torch.set_num_threads(room.threads)
         stages = dist.get_world_size()
         model = AutoModelForCausalLM.from_pretrained(
@@ -56,4 +49,4 @@ class HfPipeline(Provider):
             trust_remote_code=False,
         )
         way = f"pipeline of {stages} stages, {model.config._attn_implementation} attention"
-        return Baseline(side, f"transformers {__version__}, {way}", dtype, model.eval(), source.tokenizer)
+        return LoadedSide(side, f"transformers {__version__}, {way}", dtype, model.eval(), source.tokenizer)

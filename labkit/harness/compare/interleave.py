@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from labkit.harness.compare.baselines import comparison_device
 from labkit.harness.compare.conversion import converted
-from labkit.harness.compare.participant import Participant, Ran
+from labkit.harness.compare.loaded_side import comparison_device
+from labkit.harness.compare.loader import FolderLoader, loader_of
+from labkit.harness.compare.measured_side import MeasuredSide, Ran
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec, labels, prepare
-from labkit.harness.compare.providers import provider_of
-from labkit.harness.compare.sides import SideProcesses
+from labkit.harness.compare.side_process import SideProcesses
 from labkit.harness.comparison import Comparison
 from labkit.harness.quiet import OthersByRound, wait_until_quiet
 from labkit.harness.records import Case, Measurement
@@ -92,13 +92,13 @@ def take_turns(
     if schedule.wait_quiet_s is not None:
         needed = max(side.cores for side in sides) if comparison_device().type == "cpu" else 1
         wait_until_quiet(schedule.wait_quiet_s, needed=needed, progress=progress)
-    conversions = sum(provider_of(side.name) is not None for side in sides)
+    conversions = sum(isinstance(loader_of(side.name), FolderLoader) for side in sides)
     steps_per_side = 1 + schedule.first_rounds + schedule.stages + bool(schedule.question)
     steps = _Steps(conversions + len(sides) * steps_per_side, progress)
     with ExitStack() as stack:
         folders = _folders(sides, prepared, schedule, steps, stack)
-        participants = [
-            Participant(
+        measured_sides = [
+            MeasuredSide(
                 name,
                 side,
                 stack.enter_context(SideProcesses(side.name, side.threads, side.ranks)),
@@ -107,25 +107,25 @@ def take_turns(
             )
             for name, side in zip(labels(sides), sides, strict=True)
         ]
-        for participant in participants:
-            steps.begin(f"loading and warming up {participant.name}")
-            participant.load(folders.get(participant.spec.name))
-        rounds = _Rounds(participants, schedule, decided, steps)
-        for participant in participants:
-            participant.note_peak()
+        for measured in measured_sides:
+            steps.begin(f"loading and warming up {measured.name}")
+            measured.load(folders.get(measured.spec.name))
+        rounds = _Rounds(measured_sides, schedule, decided, steps)
+        for measured in measured_sides:
+            measured.note_peak()
         rounds.run()
-        for participant in participants:
-            participant.note_peak()
-            participant.note_memory()
-            participant.note_reading()
+        for measured in measured_sides:
+            measured.note_peak()
+            measured.note_memory()
+            measured.note_reading()
         if show:
             show(_timed(rounds.result()))
-        for participant in participants if schedule.stages else ():
-            steps.begin(f"stages of {participant.name}")
-            participant.note_stages()
-        for participant in participants if schedule.question else ():
-            steps.begin(f"an answer of {participant.name}")
-            participant.note_answer()
+        for measured in measured_sides if schedule.stages else ():
+            steps.begin(f"stages of {measured.name}")
+            measured.note_stages()
+        for measured in measured_sides if schedule.question else ():
+            steps.begin(f"an answer of {measured.name}")
+            measured.note_answer()
     steps.end()
     return rounds.result()
 
@@ -151,7 +151,7 @@ def _folders(
     """Folders with the files of sides that read their own, by side; they stay until the stack is closed."""
     folders: dict[str, str] = {}
     for side in sides:
-        if provider_of(side.name) is not None:
+        if isinstance(loader_of(side.name), FolderLoader):
             steps.begin(f"preparing the weights for {side.name}")
             dtype, seed, scratch = prepared.case.dtype, schedule.seed, schedule.scratch
             folder = converted(side.name, prepared.weights, dtype=dtype, seed=seed, scratch=scratch)
@@ -163,36 +163,36 @@ class _Rounds:
     """The rounds of a schedule: a fixed number, or as many as the verdict takes."""
 
     def __init__(
-        self, participants: list[Participant], schedule: Schedule, decided: Callable[[Turns], bool], steps: _Steps
+        self, measured_sides: list[MeasuredSide], schedule: Schedule, decided: Callable[[Turns], bool], steps: _Steps
     ) -> None:
-        self._participants, self._schedule, self._decided, self._steps = participants, schedule, decided, steps
+        self._measured_sides, self._schedule, self._decided, self._steps = measured_sides, schedule, decided, steps
         self._looks: list[int] = []
-        self._others = OthersByRound([pid for participant in participants for pid in participant.process.pids])
+        self._others = OthersByRound([pid for measured in measured_sides for pid in measured.process.pids])
 
     def run(self) -> None:
-        """Runs all rounds. Each participant notes its own turns."""
+        """Runs all rounds. Each measured notes its own turns."""
         device = comparison_device()
 
         def probe(index: int) -> float | None:
-            return probe_bandwidth(self._participants[index].spec.cores, device)
+            return probe_bandwidth(self._measured_sides[index].spec.cores, device)
 
-        begun = [self._announced(participant) for participant in self._participants]
+        begun = [self._announced(measured) for measured in self._measured_sides]
         for turn in turns(begun, self._indices(), probe=probe, seed=self._schedule.seed):
-            self._participants[turn.side].note(turn)
+            self._measured_sides[turn.side].note(turn)
         self._others.end()
 
     def result(self) -> Turns:
-        """The measurements and tokens of all participants so far."""
-        measured = tuple(participant.measurement(self._others.cores) for participant in self._participants)
-        return Turns(measured, tuple(participant.tokens for participant in self._participants), tuple(self._looks))
+        """The measurements and tokens of all measured_sides so far."""
+        measured = tuple(measured.measurement(self._others.cores) for measured in self._measured_sides)
+        return Turns(measured, tuple(measured.tokens for measured in self._measured_sides), tuple(self._looks))
 
-    def _announced(self, participant: Participant) -> Callable[[int], Ran]:
-        """Function that announces a run of a participant and makes it."""
+    def _announced(self, measured: MeasuredSide) -> Callable[[int], Ran]:
+        """Function that announces a run of a measured and makes it."""
 
         def run(index: int) -> Ran:
             total = "" if self._schedule.budget_s else f" of {self._schedule.rounds}"
-            self._steps.begin(f"round {index + 1}{total}: {participant.name}")
-            return participant.run(index)
+            self._steps.begin(f"round {index + 1}{total}: {measured.name}")
+            return measured.run(index)
 
         return run
 
@@ -214,7 +214,7 @@ class _Rounds:
                 if spent or self._decided(self.result()):
                     return
                 look = next_look(done)
-                self._steps.expect((look - done) * len(self._participants))
+                self._steps.expect((look - done) * len(self._measured_sides))
 
 
 class _Steps:

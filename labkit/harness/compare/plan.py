@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
-from labkit.harness.compare.baselines import BASELINES, WITHOUT_KERNELS, check_baseline, comparison_device
-from labkit.harness.compare.providers import PROVIDED, provider_of
+from labkit.harness.compare.loaded_side import comparison_device
+from labkit.harness.compare.loader import check_side, loader_of
+from labkit.harness.compare.sides import ANY_ARCHITECTURE, SIDES, side_row
 from labkit.harness.records import Case
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
@@ -32,7 +33,7 @@ ON_RANKS = re.compile(
 class SideSpec:
     """A side of a comparison and its ranks."""
 
-    name: str  # of a baseline of `labkit.harness.compare.baselines`, or of a provider's side
+    name: str  # in the table of sides
     threads: int  # of each rank
     tp: int = 1  # ranks of each stage
     pp: int = 1  # stages
@@ -121,7 +122,7 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     _check_case(case, schedule)
     for side in sides:
         _check_side(side, case)
-    without_kernels = all(side.name in WITHOUT_KERNELS for side in sides)
+    without_kernels = all(side.name in ANY_ARCHITECTURE for side in sides)
     source = resolve(case.model, seed=schedule.seed, any_architecture=without_kernels)
     has_row = not without_kernels or find_policy(source.hf_config) is not None
     config = model_config_of(source.hf_config) if has_row else None
@@ -130,8 +131,7 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
             shard(config, side.tp)  # UserError where the model has too few heads
             if side.pp > config.num_layers:
                 raise UserError(f"got pp={side.pp} for {config.num_layers} layers, expected at most one stage for each")
-        if (provider := provider_of(side.name)) is not None:
-            provider.check_model(side.name, source)
+        loader_of(side.name).check_model(side.name, source)
     if config is not None:
         check_positions(config, case.prompt_tokens, case.new_tokens)
     return Prepared(case.model_copy(update={"origin": source.origin}), source, config)
@@ -169,23 +169,20 @@ def _check_case(case: Case, schedule: Schedule) -> None:
 
 
 def _check_side(side: SideSpec, case: Case) -> None:
-    provider = provider_of(side.name)
-    if provider is not None:
-        provider.check(side.name, dtype=case.dtype, batch=case.batch)
-    else:
-        check_baseline(side.name, others=PROVIDED)
+    check_side(side.name, dtype=case.dtype, batch=case.batch)
     check_numbers(threads=side.threads, tp=side.tp, pp=side.pp)
     if side.schedule not in SCHEDULES:
         raise UserError(f"got schedule = {side.schedule!r}, expected one of {', '.join(SCHEDULES)}")
-    staged = provider is not None and provider.staged
+    row = side_row(side.name)
+    staged = row.weights == "stages"
     if staged and (side.pp == 1 or side.tp > 1):
         raise UserError(
             f"got {side.name} with pp={side.pp} and tp={side.tp}; it runs only on stages: pass pp=2 or more and tp=1"
         )
     if side.ranks == 1:
         return
-    if not staged and (provider is not None or not side.name.startswith("fused")):
-        divisible = ", ".join(name for name in BASELINES if name.startswith("fused"))
+    if not staged and not row.divisible:
+        divisible = ", ".join(name for name, known in SIDES.items() if known.divisible)
         option = f"tp={side.tp}" if side.pp == 1 else f"pp={side.pp}"
         raise UserError(f"got {option} and the side {side.name!r}; expected a side that can be cut: {divisible}")
     if (device := comparison_device()).type != "cpu":

@@ -1,208 +1,204 @@
-"""The parent's end of a side. Starts a worker process for each rank, sends it requests, and ends it."""
+"""The table of sides: every way to run a model that can be compared.
+
+The help of the command line, `labkit sides`, the choices in notebooks, errors and the loaders read this table. It
+imports no torch, so that the help is quick. A new side is a row here, and the `Loader` that the row names.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Collection
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from labkit.harness.compare.budget import MemoryBudget, memory_budget
-from labkit.system.child import LOOK_S
-from labkit.system.errors import RunError, UserError
-from labkit.system.lifetime import kill_session
-from labkit.system.owned_folder import owned_folder
+from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
 
-FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
-SECONDS_TO_END = 10
-JOINING = ("prepare", "open_exchange")  # requests at which the ranks of a side meet
+PRECISION = "PRECISION"  # in the name of a row: any precision of the engine
 
+Device = Literal["any", "CPU", "GPU"]
+Weights = Literal["memory", "files", "disk", "stages"]
+Models = Literal["any", "listed", "LLaMA-like", "GGUF"]
 
-class WorkerError(RunError):
-    """A side's process failed or died."""
-
-
-class OutOfBudgetError(WorkerError):
-    """A side does not fit into its memory limit."""
+WEIGHTS: dict[Weights, str] = {
+    "memory": "in memory, packed or quantised when the side is loaded",
+    "files": "in memory, from files that are written for the side",
+    "disk": "on the disk, in files that are written for the side; a step reads what is not resident",
+    "stages": "in memory, spread over the stages of --pp",
+}
+MODELS: dict[Models, str] = {
+    "any": "every causal language model of transformers",
+    "listed": "the architectures of docs/models.md",
+    "LLaMA-like": "listed architectures with LLaMA's names of modules",
+    "GGUF": "a GGUF file",
+}
 
 
-class SideProcess:
-    """A fresh process for one side, with its thread count fixed before any library starts its pool.
+@dataclass(frozen=True)
+class SideRow:
+    """What is known about a side before it is loaded. A name that ends with ":PRECISION" stands for many sides."""
 
-    The worker ends with this context, and at once after an error. It has a session of its own, so Ctrl-C reaches only
-    the parent. It ends by itself when the parent disappears.
-    """
+    name: str
+    sentence: str
+    loader: str  # module and class of its `Loader`, in this package
+    device: Device = "any"
+    weights: Weights = "memory"
+    models: Models = "listed"
+    package: str = ""  # a package to install with pip
+    instead: str = ""  # the side to use where this one's device is missing
+    divisible: bool = False  # can run on ranks: NAME-tp2, NAME-pp2
+    precision: str = ""  # of the engine; empty: the dtype of the comparison, or the name has it
+    peer: str = ""  # the runtime that `labkit peers install` installs
+    own_type: bool = False  # the weights have a type of their own, which the dtype of the comparison does not change
 
-    def __init__(self, name: str, threads: int, cores: Collection[int] = ()) -> None:
-        """`cores`: cores on which the worker may run; empty: all cores of this process."""
-        self.name = name
-        self._errors = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as the process, which appends to it
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "labkit.harness.compare.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=os.environ | FIXED | {"OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,
+    @property
+    def prefix(self) -> str:
+        """The name without "PRECISION"; empty for a single side."""
+        return self.name.removesuffix(PRECISION) if self.name.endswith(f":{PRECISION}") else ""
+
+    @property
+    def needs(self) -> str:
+        """The command that installs what the side needs; empty where labkit's installation is enough."""
+        if self.peer:
+            return f"labkit peers install {self.peer}"
+        return f"pip install {self.package}" if self.package else ""
+
+
+def _vanilla(name: str, sentence: str, loader: str, **fields: Any) -> SideRow:
+    """A side that transformers runs from memory."""
+    return SideRow(name, sentence, f"vanilla_sides:{loader}", **{"models": "any"} | fields)
+
+
+def _fused(name: str, sentence: str, precision: str = "", models: Models = "listed") -> SideRow:
+    """The engine with resident weights."""
+    return SideRow(name, sentence, "fused_sides:Fused", models=models, divisible=True, precision=precision)
+
+
+def _disk(name: str, sentence: str, loader: str, package: str = "") -> SideRow:
+    """A side with weights on the disk."""
+    return SideRow(name, sentence, f"disk_sides:{loader}", device="CPU", weights="disk", package=package)
+
+
+ROWS = (
+    _vanilla("hf-eager", "transformers, op by op", "Eager"),
+    _vanilla("hf-gemm", "hf-eager with labkit's GEMM", "Gemm", device="CPU", models="listed", instead="hf-graph"),
+    _vanilla("hf-static", "hf-eager with a static KV cache", "StaticCache"),
+    _vanilla("hf-compile", "transformers with torch.compile", "Compiled"),
+    _vanilla("hf-graph", "transformers in a CUDA graph", "Graphed", device="GPU", instead="hf-static"),
+    _vanilla("accelerate", "hf-eager with accelerate's hooks", "Accelerate", package="accelerate"),
+    _fused("fused", "labkit's engine"),
+    _fused("fused-int8", "the engine with int8 weights", "int8+head"),
+    _fused("fused-int4", "the engine with int4 weights in groups of 32", "int4+head"),
+    _fused("fused-int4-64", "the engine with int4 weights in groups of 64", "int4-64+head"),
+    _fused("fused-int4-128", "the engine with int4 weights in groups of 128", "int4-128+head"),
+    _fused("fused-stored", "the engine with the codes of a GGUF file", "stored", "GGUF"),
+    _fused("fused:PRECISION", "the engine in any precision, such as fused:int4-64"),
+    _disk("fused-streamed", "the engine with offloaded layers", "Streamed"),
+    _disk("fused-streamed:PRECISION", "fused-streamed in any precision, such as fused-streamed:int8", "Streamed"),
+    _disk("hf-disk", "transformers with device_map disk", "HfDisk", "accelerate"),
+    _disk("accelerate-disk", "accelerate's disk_offload", "AccelerateDisk", "accelerate"),
+    SideRow(
+        "hf-pipeline",
+        "transformers' own pipeline",
+        "hf_pipeline:HfPipeline",
+        device="CPU",
+        weights="stages",
+        models="LLaMA-like",
+    ),
+)
+
+
+def _peer(
+    peer: str, loader: str, sides: dict[str, str], *, plain: str = "", weights: Weights = "files"
+) -> tuple[SideRow, ...]:
+    """The rows of a peer. `sides`: sentences by name. `plain`: the side in the dtype of the comparison."""
+    return tuple(
+        SideRow(
+            name,
+            sentence,
+            f"peers.{loader}",
+            device="CPU",
+            weights=weights,
+            models="GGUF" if name.endswith("-gguf") else "listed",
+            peer=peer,
+            own_type=name != plain,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests, self.replies = self._process.stdin, self._process.stdout
-        if cores:
-            os.sched_setaffinity(self._process.pid, cores)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def ask(self, op: str, **request: Any) -> dict[str, Any]:
-        """The answer to one request. UserError where the worker refused the user's input, else WorkerError."""
-        self.send(op, **request)
-        return self.receive()
-
-    def send(self, op: str, **request: Any) -> None:
-        """Sends a request; `receive` waits for its answer."""
-        try:
-            self._requests.write(json.dumps({"op": op, **request}) + "\n")
-            self._requests.flush()
-        except BrokenPipeError:
-            raise self._died() from None
-
-    def receive(self) -> dict[str, Any]:
-        """The answer to the last request; raises as `ask` does."""
-        line = self.replies.readline()
-        if not line:
-            raise self._died()
-        reply: dict[str, Any] = json.loads(line)
-        if "error" in reply:
-            self._process.wait()
-            message = f"{self.name}: {reply['message']}"
-            if reply["error"] == OutOfBudgetError.__name__:
-                raise OutOfBudgetError(message)
-            if reply["users"]:
-                raise UserError(message)
-            raise WorkerError(f"{message} ({reply['error']})\n{self._last_errors()}")
-        return reply
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not None:
-            self._kill()
-        with contextlib.suppress(BrokenPipeError):
-            self._requests.close()
-        try:
-            self._process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            self._kill()
-        self.replies.close()
-        self._errors.close()
-
-    def _kill(self) -> None:
-        if self._process.poll() is None:
-            kill_session(self._process)
-
-    def _died(self) -> WorkerError:
-        code = self._process.wait()
-        if code < 0:
-            cause = f"was killed by {signal.Signals(-code).name}"
-            if -code == signal.SIGKILL:
-                cause += ", as the system does when memory runs out; use a smaller model, dtype or batch"
-        else:
-            cause = f"ended with exit code {code}"
-        return WorkerError(f"the process of {self.name} {cause}\n{self._last_errors()}".rstrip())
-
-    def _last_errors(self, lines: int = 12) -> str:
-        self._errors.seek(0)
-        return "\n".join(self._errors.read().splitlines()[-lines:])
+        for name, sentence in sides.items()
+    )
 
 
-class SideProcesses:
-    """One side of a comparison: a `SideProcess` for each rank, each on its own cores if there are enough.
+PEER_ROWS = (
+    *_peer(
+        "llama.cpp",
+        "llama_cpp:LlamaCpp",
+        {
+            "llama.cpp": "llama.cpp",
+            "llama.cpp-q8_0": "llama.cpp with int8 weights in groups of 32",
+            "llama.cpp-q4_0": "llama.cpp with int4 weights, a scale for each group of 32",
+            "llama.cpp-q4_1": "llama.cpp with int4 weights, a scale and a minimum for each group of 32",
+            "llama.cpp-gguf": "llama.cpp with the model's own GGUF file",
+        },
+        plain="llama.cpp",
+    ),
+    *_peer(
+        "onnxruntime",
+        "onnxruntime:OnnxRuntime",
+        {"onnxruntime": "ONNX Runtime", "onnxruntime-int8": "ONNX Runtime with int8 weights"},
+        plain="onnxruntime",
+    ),
+    *_peer(
+        "openvino",
+        "openvino:OpenVino",
+        {"openvino": "OpenVINO", "openvino-int8": "OpenVINO with int8 weights"},
+        plain="openvino",
+    ),
+    *_peer(
+        "ctranslate2",
+        "ctranslate2:CTranslate2",
+        {"ctranslate2": "CTranslate2", "ctranslate2-int8": "CTranslate2 with int8 weights"},
+        plain="ctranslate2",
+    ),
+    *_peer(
+        "torchao",
+        "torchao:TorchAo",
+        {"torchao-int8": "torchao, int8 weights, compiled", "torchao-int4": "torchao, int4 weights, compiled"},
+        weights="memory",
+    ),
+    *_peer(
+        "bitsandbytes",
+        "bitsandbytes:BitsAndBytes",
+        {"bitsandbytes-int8": "bitsandbytes' LLM.int8()", "bitsandbytes-nf4": "bitsandbytes' 4-bit NF4"},
+        weights="memory",
+    ),
+    *_peer(
+        "deepspeed",
+        "deepspeed:DeepSpeed",
+        {"deepspeed-zero": "DeepSpeed's ZeRO-Inference from files"},
+        plain="deepspeed-zero",
+        weights="disk",
+    ),
+)
+SIDES = {row.name: row for row in (*ROWS, *PEER_ROWS)}
+ANY_ARCHITECTURE = tuple(row.name for row in ROWS if row.models == "any")
+IN_PROCESS = tuple(row.name for row in ROWS if row.weights == "memory" and not row.prefix)  # choices of notebooks
 
-    A context. An error on one rank ends the whole side, because the other ranks would wait for it.
+
+def side_row(name: str, *, others: Iterable[str] = ()) -> SideRow:
+    """The row of the side `name`, without an ending for ranks. `others`: further names that the error lists.
+
+    UserError for an unknown name.
     """
-
-    def __init__(self, name: str, threads: int, ranks: int = 1) -> None:
-        self.name, self.ranks = name, ranks
-        self._stack = contextlib.ExitStack()
-        self._limits = self._stack.enter_context(contextlib.ExitStack())  # closed after the processes
-        self._budget: MemoryBudget | None = None
-        if ranks == 1:
-            self._joins: list[dict[str, Any]] = [{}]
-            self._processes = [self._stack.enter_context(SideProcess(name, threads))]
-            return
-        rendezvous = self._stack.enter_context(owned_folder("labkit-side-")) / "store"
-        joins = [{"rank": rank, "ranks": ranks, "rendezvous": rendezvous.as_uri()} for rank in range(ranks)]
-        self._joins = [{"join": join} for join in joins]
-        self._processes = [
-            self._stack.enter_context(SideProcess(f"{name}, rank {rank}", threads, cores))
-            for rank, cores in enumerate(cores_of_ranks(ranks, threads))
-        ]
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
-
-    @property
-    def budget(self) -> MemoryBudget | None:
-        """Memory limit of the processes; None: no limit."""
-        return self._budget
-
-    def limit_memory(self, gigabytes: float) -> None:
-        """Limits the memory that all ranks together may take from now on, in GB (1e9 bytes)."""
-        self._budget_gb = gigabytes
-        self._budget = self._limits.enter_context(memory_budget(int(gigabytes * 1e9), self.pids))
-
-    def ask(self, op: str, **request: Any) -> list[dict[str, Any]]:
-        """The answers of all ranks, by rank. Raises the first rank's error as `SideProcess.ask` does.
-
-        OutOfBudgetError where a process was killed because it exceeded its memory.
-        """
-        try:
-            return self._answers(op, request)
-        except OutOfBudgetError:
-            raise
-        except WorkerError:
-            if self._budget is None or not self._budget.exceeded:
-                raise
-            raise OutOfBudgetError(
-                f"{self.name} needs more than {self._budget_gb:g} GB of memory, the limit set by {self._budget.how}; "
-                "give it more, or use a smaller model, dtype or batch"
-            ) from None
-
-    def _answers(self, op: str, request: dict[str, Any]) -> list[dict[str, Any]]:
-        for process, join in zip(self._processes, self._joins, strict=True):
-            process.send(op, **request, **(join if op in JOINING else {}))
-        answers: dict[int, dict[str, Any]] = {}
-        with selectors.DefaultSelector() as waiting:
-            for rank, process in enumerate(self._processes):
-                waiting.register(process.replies, selectors.EVENT_READ, rank)
-            while len(answers) < len(self._processes):
-                for ready, _ in waiting.select(LOOK_S):
-                    answers[ready.data] = self._processes[ready.data].receive()
-                    waiting.unregister(ready.fileobj)
-        return [answers[rank] for rank in range(len(self._processes))]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.__exit__(kind, error, at)
+    if name in SIDES and not SIDES[name].prefix:
+        return SIDES[name]
+    for row in SIDES.values():
+        if row.prefix and name.startswith(row.prefix):
+            return row
+    known = (*SIDES, *others)
+    raise UserError(
+        f"unknown side {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}; `labkit sides` "
+        "describes them"
+    )
 
 
-def cores_of_ranks(ranks: int, threads: int) -> list[list[int]]:
-    """Neighbouring cores for the threads of each rank; empty lists where there are too few cores for all ranks."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < ranks * threads:
-        return [[] for _ in range(ranks)]
-    return [cores[rank * threads : (rank + 1) * threads] for rank in range(ranks)]
+def names_in_help() -> str:
+    """The sides, without those of peers, for the help of an option."""
+    return f"{', '.join(row.name for row in ROWS)}; on ranks: fused-tp2, fused-pp2-naive; or a side of a peer"

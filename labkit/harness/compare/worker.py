@@ -25,9 +25,8 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-from labkit.harness.compare.baselines import baseline, comparison_device
-from labkit.harness.compare.provider import Room
-from labkit.harness.compare.providers import get_ready, provider_of
+from labkit.harness.compare.loaded_side import comparison_device
+from labkit.harness.compare.loader import FolderLoader, Room, load_side, loader_of
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.stored_weights import as_plain
@@ -71,7 +70,7 @@ class Worker:
         self._options = options
         if join is not None:
             _join(join)
-        get_ready(name, self._dtype)
+        loader_of(name).get_ready(name, self._dtype)
         return_freed_memory()
         self._device = comparison_device()
         reset_peak_memory(self._device)
@@ -94,16 +93,16 @@ class Worker:
 
         answer_tokens: tokens of a later answer; 0: no answer. memory_gb: the side's memory limit.
         """
-        name, provider, seed = self._name, provider_of(self._name), self._seed
+        name, loader, seed = self._name, loader_of(self._name), self._seed
         self._shape = (batch, prompt)
         started = perf_counter()
-        if provider is not None:
+        if isinstance(loader, FolderLoader):
             assert converted is not None
             positions = max(prompt + new, QUESTION_TOKENS + answer_tokens) if answer_tokens else prompt + new
             room = Room(threads, batch, prompt, positions, memory_gb)
-            self._side = provider.load(name, Path(converted), self._source, self._dtype, room)
+            self._side = loader.load(name, Path(converted), self._source, self._dtype, room)
         else:
-            self._side = baseline(name, self._source, self._dtype, threads, **self._options)
+            self._side = load_side(name, self._source, self._dtype, threads, **self._options)
         wait_for_gpu()
         loaded = perf_counter()
         self._generation_args = self._side.greedy_arguments(batch, prompt)

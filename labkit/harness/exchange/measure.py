@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.harness.compare.sides import SideProcesses, cores_of_ranks
+from labkit.harness.compare.side_process import SideProcesses, cores_of_ranks
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement
 from labkit.harness.quiet import wait_until_quiet

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from labkit.harness.compare.baselines import check_name
+from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
+from labkit.harness.compare.loader import loader_at
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
-from labkit.harness.compare.providers import PROVIDED, provider_of
-from labkit.harness.compare.sides import OutOfBudgetError
-from labkit.harness.compare.versus import comparison_case
+from labkit.harness.compare.side_process import OutOfBudgetError
+from labkit.harness.compare.sides import side_row
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
@@ -143,10 +143,7 @@ def _check(methods: Sequence[str], batches: Sequence[int]) -> None:
         check_numbers(batch=batch)
     for method in methods:
         name = side_of(method, 1).name
-        if (provider := provider_of(name)) is not None:
-            provider.check_name(name)
-        else:
-            check_name(name, others=(*PROVIDED, *ALIASES))
+        loader_at(side_row(name, others=ALIASES).loader).check_name(name)
 
 
 def _existing_cells(file: Path, settings: GridSettings) -> dict[tuple[str, int], MethodCell]:

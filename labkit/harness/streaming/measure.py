@@ -15,7 +15,8 @@ import torch
 from pydantic import Field
 
 from labkit.engine.engine import FusedEngine
-from labkit.harness.compare.baselines import IN_PRECISION, Baseline, baseline
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import load_side
 from labkit.harness.disk import BLOCK, folder_rate_gb_s, read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.records import FrozenRecord
@@ -81,13 +82,13 @@ def _still_grows(points: Sequence[BatchPoint]) -> bool:
 
 
 @contextmanager
-def _engine(order: StreamOrder, source: ModelSource, batch: int) -> Iterator[Baseline]:
+def _engine(order: StreamOrder, source: ModelSource, batch: int) -> Iterator[LoadedSide]:
     """The engine with the most resident layers that fit next to this batch."""
     plan, case = order.plan, order.plan.case
     resident_bytes = plan.footprint.for_weights(plan.memory, batch, case.prompt_tokens, case.tokens, case.slots)
     reset_peak_memory()
-    side = baseline(
-        IN_PRECISION + case.precision,
+    side = load_side(
+        f"fused:{case.precision}",
         source,
         torch.float32,
         case.threads,
@@ -101,7 +102,7 @@ def _engine(order: StreamOrder, source: ModelSource, batch: int) -> Iterator[Bas
         return_freed_memory()
 
 
-def _point(order: StreamOrder, side: Baseline, batch: int, before: int) -> BatchPoint:
+def _point(order: StreamOrder, side: LoadedSide, batch: int, before: int) -> BatchPoint:
     """The point of a batch, from its timed runs. `before`: bytes that the process held without an engine."""
     assert isinstance(side.model, FusedEngine)
     case, streamed = order.plan.case, side.model.streamed

@@ -21,9 +21,8 @@ from labkit.nsys.capture.command import RankReports, Window, nsys_command, torch
 from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.redaction import Redaction, without_secrets
 from labkit.nsys.capture.result import Capture, CaptureError
-from labkit.nsys.capture.scrubbing import scrub
+from labkit.nsys.capture.scrubbing import scrub, scrub_trace
 from labkit.nsys.capture.tax import Tax, count_forked, count_steps, tax_of_runs, tax_of_steps
-from labkit.nsys.capture.trace_scrubbing import scrub_trace
 from labkit.nsys.capture.verify import Contents, cause, contents, contents_of_torch, forks_unseen, full, lost
 from labkit.nsys.process import Ended, run
 from labkit.nsys.reader.reading import read

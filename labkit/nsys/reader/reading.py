@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,11 +15,12 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from labkit.nsys.kept_results import Packed, Unpacked, kept
+from labkit.nsys.process import run
 from labkit.nsys.reader.chrome import GZIP, read_chrome
 from labkit.nsys.reader.json_text import BOM
 from labkit.nsys.reader.limits import rank_number
-from labkit.nsys.reader.report import read_report
 from labkit.nsys.reader.sqlite import read_sqlite
+from labkit.nsys.tool import find_nsys
 from labkit.nsys.trace import SCHEMA, EmptyTraceError, Source, Trace, TraceError, typed
 from labkit.system.first_bytes import first_bytes, instead_of_content
 
@@ -28,6 +31,7 @@ EXPECTED = (
     "expected a .sqlite export or a .nsys-rep report of nsys, or a Chrome trace of torch.profiler (.json, .json.gz)"
 )
 
+EXPORT = ("nsys", "export", "--type", "sqlite")
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
 
 PathLike = str | os.PathLike[str]
@@ -111,6 +115,26 @@ def _reader(path: Path) -> Callable[[Path], Trace]:
     if not head:
         raise TraceError(f"{path.name} is empty: it was cut short, or the disk was full; {EXPECTED}. Record again")
     raise TraceError(f"{path.name} begins with {head[:16]!r}; {EXPECTED}")
+
+
+def read_report(path: Path) -> Trace:
+    """The trace of a report. TraceError if nsys is missing, or cannot export this report."""
+    by_hand = f"export it where it was recorded, and read the .sqlite: {shlex.join([*EXPORT, path.name])}"
+    nsys = find_nsys()
+    if nsys is None:
+        raise TraceError(f"{path.name} is a report that only nsys reads, and nsys is not installed; {by_hand}")
+    with tempfile.TemporaryDirectory(prefix="labkit-export-") as folder:
+        export = Path(folder, "report.sqlite")
+        command = [str(nsys.path), *EXPORT[1:], "--output", str(export), str(path.resolve())]
+        ended = run(command, os.environ)
+        if not ended.well or not export.exists():
+            output = ended.said or (f"exit code {ended.exit_code}",)
+            raise TraceError(
+                f"{path.name}: nsys {nsys.version_text} cannot export it ({output[-1]}); a report of a newer version "
+                f"needs that version: {by_hand}"
+            )
+        trace = read_sqlite(export)
+    return replace(trace, source=replace(trace.source, files=(path.name,)))
 
 
 def _joined(traces: Sequence[Trace]) -> Trace:

@@ -287,7 +287,7 @@ COMMANDS = {
         TraceCommand(
             "calls",
             "List calls on the CPU: CUDA, operators of PyTorch, the system's libraries.",
-            "calls:calls",
+            "operations:calls",
             (CALLS,),
         ),
         TraceCommand(

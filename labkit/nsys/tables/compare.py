@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from labkit.nsys.analysis.containment import NONE, on_one_line, parents, tightest
 from labkit.nsys.analysis.intervals import fresh_start_ns
+from labkit.nsys.analysis.launches import call_times, first_calls
+from labkit.nsys.analysis.projection import full_names
+from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.tables.budget import budget
+from labkit.nsys.tables.catalogue import DIFFERENCE
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.kernel_names import brief
-from labkit.nsys.tables.paths import operation_paths
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.units import Units, units_of
 from labkit.nsys.trace import Trace, TraceError
@@ -101,7 +106,7 @@ def _parts(
     frame["change"] = frame["difference_ns"] / max(int(frame["a_ns"].sum()), 1)
     frame = frame.rename_axis("name").reset_index().astype({"name": "str"})
     frame = frame.iloc[np.argsort(-frame["difference_ns"].abs().to_numpy(), kind="stable")].reset_index(drop=True)
-    frame = frame[["name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change"]]
+    frame = frame[list(DIFFERENCE)]
     if units is None:
         return frame
     a, b = frame["a_ns"] / units.a, frame["b_ns"] / units.b
@@ -119,7 +124,7 @@ def _rows(trace: Trace, selection: Selection) -> pd.DataFrame:
     fresh = fresh_start_ns(start, np.maximum(start, end), device)
     return pd.DataFrame(
         {
-            "path": operation_paths(trace)[selected],
+            "path": _operation_paths(trace)[selected],
             "kernel": [brief(str(name)) for name in operations["name"].array[selected]],
             "time_ns": np.maximum(end, start) - fresh,
         }
@@ -144,6 +149,28 @@ def _kernel_parts(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.Series, pd.Serie
         for side, of_side in zip((a, b), places, strict=True)
     ]
     return parts[0], parts[1]
+
+
+def _range_paths(trace: Trace) -> NDArray[np.object_]:
+    """The path of each range, from the outermost range around it: "generate/forward/layer"."""
+    bare = without_numbers(full_names(trace.ranges), trace.ranges["process"].to_numpy())
+    names = np.asarray(bare.astype(str), object)
+    (line,) = on_one_line([trace.ranges])
+    parent, level = parents(line)
+    paths = np.append(names, "")
+    for row in np.argsort(level, kind="stable").tolist():
+        if parent[row] != NONE:
+            paths[row] = f"{paths[parent[row]]}/{names[row]}"
+    return paths[:-1]
+
+
+def _operation_paths(trace: Trace) -> NDArray[np.object_]:
+    """The path of the ranges around the launch of each GPU operation; "" without ranges."""
+    call = first_calls(trace)
+    launched = call != NONE
+    range_rows = np.full(len(call), NONE)
+    range_rows[launched] = tightest(*on_one_line([trace.ranges, call_times(trace, call[launched])]))
+    return np.append(_range_paths(trace), "")[range_rows]
 
 
 def _places(kernels: pd.Series, common: set[str]) -> list[tuple[str, str] | None]:

@@ -1,4 +1,4 @@
-"""Tables of kernels and copies: their number, their time, and the bytes that they moved."""
+"""Tables of kernels, copies and calls by name: their number, their time, and the bytes that they moved."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from labkit.nsys.trace import Trace
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
+CALL_NAMES = {"api": "CUDA", "op": "PyTorch", "os": "system"}
 KERNEL_KEYS = ("name", "rank", "device", "stream", "grid", "block")
 SIZES = {"< 4 KB": 4e3, "4-64 KB": 64e3, "64 KB-1 MB": 1e6, "1-16 MB": 16e6, "> 16 MB": np.inf}
 UNKNOWN = "unknown"  # the size of copies whose bytes the file lacks
@@ -52,6 +53,23 @@ def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     table = table.merge(moved, on=keys)
     table["gb_s"] = table["bytes"] / table["total_ns"].clip(lower=1)
     return table
+
+
+def calls(trace: Trace, selection: Selection = EVERYTHING, kind: str | None = None) -> pd.DataFrame:
+    """The calls by library and name, the most time first: see `spread`. `kind`: one of CALL_KINDS.
+
+    A call's time includes the calls in it, and waiting. `share` is of the time of all calls of its library.
+    """
+    among = (trace.calls["kind"] == kind).to_numpy() if kind else None
+    rows = trace.calls[selection.of(trace, "calls", among=among)]
+    rows = rows.assign(
+        time_ns=rows["end_ns"] - rows["start_ns"],
+        library=rows["kind"].cat.rename_categories(CALL_NAMES),
+        rank=rank_of(trace, rows),
+    )
+    table = spread(rows, ["library", "name"])
+    whole = table.groupby("library")["total_ns"].transform("sum").clip(lower=1)
+    return table.assign(share=table["total_ns"] / whole)
 
 
 def _timed(trace: Trace, selected: np.ndarray) -> pd.DataFrame:

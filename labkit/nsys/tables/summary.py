@@ -13,12 +13,11 @@ from labkit.nsys.analysis.rank_numbers import NUMBERED, ranks, ranks_are_known
 from labkit.nsys.kept_results import Packed, Unpacked, kept
 from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.budget import budget
-from labkit.nsys.tables.calls import calls
 from labkit.nsys.tables.catalogue import SUMMARY
 from labkit.nsys.tables.doubts import doubts
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.losses import losses
-from labkit.nsys.tables.operations import copies, kernels
+from labkit.nsys.tables.operations import calls, copies, kernels
 from labkit.nsys.tables.ranges import ranges
 from labkit.nsys.tables.rank_waits import RankWaits, rank_waits
 from labkit.nsys.tables.selection import EVERYTHING, Selection

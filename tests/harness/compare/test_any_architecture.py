@@ -8,8 +8,9 @@ from small_models import TOKENS, randomised
 from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedModel
 
 import labkit
-from labkit.harness.compare.baselines import WITHOUT_KERNELS, baseline
+from labkit.harness.compare.loader import load_side
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
+from labkit.harness.compare.sides import ANY_ARCHITECTURE
 from labkit.harness.records import Case
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
@@ -44,7 +45,7 @@ def folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize("name", ["hf-eager", "hf-static", "accelerate"])
 def test_its_tokens_are_those_of_transformers(name: str, model: PreTrainedModel, folder: Path) -> None:
-    side = baseline(name, resolve(folder, any_architecture=True), torch.float32, threads=1)
+    side = load_side(name, resolve(folder, any_architecture=True), torch.float32, threads=1)
     assert torch.equal(side.generate(PROMPT, **ARGS), model.generate(PROMPT, **ARGS))
     calls: list[int] = []
     assert side.stage_times(lambda: calls.append(1)) == []
@@ -53,7 +54,7 @@ def test_its_tokens_are_those_of_transformers(name: str, model: PreTrainedModel,
 
 def test_it_is_prepared_without_a_shape_for_sides_without_kernels(folder: Path) -> None:
     sides = [SideSpec(name, 1) for name in ("hf-eager", "hf-compile")]
-    assert {side.name for side in sides} <= set(WITHOUT_KERNELS)
+    assert {side.name for side in sides} <= set(ANY_ARCHITECTURE)
     assert prepare(sides, case(folder), Schedule()).config is None
     assert prepare(sides, case(Path("tiny-gpt2")), Schedule()).config is not None
 

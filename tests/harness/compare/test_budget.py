@@ -14,12 +14,12 @@ from transformers import LlamaConfig
 
 from labkit.harness.compare import budget
 from labkit.harness.compare.budget import CGROUP, WATCHED, memory_budget
+from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
+from labkit.harness.compare.memory_group import PREFIX, MemoryGroup
 from labkit.harness.compare.plan import Schedule, SideSpec
-from labkit.harness.compare.sides import OutOfBudgetError, SideProcesses, WorkerError
-from labkit.harness.compare.versus import comparison_case
+from labkit.harness.compare.side_process import OutOfBudgetError, SideProcesses, WorkerError
 from labkit.harness.records import Case
-from labkit.system.memory_group import PREFIX, MemoryGroup
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.source import ModelSource, RandomWeights
 

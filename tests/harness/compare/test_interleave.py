@@ -15,9 +15,9 @@ import pytest
 from sweeps import sweep
 
 from labkit.harness import Comparison, WorkerError, load_records
+from labkit.harness.compare.compare import compare
 from labkit.harness.compare.interleave import first_difference
-from labkit.harness.compare.sides import SideProcess
-from labkit.harness.compare.versus import compare
+from labkit.harness.compare.side_process import SideProcess
 
 MODEL = "tiny-gpt2"
 SMALL: dict[str, Any] = {"model": MODEL, "batch": 2, "prompt": 9, "new": 5, "threads": 1, "rounds": 3}
@@ -166,7 +166,7 @@ def test_a_killed_worker_is_reported_with_its_signal() -> None:
 def test_a_worker_ends_with_its_parent() -> None:
     """The parent is killed with SIGKILL, so that it cannot clean up."""
     code = (
-        "from labkit.harness.compare.sides import SideProcess; import time\n"
+        "from labkit.harness.compare.side_process import SideProcess; import time\n"
         "side = SideProcess('hf-eager', threads=1); print(side.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True)

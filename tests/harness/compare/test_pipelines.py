@@ -10,12 +10,12 @@ from pipelined_models import of_transformers, without_padding
 
 import labkit
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
-from labkit.harness.compare import versus
+from labkit.harness.compare import compare as module
+from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.interleave import Turns, take_turns
+from labkit.harness.compare.loader import FolderLoader, loader_of
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
-from labkit.harness.compare.providers import provider_of
 from labkit.harness.compare.stage_spans import ends_of_tokens, times_beside_layers
-from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.harness.records import Case
 from labkit.stages import Phase, Stage
 from labkit.weights.resolve import resolve
@@ -48,7 +48,7 @@ def sides_of(baselines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, **rank
         recorded.extend(sides)
         return Turns((), ())
 
-    monkeypatch.setattr(versus, "take_turns", record_sides)
+    monkeypatch.setattr(module, "take_turns", record_sides)
     monkeypatch.setattr(Turns, "comparison", lambda *args: None)
     compare_with_each(baselines, "fused", comparison_case(**SIZE, threads=2, **ranks), Schedule())
     return recorded
@@ -128,9 +128,9 @@ def test_older_records_are_of_one_stage() -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_transformers_pipeline_gives_the_tokens_of_one_process_on_every_rank(tmp_path: Path) -> None:
-    source, provider = resolve("tiny-llama"), provider_of("hf-pipeline")
-    assert provider is not None
-    provider.convert("hf-pipeline", source, "float32", tmp_path)
+    source, loader = resolve("tiny-llama"), loader_of("hf-pipeline")
+    assert isinstance(loader, FolderLoader)
+    loader.convert("hf-pipeline", source, "float32", tmp_path)
     model = source.hf_model(torch.float32)
     expected = without_padding(model)
     ranks = labkit.launch(of_transformers, str(tmp_path), pp_size=2, timeout_s=200)

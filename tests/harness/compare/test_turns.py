@@ -3,9 +3,9 @@
 import pytest
 from comparisons import comparison
 
+from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec, labels
-from labkit.harness.compare.versus import comparison_case
 
 SMALL = comparison_case(model="tiny-llama", dtype="float32", batch=1, prompt=9, new=5, threads=1)
 ONE, TWO, CUT = SideSpec("fused", 1), SideSpec("fused", 2), SideSpec("fused", 1, tp=2)

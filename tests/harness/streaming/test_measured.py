@@ -21,7 +21,7 @@ from labkit.harness.streaming.records import LayerSpan, MemorySample
 from labkit.harness.streaming.spans import MOST_STEPS, hidden_share, run_spans
 from labkit.kernels.layer_stream import StreamSpan
 from labkit.system.errors import RunError, UserError
-from labkit.system.interruption import interrupt
+from labkit.system.interrupts import interrupt
 
 SIZES: dict[str, Any] = {"prompt": 6, "new": 6, "slots": 2, "threads": 1, "precision": "float32"}
 Measured = tuple[StreamingPlan, tuple[MemorySample, ...]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, __version__
 
-from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.peers.in_memory import InMemory, stored
 from labkit.harness.stored_weights import name_of
 from labkit.system.errors import UserError
@@ -27,9 +27,8 @@ class BitsAndBytes(InMemory):
     name = "bitsandbytes"
     package = "bitsandbytes"
     requirements = ("bitsandbytes==0.50.2",)
-    sides: ClassVar = {BITSANDBYTES_INT8: True, BITSANDBYTES_NF4: True}
 
-    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
+    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> LoadedSide:
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns in every call of a matrix
         int8, head = side == BITSANDBYTES_INT8, model.get_output_embeddings()
         for path, linear in list(model.named_modules()):
@@ -49,7 +48,7 @@ class BitsAndBytes(InMemory):
             f"bitsandbytes {api.__version__}, {weights}; transformers {__version__}, eager, "
             f"{model.config._attn_implementation} attention"
         )
-        return Baseline(side, impl, weights, model, source.tokenizer)
+        return LoadedSide(side, impl, weights, model, source.tokenizer)
 
 
 def _int8(api: Any, linear: nn.Linear) -> nn.Module:

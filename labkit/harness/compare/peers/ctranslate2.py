@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PretrainedConfig
 from transformers.generation import BaseStreamer
 
-from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.peer import Peer
-from labkit.harness.compare.provider import Room
+from labkit.harness.compare.sides import side_row
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.weights.source import ModelSource
 
@@ -29,7 +30,6 @@ class CTranslate2(Peer):
     name = CTRANSLATE2
     package = "ctranslate2"
     requirements = ("ctranslate2==4.8.5", "pyyaml==6.0.3")
-    sides: ClassVar = {CTRANSLATE2: False, CTRANSLATE2_INT8: True}
     dtypes = ("float32",)  # on CPUs it converts weights of other floating types to this one
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
@@ -48,17 +48,17 @@ class CTranslate2(Peer):
             converter.load_tokenizer = lambda *_, **__: tokenizer
             converter.convert(str(folder / FILES), quantization=self._computes(side))
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         api, computes = self.import_package(), self._computes(side)
         generator = api.Generator(
             str(folder / FILES), compute_type=computes, inter_threads=1, intra_threads=room.threads
         )
-        weights = torch.int8 if self.sides[side] else dtype
+        weights = torch.int8 if side_row(side).own_type else dtype
         model = CTranslate2Model(generator, source.hf_config)
-        return Baseline(side, f"ctranslate2 {api.__version__}, {computes}", weights, model, source.tokenizer)
+        return LoadedSide(side, f"ctranslate2 {api.__version__}, {computes}", weights, model, source.tokenizer)
 
     def _computes(self, side: str) -> str:
-        return "int8_float32" if self.sides[side] else "float32"
+        return "int8_float32" if side_row(side).own_type else "float32"
 
 
 class CTranslate2Model:

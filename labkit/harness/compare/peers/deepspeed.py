@@ -9,7 +9,7 @@ import tarfile
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import psutil
 import torch
@@ -17,11 +17,12 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from labkit.harness.compare.baselines import Baseline, vanilla
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.folder import packages_in
 from labkit.harness.compare.peers.peer import Peer
 from labkit.harness.compare.peers.pip import Pip
-from labkit.harness.compare.provider import Room
+from labkit.harness.compare.vanilla_sides import vanilla
 from labkit.kernels.build import BuildError, compiler
 from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource, hf_shapes
@@ -53,7 +54,6 @@ class DeepSpeed(Peer):
         "einops==0.8.2",
         "ninja==1.13.2",
     )
-    sides: ClassVar = {DEEPSPEED_ZERO: False}
     dtypes = ("float32", "bfloat16")
 
     def import_package(self) -> Any:
@@ -84,7 +84,7 @@ class DeepSpeed(Peer):
         import_module("deepspeed.ops.op_builder").AsyncIOBuilder().load(verbose=False)
         import_module("deepspeed.comm.torch").build_shm_op()
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         api = self.import_package()
         torch.set_num_threads(room.threads)
         if not dist.is_initialized():

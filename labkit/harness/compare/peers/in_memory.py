@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.linears import put_linears
 from labkit.harness.compare.peers.peer import Peer
-from labkit.harness.compare.provider import Room
 from labkit.harness.stored_weights import StoredWeights, name_of
 from labkit.weights.source import ModelSource
 
@@ -27,7 +27,7 @@ class InMemory(Peer):
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
         raise AssertionError(f"{side} takes the vanilla model")
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         api = self.import_package()
         torch.set_num_threads(room.threads)
         model = source.hf_model(dtype)
@@ -35,7 +35,7 @@ class InMemory(Peer):
         return self.quantised(api, side, source, model)
 
     @abstractmethod
-    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
+    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> LoadedSide:
         """The side that runs this model. The library changes the model, which has no `Conv1D`, in place."""
 
 

@@ -16,18 +16,19 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from labkit.harness.compare.baselines import Baseline, comparison_device
+from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
+from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.folder import installed, packages_in, sources_in
 from labkit.harness.compare.peers.gguf_file import quantise, stored_in
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.peer import Peer
 from labkit.harness.compare.peers.pip import Pip
-from labkit.harness.compare.provider import Room
+from labkit.harness.compare.sides import side_row
 from labkit.harness.stored_weights import StoredWeights
 from labkit.kernels.build import BuildError, compiler
 from labkit.models.dtypes import FLOAT_DTYPES
@@ -66,13 +67,6 @@ class LlamaCpp(Peer):
     name = LLAMA_CPP
     package = "llama_cpp"
     requirements = ("llama-cpp-python==0.3.36", "diskcache==5.6.3")
-    sides: ClassVar = {
-        LLAMA_CPP: False,
-        LLAMA_CPP_INT8: True,
-        LLAMA_CPP_Q4_0: True,
-        LLAMA_CPP_Q4_1: True,
-        LLAMA_CPP_GGUF: True,
-    }
     most_sequences = 1
 
     def packages(self) -> Path | None:
@@ -145,21 +139,21 @@ class LlamaCpp(Peer):
             assert source.gguf is not None
             file.symlink_to(source.gguf.resolve())
         else:
-            _export(source, dtype, file, INT8 if self.sides[side] else OUTTYPES[dtype], sources)
+            _export(source, dtype, file, INT8 if side_row(side).own_type else OUTTYPES[dtype], sources)
             return
         sys.path.append(str(sources / "gguf-py"))
         (folder / STORED).write_text(stored_in(file, import_module("gguf")).model_dump_json())
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         api = self.import_package()
         model = GgufModel(api, folder / FILE, source, threads=room.threads, positions=room.positions)
         impl = f"llama-cpp-python {api.__version__}, mapped weights, float16 KV cache"
         if side == LLAMA_CPP_INT8:
-            return Baseline(side, f"{impl}, {INT8}", torch.int8, model, source.tokenizer)
-        if self.sides[side]:
+            return LoadedSide(side, f"{impl}, {INT8}", torch.int8, model, source.tokenizer)
+        if side_row(side).own_type:
             weights = StoredWeights.model_validate_json((folder / STORED).read_text())
-            return Baseline(side, f"{impl}, {weights}", weights, model, source.tokenizer)
-        return Baseline(side, impl, dtype, model, source.tokenizer)
+            return LoadedSide(side, f"{impl}, {weights}", weights, model, source.tokenizer)
+        return LoadedSide(side, impl, dtype, model, source.tokenizer)
 
 
 class GgufModel(GreedySteps):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.exported import exported_step
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.peer import Peer
-from labkit.harness.compare.provider import Room
+from labkit.harness.compare.sides import side_row
 from labkit.weights.source import ModelSource
 
 ONNXRUNTIME = "onnxruntime"
@@ -35,7 +36,6 @@ class OnnxRuntime(Peer):
         *("onnxruntime==1.32.0", "flatbuffers==25.12.19", "protobuf==7.36.2"),
         *("onnx==1.23.2", "onnx-ir==1.1.0", "onnxscript==0.7.2", "ml-dtypes==0.6.0"),
     )
-    sides: ClassVar = {ONNXRUNTIME: False, ONNXRUNTIME_INT8: True}
     dtypes = ("float32",)
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
@@ -44,26 +44,26 @@ class OnnxRuntime(Peer):
         program, past = exported_step(source, dtype, rows=False)
         inputs, outputs = [TOKENS, *cache_names("past", len(past))], [LOGITS, *cache_names("present", len(past))]
         with TemporaryDirectory(dir=folder) as temporary:
-            plain = Path(temporary, FILE) if self.sides[side] else folder / FILE
+            plain = Path(temporary, FILE) if side_row(side).own_type else folder / FILE
             written = torch.onnx.export(
                 program, input_names=inputs, output_names=outputs, opset_version=OPSET, dynamo=True, verbose=False
             )
             assert written is not None
             written.save(plain, external_data=True)
-            if self.sides[side]:
+            if side_row(side).own_type:
                 del program, written
                 _quantise(api, plain, folder / FILE)
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         api = self.import_package()
         options = api.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = room.threads, 1
         session = api.InferenceSession(str(folder / FILE), options, providers=CPU_ONLY)
         model = OnnxModel(api, session, source.hf_config)
         impl = f"onnxruntime {api.__version__}, float32 KV cache"
-        if self.sides[side]:
-            return Baseline(side, f"{impl}, int8 in groups of {GROUP}", torch.int8, model, source.tokenizer)
-        return Baseline(side, impl, dtype, model, source.tokenizer)
+        if side_row(side).own_type:
+            return LoadedSide(side, f"{impl}, int8 in groups of {GROUP}", torch.int8, model, source.tokenizer)
+        return LoadedSide(side, impl, dtype, model, source.tokenizer)
 
 
 class OnnxModel(GreedySteps):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.exported import exported_step
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.peer import Peer
-from labkit.harness.compare.provider import Room
+from labkit.harness.compare.sides import side_row
 from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource
 
@@ -35,7 +36,6 @@ class OpenVino(Peer):
         *("nncf==3.4.0", "joblib==1.6.0", "natsort==8.4.0", "ninja==1.13.2", "pydot==4.0.1", "pyparsing==3.3.3"),
         *("scikit-learn==1.9.1", "tabulate==0.10.0", "threadpoolctl==3.8.0"),
     )
-    sides: ClassVar = {OPENVINO: False, OPENVINO_INT8: True}
     dtypes = ("float32", "bfloat16")
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
@@ -44,14 +44,14 @@ class OpenVino(Peer):
         program, past = exported_step(source, dtype, rows=True)
         model = api.convert_model(program)
         _keep_cache(api, model, past)
-        if self.sides[side]:
+        if side_row(side).own_type:
             import nncf  # type: ignore[import-not-found]
 
             model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
         api.save_model(model, folder / FILE, compress_to_fp16=False)
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
-        api, int8 = self.import_package(), self.sides[side]
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
+        api, int8 = self.import_package(), side_row(side).own_type
         settings = {"INFERENCE_NUM_THREADS": room.threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
         precision = PRECISIONS.get(dtype, "f32")
         settings |= {COMPUTE: precision} | ({} if int8 else {CACHE: precision})
@@ -63,7 +63,7 @@ class OpenVino(Peer):
             )
         impl = f"openvino {api.__version__.partition('-')[0]}, computes in {computes}, {cached} KV cache"
         model = OpenVinoModel(compiled.create_infer_request(), source.hf_config)
-        return Baseline(side, impl, torch.int8 if int8 else dtype, model, source.tokenizer)
+        return LoadedSide(side, impl, torch.int8 if int8 else dtype, model, source.tokenizer)
 
 
 class OpenVinoModel(GreedySteps):

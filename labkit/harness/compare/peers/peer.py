@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from labkit.harness.compare.baselines import comparison_device
+from labkit.harness.compare.loaded_side import comparison_device
+from labkit.harness.compare.loader import NO_GPU_VISIBLE, FolderLoader
 from labkit.harness.compare.peers.folder import installed, packages_in
 from labkit.harness.compare.peers.pip import Pip
-from labkit.harness.compare.provider import Provider
+from labkit.harness.compare.sides import SIDES, side_row
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 
 
-class Peer(Provider):
+class Peer(FolderLoader):
     """Another runtime. Its worker has the same weights, prompts, clock and threads as that of every other side. All
     other settings are the runtime's own choice.
     """
@@ -26,9 +26,13 @@ class Peer(Provider):
     name: ClassVar[str]  # on the command line
     package: ClassVar[str]  # as Python imports it
     requirements: ClassVar[tuple[str, ...]]  # pinned packages, without labkit's own dependencies
-    sides: ClassVar[Mapping[str, bool]]  # side: whether its weights have a type of their own
     dtypes: ClassVar[tuple[str, ...]] = tuple(FLOAT_DTYPES)  # of the side without a type of its own
     most_sequences: ClassVar[int | None] = None  # the largest batch; None: any
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Names of the sides of this peer."""
+        return tuple(row.name for row in SIDES.values() if row.peer == self.name)
 
     def packages(self) -> Path | None:
         """The folder from which the package is imported; None where it is not installed."""
@@ -38,7 +42,7 @@ class Peer(Provider):
     def unavailable(self) -> str | None:
         """Why the peer cannot be a side on this machine, and what to do; None when it can."""
         if comparison_device().type != "cpu":
-            return f"{self.name} is a side on CPUs only; hide the GPU with CUDA_VISIBLE_DEVICES=-1"
+            return f"{self.name} is a side on CPUs only; {NO_GPU_VISIBLE}"
         folder = installed(self.name)
         if folder is None:
             return f"{self.name} is not installed; install it with: labkit peers install {self.name}"
@@ -53,7 +57,7 @@ class Peer(Provider):
             raise UserError(
                 f"got a batch of {batch}, expected {self.most_sequences}: {self.name} runs no more sequences at once"
             )
-        if not self.sides[side] and dtype not in self.dtypes:
+        if not side_row(side).own_type and dtype not in self.dtypes:
             raise UserError(f"got {dtype} for {side}, expected {' or '.join(self.dtypes)}")
 
     def get_ready(self, side: str, dtype: torch.dtype) -> None:

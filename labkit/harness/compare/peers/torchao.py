@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, __version__
 
 from labkit.engine.vanilla.hf_graph import check_static_cache
-from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.peers.in_memory import InMemory, stored
 from labkit.harness.stored_weights import name_of
 from labkit.weights.source import ModelSource
@@ -27,9 +27,8 @@ class TorchAo(InMemory):
     name = "torchao"
     package = "torchao"
     requirements = ("torchao==0.18.0",)
-    sides: ClassVar = {TORCHAO_INT8: True, TORCHAO_INT4: True}
 
-    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
+    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> LoadedSide:
         check_static_cache(model)
         name = side.removeprefix("torchao-")
         kind, fits = (_int4(), _fits_int4) if side == TORCHAO_INT4 else (_int8(), _is_linear)
@@ -46,7 +45,7 @@ class TorchAo(InMemory):
             f"torch.compile, static cache, {model.config._attn_implementation} attention"
         )
         model.forward = torch.compile(model.forward, options=dict(FREEZING))  # type: ignore[method-assign]
-        return Baseline(side, impl, weights, model, source.tokenizer, options={"cache_implementation": "static"})
+        return LoadedSide(side, impl, weights, model, source.tokenizer, options={"cache_implementation": "static"})
 
 
 def _int8() -> Any:

@@ -16,10 +16,11 @@ from torch import Tensor
 
 import labkit
 from labkit.harness.compare.conversion import converted
+from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_GGUF
-from labkit.harness.compare.peers.table import PEER_OF_SIDE, PEERS
-from labkit.harness.compare.provider import Room
+from labkit.harness.compare.peers.table import PEERS
+from labkit.harness.compare.sides import PEER_ROWS, side_row
 from labkit.weights.box import HOW_TO_GET, boxed_file
 from labkit.weights.resolve import resolve
 
@@ -28,10 +29,10 @@ PROMPT = torch.arange(40, 60)[None]
 pytestmark = pytest.mark.timeout(900)  # a peer may compile its operators on first use
 MISSING = {name: peer.unavailable() for name, peer in PEERS.items()}
 SIDES = [
-    pytest.param(side, marks=pytest.mark.skipif(MISSING[peer.name] is not None, reason=MISSING[peer.name] or ""))
-    for side, peer in PEER_OF_SIDE.items()
-    if peer.name != "ctranslate2"
-    and side != LLAMA_CPP_GGUF  # ctranslate2 gives no logits, GGUF files have their own test
+    pytest.param(row.name, marks=pytest.mark.skipif(MISSING[row.peer] is not None, reason=MISSING[row.peer] or ""))
+    for row in PEER_ROWS
+    if row.peer != "ctranslate2"
+    and row.name != LLAMA_CPP_GGUF  # ctranslate2 gives no logits, GGUF files have their own test
 ]
 
 
@@ -52,7 +53,7 @@ def cosine(first: Tensor, second: Tensor) -> float:
 def bits(side: str) -> int:
     if any(four in side for four in ("q4", "int4", "nf4")):
         return 4
-    return 8 if PEER_OF_SIDE[side].sides[side] else 16
+    return 8 if side_row(side).own_type else 16
 
 
 def logits(model: Any) -> Tensor:
@@ -78,7 +79,7 @@ def test_the_logits_of_a_prompt_are_those_of_vanilla(side: str, model: str, monk
     monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
     source = resolve(model)
     with converted(side, model, dtype="float32", seed=0) as folder:
-        loaded = PEER_OF_SIDE[side].load(side, folder, source, torch.float32, Room(1, 1, 1, 32))
+        loaded = PEERS[side_row(side).peer].load(side, folder, source, torch.float32, Room(1, 1, 1, 32))
         assert cosine(logits(loaded.model), vanilla(model)) > LEAST_COSINE[bits(side)]
 
 

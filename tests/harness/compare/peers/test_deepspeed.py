@@ -8,10 +8,10 @@ import torch
 from sweeps import sweep
 from torch.utils.file_baton import FileBaton
 
+from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.peers import deepspeed
 from labkit.harness.compare.peers.deepspeed import DEEPSPEED_ZERO, DeepSpeed, remove_abandoned_locks, zero_settings
 from labkit.harness.compare.plan import Schedule
-from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.weights.resolve import resolve
 from labkit.weights.source import hf_shapes
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.peers.bitsandbytes import BITSANDBYTES_NF4, BitsAndBytes
 from labkit.harness.compare.peers.in_memory import InMemory, stored
@@ -16,7 +17,6 @@ from labkit.harness.compare.peers.linears import put_linears
 from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.peers.torchao import TORCHAO_INT4, TORCHAO_INT8, TorchAo
 from labkit.harness.compare.plan import Schedule
-from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 

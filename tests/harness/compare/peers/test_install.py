@@ -13,14 +13,15 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pretended_peers import NAME, PretendedPeer, wheel
+from pretended_peers import NAME, ROWS, PretendedPeer, wheel
 from sweeps import swept
 
 from labkit.harness.compare.peers import folder as folders
 from labkit.harness.compare.peers.folder import RECORD, installed, peers_root, python_version
 from labkit.harness.compare.peers.install import install
 from labkit.harness.compare.peers.pip import Pip, cause
-from labkit.harness.compare.peers.table import PEER_OF_SIDE, PEERS, peer_named
+from labkit.harness.compare.peers.table import PEERS, peer_named
+from labkit.harness.compare.sides import PEER_ROWS, SIDES
 from labkit.system import output_folder
 from labkit.system.errors import RunError, UserError
 from labkit.system.progress import unheard
@@ -36,7 +37,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> PretendedPeer:
+def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PretendedPeer:
+    for name, row in ROWS.items():
+        monkeypatch.setitem(SIDES, name, row)
     return PretendedPeer(wheel(tmp_path))
 
 
@@ -210,7 +213,8 @@ def test_a_dtype_that_a_side_does_not_compute_in_is_refused(peer: PretendedPeer)
 
 
 def test_each_side_belongs_to_one_peer() -> None:
-    assert len(PEER_OF_SIDE) == sum(len(known_peer.sides) for known_peer in PEERS.values())
+    assert len(PEER_ROWS) == sum(len(known_peer.sides) for known_peer in PEERS.values())
+    assert all(known_peer.name == name for name, known_peer in PEERS.items())
 
 
 @pytest.mark.parametrize("name", PEERS)

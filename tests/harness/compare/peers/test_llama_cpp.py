@@ -12,7 +12,9 @@ from gguf_files import gguf_model, write_gguf
 from sweeps import sweep
 
 from labkit.harness.compare import interleave
+from labkit.harness.compare.compare import compare, compare_with_each, comparison_case
 from labkit.harness.compare.conversion import converted
+from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.gguf_file import quantise, stored_in
 from labkit.harness.compare.peers.llama_cpp import (
     CONVERTER,
@@ -25,8 +27,6 @@ from labkit.harness.compare.peers.llama_cpp import (
     LlamaCpp,
 )
 from labkit.harness.compare.plan import Schedule
-from labkit.harness.compare.provider import Room
-from labkit.harness.compare.versus import compare, compare_with_each, comparison_case
 from labkit.harness.stored_weights import StoredWeights
 from labkit.system.errors import RunError, UserError
 from labkit.weights.resolve import resolve

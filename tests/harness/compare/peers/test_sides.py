@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
 from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.plan import Schedule
-from labkit.harness.compare.versus import compare_with_each, comparison_case
 
 pytestmark = pytest.mark.timeout(900)  # a peer may compile its operators on first use
 MISSING = {name: peer.unavailable() for name, peer in PEERS.items()}

@@ -9,13 +9,12 @@ from small_models import small_model
 from sweeps import swept
 
 from labkit.engine.offload.footprint import OTHERS, Footprint
-from labkit.harness.compare.baselines import Baseline
-from labkit.harness.compare.from_disk import SLOTS, STREAMED
+from labkit.harness.compare.compare import comparison_case
+from labkit.harness.compare.disk_sides import SLOTS, STREAMED
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import FolderLoader, Room, check_side, loader_of
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
-from labkit.harness.compare.provider import Room
-from labkit.harness.compare.providers import provider_of
-from labkit.harness.compare.sides import OutOfBudgetError
-from labkit.harness.compare.versus import comparison_case
+from labkit.harness.compare.side_process import OutOfBudgetError
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 from labkit.weights.spec import WeightSpec
@@ -44,12 +43,12 @@ def room(memory_gb: float | None = None) -> Room:
     return Room(threads=1, batch=2, prompt=9, positions=17, memory_gb=memory_gb)
 
 
-def side_of(name: str, source: ModelSource, folder: Path, memory_gb: float | None = None) -> Baseline:
-    provider = provider_of(name)
-    assert provider is not None
+def side_of(name: str, source: ModelSource, folder: Path, memory_gb: float | None = None) -> LoadedSide:
+    loader = loader_of(name)
+    assert isinstance(loader, FolderLoader)
     folder.mkdir()
-    provider.convert(name, source, "float32", folder)
-    return provider.load(name, folder, source, torch.float32, room(memory_gb))
+    loader.convert(name, source, "float32", folder)
+    return loader.load(name, folder, source, torch.float32, room(memory_gb))
 
 
 def least_gb(source: ModelSource) -> float:
@@ -122,7 +121,7 @@ def test_on_a_gpu_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     for side in SIDES:
-        provider = provider_of(side)
-        assert provider is not None
+        loader = loader_of(side)
+        assert isinstance(loader, FolderLoader)
         with pytest.raises(ValueError, match=f"{side} is a side on CPUs only"):
-            provider.check(side, dtype="float32", batch=1)
+            check_side(side, dtype="float32", batch=1)

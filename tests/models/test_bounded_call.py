@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from labkit.system.bounded_call import BoundedCallError, bounded_call
+from labkit.models.bounded_call import BoundedCallError, bounded_call
 
 
 def forever() -> str:

@@ -10,15 +10,10 @@ import torch
 from small_models import small_model
 from sweeps import swept
 
-from labkit.harness.compare import baselines
-from labkit.harness.compare.baselines import (
-    BASELINES,
-    QUANTISED,
-    Baseline,
-    baseline,
-    check_baseline,
-    comparison_device,
-)
+from labkit.harness.compare import vanilla_sides
+from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
+from labkit.harness.compare.loader import check_side, load_side
+from labkit.harness.compare.sides import IN_PROCESS
 from labkit.harness.stored_weights import StoredWeights
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
@@ -31,18 +26,22 @@ PROMPT[1] += 17
 ARGS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12}
 
 
-def rung(name: str, model: str, dtype: torch.dtype = torch.float32) -> Baseline:
+QUANTISED = {"fused-int4", "fused-int4-64", "fused-int4-128", "fused-stored"}
+EXACT = sorted(set(IN_PROCESS) - {"hf-eager", "hf-compile", *QUANTISED})
+
+
+def rung(name: str, model: str, dtype: torch.dtype = torch.float32) -> LoadedSide:
     if name == "accelerate" and find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
     if name == "hf-gemm" and (torch.cuda.is_available() or unavailable()):
         pytest.skip(unavailable() or "runs on CPUs only")
     if name == "hf-graph" and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
-    return baseline(name, resolve(model), dtype, threads=1)
+    return load_side(name, resolve(model), dtype, threads=1)
 
 
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
-@pytest.mark.parametrize("name", sorted(set(BASELINES) - {"hf-eager", "hf-compile", *QUANTISED} | {"fused-int8"}))
+@pytest.mark.parametrize("name", EXACT)
 def test_tokens_are_those_of_vanilla(name: str, model: str) -> None:
     vanilla = rung("hf-eager", model).generate(PROMPT, **ARGS)
     assert torch.equal(rung(name, model).generate(PROMPT, **ARGS), vanilla)
@@ -87,14 +86,14 @@ def test_the_steps_of_hf_gemm_use_the_engines_gemm(monkeypatch: pytest.MonkeyPat
     """2 layers of 4 linears and the head make 9 calls per step; in the prompt only the head has few rows."""
     side = rung("hf-gemm", "tiny-gpt2")
     calls: list[int] = []
-    original = baselines.gemm
+    original = vanilla_sides.gemm
 
     def counted(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         calls.append(len(x))
         return original(x, *args, **kwargs)  # type: ignore[arg-type]
 
     counted.__wrapped__ = counted  # type: ignore[attr-defined]  # `unchecked` reads this attribute
-    monkeypatch.setattr(baselines, "gemm", counted)
+    monkeypatch.setattr(vanilla_sides, "gemm", counted)
     prompt = torch.arange(70)[None]
     side.generate(
         prompt, **ARGS | {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "min_new_tokens": 4}
@@ -116,11 +115,11 @@ def test_launch_times_are_no_stage_times(monkeypatch: pytest.MonkeyPatch) -> Non
     """On another device the CPU's clock sees only launches; the stages are still announced to profilers."""
     runs: list[str] = []
     clock = SimpleNamespace(stage_times=lambda: ["launches"])
-    monkeypatch.setattr(baselines, "annotate", lambda model, policy: nullcontext(clock))
+    monkeypatch.setattr(vanilla_sides, "annotate", lambda model, policy: nullcontext(clock))
     source = resolve("tiny-gpt2")
     model = source.hf_model(torch.float32)
     for device, stages in (("cpu", ["launches"]), ("meta", [])):
-        side = baselines.vanilla("hf-eager", "eager", source, model.to(device))
+        side = vanilla_sides.vanilla("hf-eager", "eager", source, model.to(device))
         assert side.stage_times(lambda device=device: runs.append(device)) == stages  # type: ignore[misc]
     assert runs == ["cpu", "meta"]
 
@@ -128,7 +127,7 @@ def test_launch_times_are_no_stage_times(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_side_without_stages_makes_the_call_all_the_same() -> None:
     """`labkit profile` captures that call."""
     runs: list[int] = []
-    assert Baseline("any", "any", torch.float32, None, None).stage_times(lambda: runs.append(1)) == []
+    assert LoadedSide("any", "any", torch.float32, None, None).stage_times(lambda: runs.append(1)) == []
     assert runs == [1]
 
 
@@ -159,7 +158,7 @@ def test_tensors_follow_the_model() -> None:
         def generate(self, input_ids: torch.Tensor, **kwargs: torch.Tensor) -> None:
             inputs.update(input_ids=input_ids, **kwargs)
 
-    Baseline("meta", "none", torch.float32, MetaModel(), None).generate(PROMPT, attention_mask=PROMPT, new=3)
+    LoadedSide("meta", "none", torch.float32, MetaModel(), None).generate(PROMPT, attention_mask=PROMPT, new=3)
     assert inputs["new"] == 3
     assert inputs["input_ids"].is_meta
     assert inputs["attention_mask"].is_meta
@@ -169,7 +168,7 @@ def test_tensors_follow_the_model() -> None:
     ("name", "on_gpu", "message"),
     [
         ("hf-graph", False, "'hf-graph' got no GPU, expected an NVIDIA GPU and .* use hf-static"),
-        ("hf-gemm", True, "'hf-gemm' got a GPU, expected none: .* use hf-graph"),
+        ("hf-gemm", True, "hf-gemm is a side on CPUs only, and there is a GPU; use hf-graph or hide the GPU"),
         ("fused-int8", True, "'fused-int8' would not run on the GPU, where the others do: no triton"),
     ],
 )
@@ -179,7 +178,7 @@ def test_a_rung_of_another_device_is_refused(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     monkeypatch.setattr(gpu, "unavailable", lambda: "no triton")
     with pytest.raises(ValueError, match=message):
-        check_baseline(name)
+        check_side(name, dtype="float32", batch=1)
 
 
 def test_an_unknown_rung_is_refused_with_the_known_ones() -> None:

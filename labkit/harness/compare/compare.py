@@ -10,7 +10,7 @@ import torch
 
 from labkit.harness.compare.interleave import Turns, take_turns
 from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec
-from labkit.harness.compare.providers import provider_of
+from labkit.harness.compare.sides import side_row
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Case
 from labkit.harness.results import save_or_warn
@@ -41,10 +41,11 @@ def compare(
     question: str = "",
     seed: int = 0,
     output: str | os.PathLike[str] | None = RUNS,
+    write: bool = True,
     progress: Progress | None = None,
     show: Show | None = None,
 ) -> Comparison:
-    """Measures `candidate` against `baseline`, sides of `labkit.harness.compare.baselines`, on the model `model`.
+    """Measures `candidate` against `baseline`, sides that `labkit sides` lists, on the model `model`.
 
     Both generate `new` greedy tokens, without an early end of text, for the same `batch` random prompts of `prompt`
     tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None: torch's default).
@@ -69,6 +70,8 @@ def compare(
     output: folder in which the record is written, at the end and whole; None: it is not written. An unwritable folder
     is refused before anything is measured. Later problems with it are warnings, and the result is still returned.
 
+    write: False: the folder is only checked, and the caller saves the record.
+
     show: gets the comparison when its rounds are done, before stages and answers.
 
     UserError: an impossible name, size or dtype. NotQuietError: the machine did not become quiet. WorkerError: a side's
@@ -89,7 +92,7 @@ def compare(
     order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
     timed = None if show is None else (lambda turns: show(turns.comparison(0, -1)))
     (comparison,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress, show=timed)
-    if output is not None:
+    if output is not None and write:
         save_or_warn(comparison, output)
     return comparison
 
@@ -149,7 +152,6 @@ def compare_with_each(
 def _baseline(name: str, case: Case) -> SideSpec:
     """The side of a baseline that is compared with the candidate of the case."""
     side = SideSpec.named(name, case.cores)
-    provider = provider_of(side.name)
-    if provider is not None and provider.staged and side.pp == 1:
+    if side_row(side.name).weights == "stages" and side.pp == 1:
         return replace(side, threads=case.threads * case.tp, pp=case.pp)
     return replace(side, threads=case.threads) if case.pp == side.ranks == 1 else side

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from labkit.system.memory_group import PREFIX, MemoryGroup
+from labkit.harness.compare.memory_group import PREFIX, MemoryGroup
 
 LIMIT = 64 << 20
 TAKE = "import sys; sys.stdin.readline(); taken = bytearray(int(sys.argv[1])); print(len(taken))"
 HOLD = (
-    "import sys; from labkit.system.memory_group import MemoryGroup\n"
+    "import sys; from labkit.harness.compare.memory_group import MemoryGroup\n"
     "group = MemoryGroup.make(1 << 26); print(group.folder, flush=True); sys.stdin.readline()"
 )
 

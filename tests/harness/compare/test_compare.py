@@ -9,9 +9,10 @@ import pytest
 from comparisons import comparison
 
 from labkit.harness import load_records, results
-from labkit.harness.compare import interleave, versus
+from labkit.harness.compare import compare as module
+from labkit.harness.compare import interleave
+from labkit.harness.compare.compare import compare, comparison_case
 from labkit.harness.compare.plan import Schedule
-from labkit.harness.compare.versus import compare, comparison_case
 from labkit.harness.quiet import NotQuietError
 from labkit.harness.records import Case
 from labkit.harness.results import SaveError, save
@@ -28,7 +29,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         arguments.update(baselines=baselines, candidate=candidate, case=case, schedule=schedule)
         return (comparison(),)
 
-    monkeypatch.setattr(versus, "compare_with_each", record_arguments)
+    monkeypatch.setattr(module, "compare_with_each", record_arguments)
     return arguments
 
 

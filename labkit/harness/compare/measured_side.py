@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from labkit.engine.runners.stage_clock import StageTime
-from labkit.harness.compare.baselines import comparison_device
+from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
 from labkit.harness.compare.read_files import ReadFiles
-from labkit.harness.compare.sides import SideProcesses
+from labkit.harness.compare.side_process import SideProcesses
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement, Run
 from labkit.harness.roofline import count_work, probe_peak
@@ -34,7 +34,7 @@ class Ran:
     disk_gb_s: tuple[float, float] | None  # rate of the disk before and after the run
 
 
-class Participant:
+class MeasuredSide:
     """A side in processes of its own. `process` must stay open while methods are called."""
 
     def __init__(

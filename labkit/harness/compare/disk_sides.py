@@ -6,7 +6,6 @@ Each side reads files of its own, so that no side profits from pages that anothe
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from labkit.engine.offload.footprint import Footprint
 from labkit.engine.offload.prepared import prepared
 from labkit.engine.options import Options
-from labkit.harness.compare.baselines import Baseline, baseline, comparison_device, vanilla
-from labkit.harness.compare.provider import Provider, Room
-from labkit.harness.compare.sides import OutOfBudgetError
+from labkit.harness.compare.loaded_side import LoadedSide
+from labkit.harness.compare.loader import FolderLoader, Room, load_side
+from labkit.harness.compare.side_process import OutOfBudgetError
+from labkit.harness.compare.sides import side_row
+from labkit.harness.compare.vanilla_sides import vanilla
 from labkit.kernels import build
 from labkit.kernels.gpu import CPU
 from labkit.models.dtypes import FLOAT_DTYPES
@@ -33,26 +34,13 @@ HF_DISK, ACCELERATE_DISK, STREAMED = "hf-disk", "accelerate-disk", "fused-stream
 SLOTS = 3
 
 
-class FromDisk(Provider):
-    """Sides on a CPU, because the disk is their limit."""
-
-    def check(self, side: str, *, dtype: str, batch: int) -> None:
-        if comparison_device().type != "cpu":
-            raise UserError(f"{side} is a side on CPUs only; hide the GPU with CUDA_VISIBLE_DEVICES=-1")
-
-
-class AccelerateHooks(FromDisk):
+class AccelerateHooks(FolderLoader):
     """Vanilla modules with accelerate's hooks, which fetch the weights when a module is called."""
-
-    def check(self, side: str, *, dtype: str, batch: int) -> None:
-        super().check(side, dtype=dtype, batch=batch)
-        if find_spec("accelerate") is None:
-            raise UserError(f"{side} needs a package that is not installed; pip install accelerate")
 
     def get_ready(self, side: str, dtype: torch.dtype) -> None:
         import accelerate  # noqa: F401 - imported now, so that its memory does not count as the weights'
 
-    def _side(self, side: str, way: str, source: ModelSource, model: PreTrainedModel, room: Room) -> Baseline:
+    def _side(self, side: str, way: str, source: ModelSource, model: PreTrainedModel, room: Room) -> LoadedSide:
         import accelerate
 
         torch.set_num_threads(room.threads)
@@ -66,7 +54,7 @@ class HfDisk(AccelerateHooks):
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
         write_checkpoint(source, FLOAT_DTYPES[dtype], folder)
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -93,29 +81,27 @@ class AccelerateDisk(AccelerateHooks):
             index[tied] = index[name]
         save_offload_index(index, folder)
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         from accelerate import disk_offload
 
         model = empty_model(source.hf_config, dtype).eval()
         return self._side(side, "disk_offload", source, disk_offload(model, folder, execution_device=CPU), room)
 
 
-class Streamed(FromDisk):
+class Streamed(FolderLoader):
     """The engine with offloaded layers that pass through slots. Its precision follows the colon in its name; without
     one it has the dtype of the other sides. The memory limit decides how many layers are resident; without a limit,
     `init_inference` does.
     """
 
     def check_name(self, side: str) -> None:
-        _, colon, precision = side.partition(":")
+        precision = _precision(side)
         if precision == STORED:
             raise UserError(f"got {side}, expected a precision into which weights are packed, such as {STREAMED}:int8")
-        if colon:
+        if side_row(side).prefix:
             precision_of(precision)
 
     def check(self, side: str, *, dtype: str, batch: int) -> None:
-        super().check(side, dtype=dtype, batch=batch)
-        self.check_name(side)
         if reason := build.unavailable():
             raise UserError(f"{side} runs labkit's C++ kernels: {reason}")
 
@@ -128,21 +114,22 @@ class Streamed(FromDisk):
         spec = WeightSpec.of(source.hf_config, options.dtype, quant=options.quant)
         prepared(spec, source, source.hf_config, folder, alone)
 
-    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         offload: dict[str, Any] = {"device": "disk", "path": folder, "slots": SLOTS}
         if room.memory_gb is not None:
             offload["resident_gb"] = _weight_bytes(_options(side, _name(dtype)), source, room) / 1e9
-        name = f"fused:{_precision(side, _name(dtype))}"
-        loaded = baseline(name, source, dtype, room.threads, offload=offload)
+        name = f"fused:{_precision(side) or _name(dtype)}"
+        loaded = load_side(name, source, dtype, room.threads, offload=offload)
         return replace(loaded, name=side, impl=f"{loaded.impl}, {_residence(loaded.model)}")
 
 
-def _precision(side: str, dtype: str) -> str:
-    return side.partition(":")[2] or dtype
+def _precision(side: str) -> str:
+    """The precision in the side's name; empty for the dtype of the other sides."""
+    return side.removeprefix(STREAMED).removeprefix(":")
 
 
 def _options(side: str, dtype: str) -> Options:
-    return Options(**precision_of(_precision(side, dtype)).options)
+    return Options(**precision_of(_precision(side) or dtype).options)
 
 
 def _weight_bytes(options: Options, source: ModelSource, room: Room) -> float:
@@ -164,6 +151,3 @@ def _residence(engine: Any) -> str:
 
 def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-FROM_DISK: dict[str, Provider] = {HF_DISK: HfDisk(), ACCELERATE_DISK: AccelerateDisk(), STREAMED: Streamed()}

@@ -1,0 +1,143 @@
+"""Loaders of the sides that transformers runs with the weights in memory.
+
+`hf-gemm` is vanilla with the engine's GEMM. Its gain over `hf-eager` is due to the GEMM, and the engine's gain over it
+is due to fusion. On a GPU `hf-graph` has a similar role: it does not launch kernels one by one, so the engine's gain
+over it is due to the kernels themselves.
+Vanilla sides run as fast as their library lets them: with the attention that transformers picks (SDPA where it is
+available), in inference mode, and on the same threads or the same GPU as the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, __version__
+from transformers.pytorch_utils import Conv1D
+
+from labkit.engine.runners.stage_clock import StageTime
+from labkit.engine.vanilla.annotate import annotate
+from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
+from labkit.harness.compare.loaded_side import LoadedSide, comparison_device, no_stages
+from labkit.harness.compare.loader import MemoryLoader
+from labkit.kernels.build import unavailable
+from labkit.kernels.checks import unchecked
+from labkit.kernels.gemm import gemm, packed
+from labkit.kernels.types import Linear
+from labkit.models.policies import find_policy
+from labkit.system.errors import UserError
+from labkit.weights.source import ModelSource
+
+FEW_ROWS = 64  # the most sequences of a decode step; most prompts have more tokens
+
+
+def vanilla(
+    name: str, way: str, source: ModelSource, model: PreTrainedModel, options: Mapping[str, Any] | None = None
+) -> LoadedSide:
+    """A model that transformers runs. `way`: how it runs, in words. `options`: options of its `generate`."""
+
+    policy = find_policy(model.config)
+
+    def stage_times(run: Callable[[], object]) -> list[StageTime]:
+        if policy is None:
+            return no_stages(run)
+        with annotate(model, policy) as clock:
+            run()
+        on_cpu = model.device.type == "cpu"  # on a GPU the CPU would time launches
+        return clock.stage_times() if on_cpu else []
+
+    impl = f"transformers {__version__}, {way}, {model.config._attn_implementation} attention"
+    return LoadedSide(name, impl, model.dtype, model, source.tokenizer, stage_times, options or {})
+
+
+def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
+    return source.hf_model(dtype).to(comparison_device())
+
+
+class Eager(MemoryLoader):
+    """Each op is a call from Python."""
+
+    def load(self, side: str, source: ModelSource, dtype: torch.dtype, options: Mapping[str, Any]) -> LoadedSide:
+        return vanilla(side, "eager", source, _hf_model(source, dtype))
+
+
+class StaticCache(MemoryLoader):
+    """Static cache, not compiled: `disable_compile` keeps transformers from compiling the steps on a GPU."""
+
+    def load(self, side: str, source: ModelSource, dtype: torch.dtype, options: Mapping[str, Any]) -> LoadedSide:
+        model = _hf_model(source, dtype)
+        check_static_cache(model)
+        cache = {"cache_implementation": "static", "disable_compile": True}
+        return vanilla(side, "eager, static cache", source, model, cache)
+
+
+class Graphed(MemoryLoader):
+    """A decode step is a CUDA graph."""
+
+    def load(self, side: str, source: ModelSource, dtype: torch.dtype, options: Mapping[str, Any]) -> LoadedSide:
+        model = GraphedModel(_hf_model(source, dtype))
+        impl = f"transformers {__version__}, CUDA graph, static cache, {model.config._attn_implementation} attention"
+        return LoadedSide(side, impl, dtype, model, source.tokenizer)
+
+
+class Gemm(MemoryLoader):
+    """All linears on packed weights, unfused. Torch multiplies the prompt, so memory holds the weights twice."""
+
+    def check(self, side: str, *, dtype: str, batch: int) -> None:
+        if reason := unavailable():
+            raise UserError(f"the side {side!r} runs labkit's C++ GEMM: {reason}")
+
+    def load(self, side: str, source: ModelSource, dtype: torch.dtype, options: Mapping[str, Any]) -> LoadedSide:
+        model = source.hf_model(dtype)
+        for path, module in list(model.named_modules()):
+            if isinstance(module, nn.Linear | Conv1D):
+                model.set_submodule(path, PackedLinear(module))
+        return vanilla(side, "eager with labkit's GEMM", source, model)
+
+
+class PackedLinear(nn.Module):
+    """A linear that multiplies few rows (a decode step) with `labkit.kernels.gemm`, and many rows with torch."""
+
+    def __init__(self, original: nn.Linear | Conv1D) -> None:
+        super().__init__()
+        self.original = original
+        weight = original.weight.T if isinstance(original, Conv1D) else original.weight
+        self.outputs, inputs = weight.size(0), weight.size(1)
+        bias = None if original.bias is None else original.bias.detach().float()
+        self.packed = packed(Linear(weight.detach().contiguous(), bias, self.outputs, inputs, "rows"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, -2)
+        if len(rows) > FEW_ROWS:
+            return self.original(x)
+        y = unchecked(gemm)(rows.float().contiguous(), self.packed, threads=torch.get_num_threads(), impl="cpp")
+        return y.to(x.dtype).view(*x.shape[:-1], self.outputs)
+
+
+class Compiled(MemoryLoader):
+    """Static cache and `torch.compile`. The first call compiles one graph for the prompt and one for a step.
+
+    On a GPU transformers itself compiles only the steps, with CUDA graphs ("reduce-overhead").
+    """
+
+    def load(self, side: str, source: ModelSource, dtype: torch.dtype, options: Mapping[str, Any]) -> LoadedSide:
+        model = _hf_model(source, dtype)
+        way = "torch.compile"
+        if model.device.type == "cuda":
+            way += " (reduce-overhead)"
+        else:
+            model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+        impl = f"transformers {__version__}, {way}, static cache, {model.config._attn_implementation} attention"
+        return LoadedSide(side, impl, dtype, model, source.tokenizer, options={"cache_implementation": "static"})
+
+
+class Accelerate(MemoryLoader):
+    """accelerate's hooks around the modules, with all weights on one device."""
+
+    def load(self, side: str, source: ModelSource, dtype: torch.dtype, options: Mapping[str, Any]) -> LoadedSide:
+        import accelerate
+
+        model = accelerate.dispatch_model(source.hf_model(dtype), {"": str(comparison_device())}, force_hooks=True)
+        return vanilla(side, f"accelerate {accelerate.__version__}", source, model)
