@@ -75,6 +75,7 @@ ALL = (
         figures=2 + 1 + 1,  # the stages of both sides, their timelines, the waterfall
         headline=r"^fused is faster than hf-eager by [\d.]+ ms \[[\d.]+, [\d.]+\] per decode step: ",
         texts=("not on this machine", "profil"),
+        unanswered=1,
     ),
     NotebookCase(
         "04_tensor_parallel",
