@@ -96,7 +96,7 @@ def _compare(whole: InferenceEngine, cut: InferenceEngine) -> Found:
         logits=float((expected - logits)[visible].abs().max()),
         by_stages=float((staged - logits)[visible].abs().max()),
         tokens_equal=torch.equal(greedy(whole, ids, mask), greedy(cut, ids, mask)),
-        transport=cut.module.runner.staged.held.ranks.exchange.transport,
+        transport=cut.module.runner.layer_range.ranks.exchange.transport,
     )
 
 
@@ -163,7 +163,7 @@ def stages_of_a_layer() -> dict[str, Any]:
         cut = engine(name, 2)
         cut.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
         decode = [entry for entry in cut.stage_times() if entry.phase == Phase.DECODE and entry.layer == 1]
-        stages[name] = ([entry.stage for entry in decode], len(cut.module.runner.staged.held.stages))
+        stages[name] = ([entry.stage for entry in decode], len(cut.module.runner.layer_range.stages))
     return stages
 
 

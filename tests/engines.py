@@ -69,7 +69,7 @@ def greedy(model: PreTrainedModel | InferenceEngine, ids: Tensor, new: int, **op
 
 def result(model: FusedCausalLM, tokens: Tensor, cache: KVCache, **options: Any) -> Tensor:
     """Result of one step: logits, or tokens with `greedy`."""
-    output = model.step(StepInput(tokens, cache, **options)).result
+    output = model.runner.begin(StepInput(tokens, cache, **options)).collect().result
     assert output is not None
     return output
 

@@ -127,7 +127,7 @@ def ways(engines: Made, fails: bool) -> dict[str, Callable[[], object]]:
         return call
 
     def one_step() -> object:
-        with _failing(steps, "begin", TooMuchError("a step"), 0) if fails else nullcontext():
+        with _failing(steps, "_begin", TooMuchError("a step"), 0) if fails else nullcontext():
             return forward(engine)
 
     def planning(function: str, error: Exception) -> Callable[[], object]:
@@ -151,9 +151,9 @@ def ways(engines: Made, fails: bool) -> dict[str, Callable[[], object]]:
         "cache": cache,
         "checkpoint": planning("begin_saving", TooMuchError("no place")),
         "argument": lambda: engine.generate(ids, max_new_tokens=-1 if fails else NEW),
-        "prompt": generating(steps, "begin", TooMuchError("a prompt\nof two lines")),
-        "step": generating(steps, "begin", TooMuchError("a step"), after=4),
-        "Ctrl-C": generating(steps, "begin", KeyboardInterrupt(), after=3),
+        "prompt": generating(steps, "_begin", TooMuchError("a prompt\nof two lines")),
+        "step": generating(steps, "_begin", TooMuchError("a step"), after=4),
+        "Ctrl-C": generating(steps, "_begin", KeyboardInterrupt(), after=3),
         "end": generating(runner, "after_generation", TooMuchError("the end")),
         "forward": one_step,
         "load": planning("build_weights", MemoryError()),

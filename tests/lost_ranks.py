@@ -43,7 +43,7 @@ def engine_of_two(name: str) -> Any:
 
 
 def exchange_of(engine: Any) -> Exchange:
-    exchange: Exchange = engine.module.runner.staged.held.ranks.exchange
+    exchange: Exchange = engine.module.runner.layer_range.ranks.exchange
     assert exchange.transport == "shared memory"
     return exchange
 
@@ -103,14 +103,14 @@ def failed_in_steps() -> dict[str, str]:
 
 @contextmanager
 def _raising(runner: Any, step: int) -> Iterator[None]:
-    steps, begin = iter(range(step)), runner.begin
+    steps, begin = iter(range(step)), runner._begin
 
     def begin_or_raise(step_input: Any) -> Any:
         if next(steps, None) is None:
             raise RuntimeError(REASON)
         return begin(step_input)
 
-    with mock.patch.object(runner, "begin", begin_or_raise):
+    with mock.patch.object(runner, "_begin", begin_or_raise):
         yield
 
 

@@ -93,9 +93,9 @@ def rows_of_steps(folder: Path) -> dict[str, list[int]]:
 
         def begin(step: StepInput, inner: Any = inner, step_rows: list[int] = step_rows) -> Any:
             step_rows.extend([step.shape[0]] * step.follows)
-            return type(inner).begin(inner, step)
+            return type(inner)._begin(inner, step)
 
-        with mock.patch.object(inner, "begin", begin):
+        with mock.patch.object(inner, "_begin", begin):
             engine.generate(ids, **arguments)
     return rows
 

@@ -119,9 +119,9 @@ def mistakes(engine: InferenceEngine) -> dict[tuple[int, int], str]:
         def fails(step_input: StepInput, last: int = step, steps: Iterator[int] = steps) -> Any:
             if next(steps) == last:
                 raise ValueError(f"step {last} is too much")
-            return type(inner).begin(inner, step_input)
+            return type(inner)._begin(inner, step_input)
 
-        with mock.patch.object(inner, "begin", fails) if dist.get_rank() == failing else mock.MagicMock():
+        with mock.patch.object(inner, "_begin", fails) if dist.get_rank() == failing else mock.MagicMock():
             messages[failing, step] = said(lambda: generated(engine))
     return messages
 
@@ -158,14 +158,14 @@ def caches_on_host() -> dict[str, Any]:
     ways = {name: way | {"kv_offload": host} for name, way in ways.items()}
     tokens, engine = of_schedules("llama", ways), piped("llama", kv_offload=host)
     text, rows = generated(engine)[:, -NEW:], dict[int, list[int]]()
-    begin = engine.module.runner.inner.begin
+    begin = engine.module.runner.inner._begin
 
     def begin_and_count(step: StepInput) -> Any:
         rows.setdefault(id(step.cache), []).append(step.cache.batch_size)
         return begin(step)
 
     leaves = mock.patch("labkit.engine.memory.regroup.cost_of_leaving", return_value=0)
-    with leaves, mock.patch.object(engine.module.runner.inner, "begin", begin_and_count):
+    with leaves, mock.patch.object(engine.module.runner.inner, "_begin", begin_and_count):
         ended = generated(engine, eos_token_id=int(text[0, 1]))
     tokens["leaving"] = torch.equal(ended, generated(alone("llama"), eos_token_id=int(text[0, 1])))
     first, *_ = rows.values()

@@ -85,9 +85,9 @@ def rows_that_leave() -> tuple[bool, set[int]]:
 
     def begin(step: StepInput) -> Any:
         rows.add(step.shape[0])
-        return type(inner).begin(inner, step)
+        return type(inner)._begin(inner, step)
 
-    with mock.patch.object(inner, "begin", begin):
+    with mock.patch.object(inner, "_begin", begin):
         generated = engine.generate(ids, **arguments)
     return torch.equal(generated, single_process.generate(ids, **arguments)), rows
 
@@ -218,10 +218,10 @@ def mistakes() -> dict[str, str]:
         calls += 1
         if calls == 4:
             raise ValueError("the fourth step is too much")
-        return type(inner).begin(inner, step)
+        return type(inner)._begin(inner, step)
 
     def failing_on(failing_rank: int) -> str:
-        with mock.patch.object(inner, "begin", begin_or_fail) if rank == failing_rank else mock.MagicMock():
+        with mock.patch.object(inner, "_begin", begin_or_fail) if rank == failing_rank else mock.MagicMock():
             return said(lambda: greedy(engine))
 
     def damaged() -> str:
@@ -256,7 +256,7 @@ def mistakes() -> dict[str, str]:
     calls = 0
     messages["last fails"] = failing_on(1)
     calls = 3
-    with mock.patch.object(inner, "begin", begin_or_fail) if rank == 0 else mock.MagicMock():
+    with mock.patch.object(inner, "_begin", begin_or_fail) if rank == 0 else mock.MagicMock():
         messages["step fails"] = said(lambda: engine(ids))
     return messages | {"equal": str(torch.equal(greedy(engine), greedy(whole("llama"))))}
 
@@ -324,9 +324,9 @@ def lost(folder: str, signal_number: int, lost_rank: int) -> None:
         if steps == 5:
             Path(folder, "lost").touch()
             os.kill(os.getpid(), signal_number)
-        return type(inner).begin(inner, step)
+        return type(inner)._begin(inner, step)
 
-    with mock.patch.object(inner, "begin", begin) if dist.get_rank() == lost_rank else mock.MagicMock():
+    with mock.patch.object(inner, "_begin", begin) if dist.get_rank() == lost_rank else mock.MagicMock():
         greedy(engine)
 
 

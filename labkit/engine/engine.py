@@ -13,7 +13,8 @@ from labkit.engine.hf.encoder import FusedEncoder
 from labkit.engine.options import Options
 from labkit.engine.parallel.pipeline_stage import PipelineStage
 from labkit.engine.parallel.ranks import draw_alike
-from labkit.engine.runners.stage_clock import StageClock, StageTime
+from labkit.engine.runners.runner import Runner, RunnerInfo
+from labkit.engine.runners.stage_clock import StageTime
 from labkit.engine.runners.step import Node
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.weights import ModelWeights
@@ -57,24 +58,29 @@ class InferenceEngine(nn.Module):
         return self.module.dtype
 
     @property
+    def runner_info(self) -> RunnerInfo:
+        """How the steps run; for an engine without a runner, the defaults."""
+        return RunnerInfo()
+
+    @property
     def graph_nodes(self) -> tuple[Node, ...]:
         """The kernels of the latest decode step on a GPU, in the order of its CUDA graph, each with its stage."""
-        return ()
+        return self.runner_info.nodes
 
     @property
     def reading(self) -> str:
         """How the latest decode steps read the weights, and the number of changes; empty if there is no choice."""
-        return ""
+        return self.runner_info.reading
 
     @property
     def streamed(self) -> StreamedLayers | None:
         """The offloaded layers, which every step reads, with their stream; None: all layers are resident."""
-        return None
+        return self.runner_info.streamed
 
     @property
     def pipeline(self) -> PipelineStage | None:
         """The pipeline stage of this process, with its spans; None: it has all layers."""
-        return None
+        return self.runner_info.pipeline
 
     def can_generate(self) -> bool:
         return bool(self.module.can_generate())
@@ -115,16 +121,21 @@ class InferenceEngine(nn.Module):
 
 
 class FusedEngine(InferenceEngine):
-    """Engine of a decoder on the fused kernels. `module` is the fused model."""
+    """Engine of a model on the fused kernels."""
 
-    def __init__(self, module: FusedCausalLM, options: Options, impl: str) -> None:
+    def __init__(self, module: PreTrainedModel, options: Options, impl: str) -> None:
         super().__init__(module, options)
         self.impl = impl
 
     @property
     def fused(self) -> FusedCausalLM | FusedEncoder:
         """The part that runs on the kernels: the whole module, or the layers of an encoder."""
-        return self.module
+        raise NotImplementedError
+
+    @property
+    def timed(self) -> Runner | FusedEncoder:
+        """The part that measures times of steps and stages."""
+        raise NotImplementedError
 
     @property
     def model_config(self) -> ModelConfig:
@@ -135,33 +146,18 @@ class FusedEngine(InferenceEngine):
         """The packed weights of this process: with several ranks, this rank's part."""
         return self.fused.weights
 
-    @property
-    def graph_nodes(self) -> tuple[Node, ...]:
-        return self.module.runner.nodes
-
-    @property
-    def reading(self) -> str:
-        return self.module.runner.reading
-
-    @property
-    def streamed(self) -> StreamedLayers | None:
-        return self.module.runner.streamed
-
-    @property
-    def pipeline(self) -> PipelineStage | None:
-        return self.module.runner.pipeline
-
     def profile_model_time(self) -> None:
-        self.fused.step_times_ms = []
+        self.timed.step_times_ms = []
 
     def model_times(self) -> list[float]:
-        times, self.fused.step_times_ms = _recorded(self.fused.step_times_ms), []
+        times, self.timed.step_times_ms = _recorded(self.timed.step_times_ms), []
         return times
 
     def stage_times(self, *, reset: bool = True) -> list[StageTime]:
-        times = self._clock.times()
+        clock = self.timed.clock
+        times = clock.times()
         if reset:
-            self._clock.reset()
+            clock.reset()
         return times
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -169,48 +165,45 @@ class FusedEngine(InferenceEngine):
         self.fused._apply(fn)
         return super()._apply(fn, recurse)
 
+
+class DecoderEngine(FusedEngine):
+    """Engine of a decoder. `module` is a FusedCausalLM."""
+
     @property
-    def _clock(self) -> StageClock:
-        return self.module.runner.clock
+    def fused(self) -> FusedCausalLM:
+        model: FusedCausalLM = self.module
+        return model
+
+    @property
+    def timed(self) -> Runner:
+        return self.fused.runner
+
+    @property
+    def runner_info(self) -> RunnerInfo:
+        return self.fused.runner.info
 
 
 class EncoderEngine(FusedEngine):
     """Engine of an encoder. `module` is transformers' own model, with a FusedEncoder instead of its layers."""
 
     def __init__(self, module: PreTrainedModel, options: Options, impl: str, encoder: str) -> None:
-        InferenceEngine.__init__(self, module, options)
-        self.impl, self._encoder = impl, encoder
+        """encoder: name of the FusedEncoder in the base model."""
+        super().__init__(module, options, impl)
+        self._encoder = encoder
 
     @property
     def fused(self) -> FusedEncoder:
         return getattr(self.module.base_model, self._encoder)
 
     @property
-    def graph_nodes(self) -> tuple[Node, ...]:
-        return ()
-
-    @property
-    def reading(self) -> str:
-        """How the latest decode steps read the weights, and the number of changes; empty if there is no choice."""
-        return ""
-
-    @property
-    def streamed(self) -> None:
-        return None
-
-    @property
-    def pipeline(self) -> None:
-        return None
+    def timed(self) -> FusedEncoder:
+        return self.fused
 
     def can_generate(self) -> bool:
         return False
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         raise UserTypeError(f"{type(self.module).__name__} is an encoder and generates no text; call the engine itself")
-
-    @property
-    def _clock(self) -> StageClock:
-        return self.fused.clock
 
 
 class SlicedEngine(InferenceEngine):

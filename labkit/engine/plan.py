@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.engine.checkpoints import begin_saving
 from labkit.engine.choices import stored_dtype
-from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
+from labkit.engine.engine import DecoderEngine, EncoderEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
 from labkit.engine.memory.heads_on_host import HostMemory
@@ -231,12 +231,12 @@ def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = No
     )
     if request.generation_config is not None:
         module.generation_config = copy.deepcopy(request.generation_config)
-    return FusedEngine(module, options, spec.impl)
+    return DecoderEngine(module, options, spec.impl)
 
 
 def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
     """Returns the runner of the steps. Only this function distinguishes implementations, devices and ranks."""
-    layer_range, options, ranks, calls = staged.held, plan.request.options, plan.ranks, plan.calls
+    layer_range, options, ranks, calls = staged.layer_range, plan.request.options, plan.ranks, plan.calls
     runner: Runner
     if plan.spec.impl == "triton" and ranks is None:
         from labkit.engine.runners.cuda_graph import CudaGraphRunner, GpuDecoder
@@ -251,8 +251,8 @@ def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
         runner = CudaGraphRunner(staged, decoder)
     else:
         fast = OneCallRunner(layer_range) if plan.spec.impl == "cpp" else staged
-        runner = WatchedRunner(fast, staged) if ranks is None else RankedRunner(fast, staged, ranks, calls)
-    return runner if plan.stage is None else PipelineRunner(runner, plan.stage, plan.spec.config, ranks, calls)
+        runner = WatchedRunner(fast, staged) if ranks is None else RankedRunner(fast, staged, calls)
+    return runner if plan.stage is None else PipelineRunner(runner, plan.stage, calls)
 
 
 def _facts(request: Request) -> dict[str, object]:

@@ -11,12 +11,12 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from labkit.engine.alterations import refuse_alterations
 from labkit.engine.checkpoints import as_saved
 from labkit.engine.choices import chosen_impl, matrix_dtype
-from labkit.engine.hf.encoder_refusals import refuse_what_encoders_lack
 from labkit.engine.options import Options
+from labkit.engine.without_kernels import refuse_checkpoints
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
 from labkit.models.policies import policy_for
 from labkit.models.shards import shard
-from labkit.system.errors import UserTypeError
+from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource, has_own_head
@@ -67,7 +67,7 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
     encoder = encoder_policy_for(model)
     policy = encoder or policy_for(hf_config, also=ENCODERS)
     if encoder:
-        refuse_what_encoders_lack(options, policy.architecture)
+        _refuse_decoder_options(options, policy.architecture)
     source: TensorSource = model
     if options.checkpoint is not None:
         source = described_source(options.checkpoint, hf_config, options.base_dir)
@@ -89,6 +89,25 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
         quant=options.quant,
     )
     return Request(model, hf_config, source, options, spec, generation_config)
+
+
+def _refuse_decoder_options(options: Options, architecture: str) -> None:
+    """Raises ValueError for options that have no meaning for an encoder."""
+    if options.kv_dtype is not None:
+        raise UserError("kv_dtype is for the cache of a decoder, an encoder keeps none; leave it out")
+    if options.offload is not None:
+        raise UnsupportedError("offload is for the layers of a decoder, and this is an encoder; leave it out")
+    if options.kv_offload is not None:
+        raise UserError("kv_offload is for the cache of a decoder, an encoder keeps none; leave it out")
+    if options.pipeline_parallel.stages > 1:
+        raise UnsupportedError(
+            "pipeline_parallel is for the layers of a decoder, and this is an encoder; cut it with tensor_parallel"
+        )
+    if options.enable_cuda_graph or options.dependent_launch:
+        raise UnsupportedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
+    if options.quant.lm_head:
+        raise UserError("quant.lm_head: an encoder's head stays transformers' own; leave it out")
+    refuse_checkpoints(options, architecture)
 
 
 def _generation_config(model: Any) -> GenerationConfig | None:

@@ -64,13 +64,13 @@ def test_turns_with_the_cache_equal_answers_to_the_whole_conversation(name: str,
 def test_a_turn_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn reads the last token of the previous answer, the end of that message, and the new message."""
     model, read = engine("llama", True), []
-    begin = model.module.begin
+    begin = model.module.runner.begin
 
     def watched(step: Any) -> Any:
         read.append(step.shape[1])
         return begin(step)
 
-    monkeypatch.setattr(model.module, "begin", watched)
+    monkeypatch.setattr(model.module.runner, "begin", watched)
     conversation = Conversation(model, chat_tokenizer(), new=6)
     first = conversation.say("hello", ignore)
     assert read == [first.prompt_tokens, *[1] * (len(first.tokens) - 1)]
@@ -111,7 +111,7 @@ def test_an_interrupted_answer_stays_and_the_conversation_goes_on(where: str, mo
     model, heard = engine("llama", True), []
     conversation = Conversation(model, chat_tokenizer(), new=9)
     conversation.say("hello", ignore)
-    step, steps = model.module.runner.begin, []
+    step, steps = model.module.runner._begin, []
 
     def interrupted(*args: Any) -> Any:
         steps.append(args)
@@ -127,7 +127,7 @@ def test_an_interrupted_answer_stays_and_the_conversation_goes_on(where: str, mo
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(model.module.runner, "begin", interrupted)
+        patched.setattr(model.module.runner, "_begin", interrupted)
         answer = conversation.say("tell me a story", listen)
     assert answer.ended == "interrupted"
     assert list(answer.tokens) == without_a_cache(model, conversation, 9)[: len(answer.tokens)]
@@ -157,7 +157,7 @@ def test_a_failed_turn_leaves_the_conversation_as_it_was(monkeypatch: pytest.Mon
     conversation.say("hello", ignore)
     before = list(conversation.messages)
     with monkeypatch.context() as patched:
-        patched.setattr(model.module.runner, "begin", partial(_fail, model.module.runner.begin))
+        patched.setattr(model.module.runner, "_begin", partial(_fail, model.module.runner._begin))
         with pytest.raises(FloatingPointError):
             conversation.say("why?", ignore)
     assert conversation.messages == before

@@ -152,7 +152,7 @@ def test_caches_in_turn_play_the_same_graph() -> None:
     engine = labkit.init_inference(vanilla("gpt2"), impl="triton")
     for seed in range(3):
         assert torch.equal(greedy(engine, prompt(1, 6, seed), 9), greedy(vanilla("gpt2"), prompt(1, 6, seed), 9))
-    (slots,) = engine.module.runner.staged.held.pool.free
+    (slots,) = engine.module.runner.layer_range.pool.free
     assert len(slots.recordings) == 1
 
 

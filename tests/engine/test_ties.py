@@ -50,7 +50,7 @@ def test_one_logit_that_is_no_number_is_never_taken(impl: str) -> None:
     engine = labkit.init_inference(model, impl=impl)
     expected = greedy(engine, prompt(2, 5), 6)
     best = int(expected[0, 5])
-    bias = engine.module.runner.fast.held.weights.head.matrix.bias
+    bias = engine.module.runner.layer_range.weights.head.matrix.bias
     assert bias is not None
     with torch.inference_mode():
         bias[best] = float("nan")

@@ -137,7 +137,7 @@ def test_of_equal_logits_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
 @sweep
 def test_logits_that_are_no_numbers_are_never_taken() -> None:
     engine, step = labkit.init_inference(shallow("gptj", 1), impl="triton"), prompt(1, 1)
-    model, bias = engine.module, engine.module.runner.staged.held.weights.head.matrix.bias
+    model, bias = engine.module, engine.module.runner.layer_range.weights.head.matrix.bias
     assert bias is not None
     cache = model.new_cache()
     result(model, prompt(1, 3), cache)

@@ -5,7 +5,6 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
-from time import perf_counter
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -38,10 +37,9 @@ from labkit.engine.hf.validation import (
 from labkit.engine.memory.adoption import adopt, check_made_like, hand_back
 from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.layer import FusedLayer
 from labkit.engine.runners.runner import Runner
-from labkit.engine.runners.step import Pending, StepInput, StepOutput
+from labkit.engine.runners.step import StepInput
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
@@ -88,7 +86,6 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         hf_config._attn_implementation = "eager"  # chooses among transformers' kernels, which are not used
         super().__init__(hf_config)
         self.model_config, self.runner, self.weights = config, runner, weights
-        self.step_times_ms: list[float] | None = None  # every step appends its time if this is a list
         self._device, self._token_types = device, policy.token_types
         self._made_for_call: Callable[[], KVCache | None] = lambda: None  # cache of the latest call of `generate`
         _attach(self, policy.layers, nn.ModuleList(layers))
@@ -155,7 +152,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         keep, chosen = _tokens_with_logits(logits_to_keep, ids.shape[1])
         step = StepInput(ids, cache, attention_mask, position_ids, keep=keep, hidden_states=bool(output_hidden_states))
         with KeptOnError(cache):
-            computed = self.step(step)
+            computed = self.runner.begin(step).collect()
             assert computed.result is not None
             logits = computed.result if chosen is None else computed.result[:, chosen]
             loss = None
@@ -183,7 +180,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         if isinstance(passed_in, KVCache):
             check_made_like(passed_in, own)
             return passed_in
-        if passed_in is not None and self.runner.pipeline is not None:
+        if passed_in is not None and self.runner.info.pipeline is not None:
             raise UnsupportedError(
                 "past_key_values: got a cache of transformers, which has all layers, but the layers are on several "
                 "ranks; give the KVCache that this engine returned, or None for a new one"
@@ -191,21 +188,6 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         if passed_in is not None and passed_in.get_seq_length() > 0:
             adopt(own, passed_in, attention_mask)
         return own
-
-    def step(self, step: StepInput) -> StepOutput:
-        """Returns the output of a step. Raises ValueError for a step that the model cannot run."""
-        return self.begin(step).collect()
-
-    def begin(self, step: StepInput) -> Pending:
-        """Begins a step. Its output can be collected later, after other steps have begun."""
-        start = perf_counter()
-        if step.follows:
-            check_reach(step.cache.reach + 1, self.model_config)
-        else:
-            check_step(step, self.model_config)
-        with KeptOnError(step.cache, visible=step.follows):
-            pending = self.runner.begin(step)
-        return pending if self.step_times_ms is None else _Timed(pending, start, self.step_times_ms.append)
 
     @_by_all_ranks
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -267,7 +249,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
                 streamer=streamer,
                 model_kwargs=model_kwargs,
             )
-            return self.runner.decode(self.begin, texts)
+            return self.runner.decode(texts)
         return super()._sample(
             input_ids,
             logits_processor=logits_processor,
@@ -290,18 +272,6 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self) -> NoReturn:
         raise UnsupportedError("the LM head is packed for the kernels and is no module; use the original model's")
-
-
-class _Timed:
-    """Pending step that notes its milliseconds when it is collected."""
-
-    def __init__(self, pending: Pending, start: float, note: Callable[[float], None]) -> None:
-        self._pending, self._start, self._note = pending, start, note
-
-    def collect(self) -> StepOutput:
-        output = self._pending.collect()
-        self._note((perf_counter() - self._start) * 1e3)
-        return output
 
 
 def _tokens_with_logits(logits_to_keep: int | Tensor, tokens: int) -> tuple[int, Tensor | None]:

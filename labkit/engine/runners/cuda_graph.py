@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.slots import Slots
-from labkit.engine.runners.runner import Runner
+from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
 from labkit.kernels import ModelWeights
@@ -152,24 +152,18 @@ class CudaGraphRunner(Runner):
     """
 
     def __init__(self, staged: StagedRunner, decoder: GpuDecoder) -> None:
-        self.staged, self.decoder, self.clock = staged, decoder, staged.clock
+        super().__init__(staged.layer_range, staged.clock)
+        self.staged, self.decoder = staged, decoder
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
-        return self.decoder.nodes
+    def info(self) -> RunnerInfo:
+        return replace(super().info, nodes=self.decoder.nodes)
 
-    @property
-    def streamed(self) -> StreamedLayers | None:
-        return self.decoder.streamed
-
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        return self.staged.new_cache(capacity)
-
-    def begin(self, step: StepInput) -> Pending:
-        layer_range, cache = self.staged.held, step.cache
+    def _begin(self, step: StepInput) -> Pending:
+        layer_range, cache = self.layer_range, step.cache
         reach = cache.reach + max(1, cache.capacity - cache.length)
         if not step.follows or not layer_range.rotary.holds(reach, cache):
-            return self.staged.begin(step)
+            return self.staged._begin(step)
         inputs = step.rows if step.tokens is None else step.tokens
         assert inputs is not None
         with layer_range.one_at_a_time:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter_ns
 
 import torch
 from torch import Tensor
 
-from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoices
-from labkit.engine.runners.runner import Runner
+from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
 from labkit.engine.team_size import team_size
@@ -22,30 +22,26 @@ class OneCallRunner(Runner):
     """Runs the steps of layers packed for the C++ kernels. Layers are resident or streamed."""
 
     def __init__(self, layer_range: LayerRange) -> None:
-        self.held = layer_range
+        super().__init__(layer_range, StageClock(layer_range.config.num_layers, layer_range.stages))
         exchange = layer_range.ranks.exchange if layer_range.ranks else None
         self.step = DecodeStep(
             layer_range.weights, exchange, layer_range.streamed, kv_streamed=layer_range.elsewhere is not None
         )
-        self.clock = StageClock(layer_range.config.num_layers, layer_range.stages)
         self.readings = ReadingChoices()
 
     @property
-    def reading(self) -> str:
-        return str(self.readings)
+    def info(self) -> RunnerInfo:
+        return replace(super().info, reading=str(self.readings))
 
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        return self.held.new_cache(capacity)
-
-    def begin(self, step: StepInput) -> StepOutput:
-        parts = self.held.results(step, lambda chunks: self._run(step, chunks))
-        return StepOutput(rows=joined(parts)) if self.held.weights.head is None else StepOutput(joined(parts))
+    def _begin(self, step: StepInput) -> StepOutput:
+        parts = self.layer_range.results(step, lambda chunks: self._run(step, chunks))
+        return StepOutput(rows=joined(parts)) if self.layer_range.weights.head is None else StepOutput(joined(parts))
 
     def _run(self, step: StepInput, chunks: list[Chunk]) -> list[Tensor | None]:
         """Returns logits, argmax, or the output rows of the last layer for each chunk; None for a chunk that keeps
         nothing.
         """
-        layer_range, phase, shape = self.held, chunks[0].phase, chunks[0].rows
+        layer_range, phase, shape = self.layer_range, chunks[0].phase, chunks[0].rows
         choice = self.readings.of(shape.batch, shape.tokens)
         chunks, rotary = layer_range.rotated(chunks, step.cache)
         arguments = [self._with_room_for_results(step, chunk) for chunk in chunks]
@@ -64,11 +60,11 @@ class OneCallRunner(Runner):
         return [self._result(step, chunk) for chunk in arguments]
 
     def _with_room_for_results(self, step: StepInput, chunk: Chunk) -> ChunkArgs:
-        batch, keep, head = chunk.rows.batch, chunk.keep, self.held.weights.head
+        batch, keep, head = chunk.rows.batch, chunk.keep, self.layer_range.weights.head
         logits = argmax = outputs = None
         if head is None:
             keep = 0
-            outputs = torch.empty(batch * chunk.rows.tokens, self.held.weights.hidden)
+            outputs = torch.empty(batch * chunk.rows.tokens, self.layer_range.weights.hidden)
         elif keep and step.greedy:
             argmax = torch.empty(batch, keep, dtype=torch.int64)
         elif keep:
@@ -77,7 +73,7 @@ class OneCallRunner(Runner):
 
     def _result(self, step: StepInput, chunk: ChunkArgs) -> Tensor | None:
         """Returns the result of a chunk; None if it keeps nothing."""
-        layer_range, logits = self.held, chunk.logits
+        layer_range, logits = self.layer_range, chunk.logits
         if chunk.outputs is not None:
             return chunk.outputs.view(chunk.rows.batch, chunk.rows.tokens, -1)
         if logits is not None and layer_range.ranks is not None and step.top is not None:

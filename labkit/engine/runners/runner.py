@@ -4,58 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import final
 
 from torch import Tensor
 
+from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.parallel.pipeline_stage import PipelineStage
+from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.driving import Found, TextBatch, drive
+from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Node, Pending, StepInput
+from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
 from labkit.kernels.decode_step import StreamedLayers
 
 
-class Runner:
-    """Runs the steps of the layers of a process.
+@dataclass(frozen=True)
+class RunnerInfo:
+    """How a runner runs its steps."""
 
+    streamed: StreamedLayers | None = None  # offloaded layers, which every step fetches; None: all are resident
+    reading: str = ""  # how decode steps read the weights, for runners that choose it
+    nodes: tuple[Node, ...] = ()  # kernels of the latest decode step, in the order of a CUDA graph's nodes
+    pipeline: PipelineStage | None = None  # stage of this process; None: it has all layers
+
+
+class Runner:
+    """Runs the steps of the layers of a process. A subclass runs them in `_begin`.
+
+    layer_range: the layers, with what their caches need.
+    config: of the whole model.
     clock: stage times, for runners that measure them.
+    step_times_ms: every step appends its time if this is a list.
     """
 
-    clock: StageClock
+    def __init__(self, layer_range: LayerRange, clock: StageClock) -> None:
+        self.layer_range, self.config, self.clock = layer_range, layer_range.spec.config, clock
+        self.step_times_ms: list[float] | None = None
 
+    @final
     def new_cache(self, capacity: int = 0) -> KVCache:
         """Returns an empty cache, which reserves `capacity` slots per sequence at its first use."""
-        raise NotImplementedError
+        return self.layer_range.new_cache(capacity)
 
+    @final
     def begin(self, step: StepInput) -> Pending:
-        """Starts a step, which the caller has checked. Steps of different caches may begin before the first is
-        collected. Steps of one cache follow each other.
+        """Begins a step. Its output can be collected later: steps of other caches may begin before. Steps of one cache
+        follow each other. Raises ValueError for a step that the model cannot run. A step that fails leaves its cache as
+        it was.
         """
+        start = perf_counter()
+        if step.follows:
+            check_reach(step.cache.reach + 1, self.config)
+        else:
+            check_step(step, self.config)
+        with KeptOnError(step.cache, visible=step.follows):
+            pending = self._begin(step)
+        return pending if self.step_times_ms is None else _Timed(pending, start, self.step_times_ms.append)
+
+    def _begin(self, step: StepInput) -> Pending:
+        """Begins a step that has been checked. Runners call it for their parts of a step."""
         raise NotImplementedError
 
     @property
-    def reading(self) -> str:
-        """The way in which decode steps read the weights, for runners that choose it; else empty."""
-        return ""
+    def info(self) -> RunnerInfo:
+        """Present state of the runner."""
+        return RunnerInfo(self.layer_range.streamed)
 
-    @property
-    def streamed(self) -> StreamedLayers | None:
-        """The offloaded layers, which every step fetches; None: all layers are resident."""
-        return None
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The kernels of the latest decode step, in the order of a CUDA graph's nodes; empty without a graph."""
-        return ()
-
-    @property
-    def pipeline(self) -> PipelineStage | None:
-        """The pipeline stage of this process; None: it has all layers."""
-        return None
-
-    def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
-        """Continues texts to their end. `begin` checks each step and passes it to this runner's `begin`."""
-        (result,) = drive(begin, [texts.loop()])
+    def decode(self, texts: TextBatch) -> Found:
+        """Continues texts to their end."""
+        (result,) = drive(self.begin, [texts.loop()])
         return result
 
     def shared_call(self, name: str) -> AbstractContextManager[None]:
@@ -67,3 +87,15 @@ class Runner:
 
     def after_generation(self, tokens: Tensor) -> None:
         """Called with the tokens int64 [B, T] of complete texts, prompt included."""
+
+
+class _Timed:
+    """Pending step that notes its milliseconds when it is collected."""
+
+    def __init__(self, pending: Pending, start: float, note: Callable[[float], None]) -> None:
+        self._pending, self._start, self._note = pending, start, note
+
+    def collect(self) -> StepOutput:
+        output = self._pending.collect()
+        self._note((perf_counter() - self._start) * 1e3)
+        return output

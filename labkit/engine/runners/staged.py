@@ -52,25 +52,21 @@ class StagedRunner(Runner):
     """
 
     def __init__(self, layer_range: LayerRange) -> None:
-        self.held = layer_range
-        self.clock = StageClock(0, ())
+        super().__init__(layer_range, StageClock(0, ()))
         w, ranks = layer_range.weights, layer_range.ranks
         wiring = Wiring(w.heads, w.parallel_residual, w.residual_from_norm, ranks.sum if ranks else None)
         self.layers = [FusedLayer(index, layer, wiring, layer_range.impl) for index, layer in enumerate(w.layers)]
 
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        return self.held.new_cache(capacity)
-
-    def begin(self, step: StepInput) -> StepOutput:
+    def _begin(self, step: StepInput) -> StepOutput:
         seen: list[Tensor] = []
-        parts = self.held.results(step, lambda chunks: self._run(step, chunks, seen))
-        if self.held.weights.head is None:
+        parts = self.layer_range.results(step, lambda chunks: self._run(step, chunks, seen))
+        if self.layer_range.weights.head is None:
             return StepOutput(None, tuple(seen), joined(parts))
         return StepOutput(joined(parts), tuple(seen))
 
     def _run(self, step: StepInput, chunks: list[Chunk], seen: list[Tensor]) -> list[Tensor | None]:
         """Returns the result of each chunk. Appends the hidden states of the only chunk to `seen`, if requested."""
-        layer_range, threads = self.held, team_size()
+        layer_range, threads = self.layer_range, team_size()
         chunks, rotary = layer_range.rotated(chunks, step.cache)
         hidden = [self._first_rows(chunk) for chunk in chunks]
         counters = [_counter(step.cache, chunk.past, alone=len(chunks) == 1) for chunk in chunks]
@@ -94,7 +90,7 @@ class StagedRunner(Runner):
 
     def _weights(self, layer: FusedLayer, first_turn: int, phase: Phase) -> AbstractContextManager[LayerWeights]:
         """Context with a layer's resident weights."""
-        streamed = self.held.streamed
+        streamed = self.layer_range.streamed
         if streamed is None:
             return nullcontext(layer.weights)
         return streamed.at_hand(layer.index, layer.weights, first_turn, stage(phase, Stage.FETCH, layer.index))
@@ -103,14 +99,14 @@ class StagedRunner(Runner):
         """Raises RunError if a layer could not be read. The check comes after all layers, because the ranks of a model
         compute together.
         """
-        layer_range, ranks = self.held, self.held.ranks
+        layer_range, ranks = self.layer_range, self.layer_range.ranks
         streams = [source.stream for source in (layer_range.streamed, kv_pass) if source is not None]
         if streams:
             failed = any(stream.pass_failed for stream in streams)
             require_whole(streams, failed if ranks is None else ranks.agree("the layers", flag=failed))
 
     def _result(self, step: StepInput, chunk: Chunk, hidden_NH: Tensor, seen: list[Tensor]) -> Tensor | None:
-        layer_range, rows = self.held, chunk.rows
+        layer_range, rows = self.layer_range, chunk.rows
         hidden_BTH = hidden_NH.view(rows.batch, rows.tokens, -1)
         if layer_range.weights.head is None:
             return normalise(layer_range.weights.final_norm, hidden_NH).view_as(hidden_BTH)
@@ -120,7 +116,7 @@ class StagedRunner(Runner):
             return self._head(layer_range.weights.head, step, chunk.keep, hidden_BTH, seen)
 
     def _head(self, head: HeadWeights, step: StepInput, keep: int, hidden_BTH: Tensor, seen: list[Tensor]) -> Tensor:
-        layer_range, threads = self.held, team_size()
+        layer_range, threads = self.layer_range, team_size()
         kept = hidden_BTH if step.hidden_states else hidden_BTH[:, -keep:]
         normed = normalise(layer_range.weights.final_norm, kept.flatten(0, 1).contiguous())
         if head.project_out is not None:
@@ -139,18 +135,18 @@ class StagedRunner(Runner):
 
     def _first_rows(self, chunk: Chunk) -> Tensor:
         """Returns the input of the first layer."""
-        embedding = self.held.weights.embedding
+        embedding = self.layer_range.weights.embedding
         if embedding is None:
             assert chunk.inputs is not None
             return chunk.inputs
         assert chunk.tokens is not None
         with stage(chunk.phase, Stage.EMBED):
-            return self._embed(embedding, chunk.tokens.to(self.held.device), chunk.rows)
+            return self._embed(embedding, chunk.tokens.to(self.layer_range.device), chunk.rows)
 
     def _embed(self, w: EmbeddingWeights, tokens_BT: Tensor, rows: Rows) -> Tensor:
         hidden = normalise(w.norm, self._look_up(w, tokens_BT.flatten()))
         if w.project_in is not None:
-            hidden = gemm(hidden, w.project_in, threads=team_size(), impl=self.held.impl)
+            hidden = gemm(hidden, w.project_in, threads=team_size(), impl=self.layer_range.impl)
         if w.positions is not None:
             hidden = hidden + w.positions[rows.positions.long() + w.position_offset]
         return hidden.contiguous()
@@ -166,7 +162,7 @@ class StagedRunner(Runner):
             assert w.packed is not None
             return unpack_rows(w.packed, ids)
 
-        ranks = self.held.ranks
+        ranks = self.layer_range.ranks
         if ranks is None:
             return table_rows(tokens)
         own = (tokens >= w.vocab.start) & (tokens < w.vocab.stop)

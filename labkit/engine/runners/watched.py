@@ -7,14 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 
-from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.parallel.ranks import Ranks
 from labkit.engine.parallel.shared_calls import SharedCalls
-from labkit.engine.runners.runner import Runner
-from labkit.engine.runners.stage_clock import StageClock
+from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import CHUNK_ROWS, Pending, StepInput
-from labkit.kernels.decode_step import StreamedLayers
 from labkit.stages import listening
 
 
@@ -22,26 +18,16 @@ class WatchedRunner(Runner):
     """Runs steps fast, or stage by stage if a profiler listens or hidden states are requested."""
 
     def __init__(self, fast: Runner, staged: StagedRunner) -> None:
+        super().__init__(staged.layer_range, fast.clock)
         self.fast, self.staged = fast, staged
         self._always_staged = False
 
     @property
-    def clock(self) -> StageClock:  # type: ignore[override]
-        return self.fast.clock
+    def info(self) -> RunnerInfo:
+        return self.fast.info
 
-    @property
-    def reading(self) -> str:
-        return self.fast.reading
-
-    @property
-    def streamed(self) -> StreamedLayers | None:
-        return self.staged.held.streamed
-
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        return self.fast.new_cache(capacity)
-
-    def begin(self, step: StepInput) -> Pending:
-        return (self.staged if self._is_watched(step) else self.fast).begin(step)
+    def _begin(self, step: StepInput) -> Pending:
+        return (self.staged if self._is_watched(step) else self.fast)._begin(step)
 
     @contextmanager
     def stage_by_stage(self) -> Iterator[None]:
@@ -63,9 +49,10 @@ class RankedRunner(WatchedRunner):
     calls: shared by all ranks.
     """
 
-    def __init__(self, fast: Runner, staged: StagedRunner, ranks: Ranks, calls: SharedCalls) -> None:
+    def __init__(self, fast: Runner, staged: StagedRunner, calls: SharedCalls) -> None:
         super().__init__(fast, staged)
-        self._ranks, self._calls = ranks, calls
+        assert self.layer_range.ranks is not None
+        self._ranks, self._calls = self.layer_range.ranks, calls
         self._agreed = False  # whether steps run stage by stage
 
     def shared_call(self, name: str) -> AbstractContextManager[None]:

@@ -73,21 +73,23 @@ def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return frame[list(GAPS.columns)].sort_values(["time_ns", "start_ns"], ascending=[False, True], ignore_index=True)
 
 
-def idle_by_cause(found: pd.DataFrame) -> pd.DataFrame:
-    """The idle time in `found`, the frame of `gaps`, by rank, device and cause.
+def idle_by_cause(all_gaps: pd.DataFrame) -> pd.DataFrame:
+    """The idle time in `all_gaps`, the frame of `gaps`, by rank, device and cause.
 
     Its columns: gaps, time_ns (the parts of this cause), share (of the device's idle time). A gap counts for each cause
     of its parts.
     """
     parts = [
-        *((cause, found["host_ns"].where(found["host_cause"] == cause, 0)) for cause in HOST_CAUSES),
-        (LAUNCHING, found["launch_ns"]),
-        (LATENCY, found["latency_ns"]),
-        (QUEUED, found["queued_ns"]),
-        (UNKNOWN, found["unknown_ns"]),
+        *((cause, all_gaps["host_ns"].where(all_gaps["host_cause"] == cause, 0)) for cause in HOST_CAUSES),
+        (LAUNCHING, all_gaps["launch_ns"]),
+        (LATENCY, all_gaps["latency_ns"]),
+        (QUEUED, all_gaps["queued_ns"]),
+        (UNKNOWN, all_gaps["unknown_ns"]),
     ]
     rows = [
-        pd.DataFrame({"rank": found["rank"], "device": found["device"], "cause": cause, "time_ns": time})[time > 0]
+        pd.DataFrame({"rank": all_gaps["rank"], "device": all_gaps["device"], "cause": cause, "time_ns": time})[
+            time > 0
+        ]
         for cause, time in parts
     ]
     groups = pd.concat(rows).groupby(["rank", "device", "cause"])["time_ns"]

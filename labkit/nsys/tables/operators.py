@@ -84,9 +84,10 @@ def operator_tables(trace: Trace, selection: Selection) -> tuple[dict[str, pd.Da
     return {"categories": categories(frame), "operators": frame}, () if has_roofline else (NO_ROOFLINE,)
 
 
-def categories(found: pd.DataFrame) -> pd.DataFrame:
-    """`found`, the frame of `operators`, summed by category: category, count, total_ns, share."""
-    table = found.groupby("category").agg(count=("count", "sum"), total_ns=("total_ns", "sum"), share=("share", "sum"))
+def categories(by_shapes: pd.DataFrame) -> pd.DataFrame:
+    """`by_shapes`, the frame of `operators`, summed by category: category, count, total_ns, share."""
+    groups = by_shapes.groupby("category")
+    table = groups.agg(count=("count", "sum"), total_ns=("total_ns", "sum"), share=("share", "sum"))
     return table.reset_index().sort_values("total_ns", ascending=False, ignore_index=True)
 
 

@@ -48,5 +48,5 @@ def trace_tables(trace: Trace, command: str, selection: Selection = EVERYTHING) 
 def catalogued(function: str) -> Callable[..., Any]:
     """The function that the catalogue names as "module:function". Its module is loaded on first use."""
     module, _, name = function.partition(":")
-    found: Callable[..., Any] = getattr(import_module(f"labkit.nsys.tables.{module}"), name)
-    return found
+    loaded: Callable[..., Any] = getattr(import_module(f"labkit.nsys.tables.{module}"), name)
+    return loaded

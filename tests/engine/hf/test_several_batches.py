@@ -30,7 +30,7 @@ BATCHES = [(prompt(1, 5), 6), (prompt(3, 9, seed=1), 3), (prompt(2, 4, seed=2), 
 @pytest.mark.parametrize("impl", ["cpp", "reference"])
 def test_batches_side_by_side_get_the_tokens_of_each_alone(impl: str) -> None:
     engine = fused("llama", impl)
-    texts = drive(engine.module.begin, [loop_of(engine.module, ids, new) for ids, new in BATCHES])
+    texts = drive(engine.module.runner.begin, [loop_of(engine.module, ids, new) for ids, new in BATCHES])
     for text, (ids, new) in zip(texts, BATCHES, strict=True):
         assert torch.equal(text, greedy(engine, ids, new))
 
@@ -45,7 +45,7 @@ def test_steps_of_all_batches_are_under_way_before_one_is_collected() -> None:
         def __init__(self, step: StepInput) -> None:
             self.batch = step.shape[0]
             events.append(("begun", self.batch))
-            self.pending = model.begin(step)
+            self.pending = model.runner.begin(step)
 
         def collect(self) -> StepOutput:
             events.append(("collected", self.batch))
@@ -65,4 +65,4 @@ def test_an_error_in_one_batch_ends_them_all() -> None:
     model = fused("gpt2").module
     too_long = loop_of(model, prompt(1, 190), 9)
     with pytest.raises(ValueError, match="193 tokens are more than the model's 192 positions"):
-        drive(model.begin, [too_long, loop_of(model, prompt(1, 4), 20)])
+        drive(model.runner.begin, [too_long, loop_of(model, prompt(1, 4), 20)])

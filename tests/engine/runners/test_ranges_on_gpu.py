@@ -83,7 +83,7 @@ def test_ranges_take_any_number_of_rows(rows: int) -> None:
 def test_a_range_has_the_kernels_of_its_layers_alone() -> None:
     model = CutModel(shallow("gpt2", 2), (0, 1, 2), "triton")
     actual(model, 1)
-    first, last = ([node.stage for node in runner.nodes] for runner in model.runners)
+    first, last = ([node.stage for node in runner.info.nodes] for runner in model.runners)
     names = {stage: message(Phase.DECODE, stage) for stage in (Stage.EMBED, Stage.LM_HEAD, Stage.SAMPLE)}
     assert first[0] == names[Stage.EMBED]
     assert names[Stage.LM_HEAD] not in first

@@ -99,7 +99,7 @@ def test_every_number_of_rows_has_its_own_choice_and_prompts_have_none(monkeypat
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
 def test_no_way_to_read_changes_a_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """For prompts and decode steps, with one register tile of rows and with several."""
-    layer_range = fused("llama", dtype=dtype).fused.runner.fast.held  # type: ignore[union-attr]
+    layer_range = fused("llama", dtype=dtype).fused.runner.layer_range  # type: ignore[union-attr]
     for batch in (1, 14):
         runs = []
         for name in READINGS:
@@ -108,7 +108,7 @@ def test_no_way_to_read_changes_a_bit(dtype: torch.dtype, monkeypatch: pytest.Mo
             cache = runner.new_cache()
             steps = [StepInput(ids, cache, keep=1) for ids in prompt(batch, 6).split((5, 1), 1)]
             runs.append([runner.begin(step).collect().result for step in steps])
-            assert runner.reading == name
+            assert runner.info.reading == name
         for results in runs[1:]:
             for first, second in zip(runs[0], results, strict=True):
                 assert first is not None

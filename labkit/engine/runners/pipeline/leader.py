@@ -90,7 +90,7 @@ class Leader:
             message, phase = self.stage.receive(step.phase)
             assert (message.kind, message.micro_batch) == (MessageKind.ROWS, batch.number)
             with self.stage.computing(phase, batch.number, message.step):
-                parts.append(self.inner.begin(with_rows(part, message.payload)).collect().result)
+                parts.append(self.inner._begin(with_rows(part, message.payload)).collect().result)
         return StepOutput(joined([part for part in parts if part is not None]))
 
     def _continued(self, batch: MicroBatch, until: int | None = None) -> Loop:

@@ -19,8 +19,8 @@ stage to the last, and the result goes to all ranks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -32,7 +32,7 @@ from labkit.engine.memory.regroup import share_memory
 from labkit.engine.options import MicroBatches
 from labkit.engine.parallel.micro_batch_counts import Compared
 from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
-from labkit.engine.parallel.ranks import Ranks, RanksDifferError, check_alike, digest_of, draw_alike
+from labkit.engine.parallel.ranks import RanksDifferError, check_alike, digest_of, draw_alike
 from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.checks import check_step
 from labkit.engine.runners.driving import Found, TextBatch
@@ -40,10 +40,8 @@ from labkit.engine.runners.pipeline.chooser import Chooser, Division
 from labkit.engine.runners.pipeline.leader import Leader
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, piece_rows, with_rows
 from labkit.engine.runners.pipeline.server import Server
-from labkit.engine.runners.runner import Runner
-from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import CHUNK_ROWS, Node, Pending, StepInput, StepOutput, joined
-from labkit.models.config import ModelConfig
+from labkit.engine.runners.runner import Runner, RunnerInfo
+from labkit.engine.runners.step import CHUNK_ROWS, Pending, StepInput, StepOutput, joined
 from labkit.models.shards import evenly
 from labkit.stages import Phase
 from labkit.system.errors import UnsupportedError, UserError
@@ -55,36 +53,19 @@ class PipelineRunner(Runner):
     """Runner of one stage.
 
     inner: runs the layers of this stage.
-    config: of the whole model.
     ranks: rank group that shares these layers; None: one rank has them.
     calls: shared by all ranks.
     """
 
-    def __init__(
-        self, inner: Runner, stage: PipelineStage, config: ModelConfig, ranks: Ranks | None, calls: SharedCalls
-    ) -> None:
-        self.inner, self.stage, self.config, self.ranks, self.calls = inner, stage, config, ranks, calls
+    def __init__(self, inner: Runner, stage: PipelineStage, calls: SharedCalls) -> None:
+        super().__init__(inner.layer_range, inner.clock)
+        self.inner, self.stage, self.ranks, self.calls = inner, stage, inner.layer_range.ranks, calls
         self._leader: Leader | None = None  # while texts are under way
         self._warned: set[str] = set()
 
     @property
-    def clock(self) -> StageClock:  # type: ignore[override]
-        return self.inner.clock
-
-    @property
-    def reading(self) -> str:
-        return self.inner.reading
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return self.inner.nodes
-
-    @property
-    def pipeline(self) -> PipelineStage:
-        return self.stage
-
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        return self.inner.new_cache(capacity)
+    def info(self) -> RunnerInfo:
+        return replace(self.inner.info, pipeline=self.stage)
 
     def shared_call(self, name: str) -> AbstractContextManager[None]:
         return self.calls.one(name)
@@ -99,19 +80,19 @@ class PipelineRunner(Runner):
         self.inner.after_generation(tokens)
         draw_alike(self.stage.device, lambda state: self.stage.ring.gather(state)[-1])
 
-    def begin(self, step: StepInput) -> Pending:
+    def _begin(self, step: StepInput) -> Pending:
         if self._leader is not None and (batch := self._leader.batch_of(step)) is not None:
             return self._leader.order(step, batch)
         return self._one_at_a_time(step)
 
-    def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
+    def decode(self, texts: TextBatch) -> Found:
         with KeptOnError(texts.cache):  # on every stage, however many steps each has made
-            return self._decoded(begin, texts)
+            return self._decoded(texts)
 
-    def _decoded(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
+    def _decoded(self, texts: TextBatch) -> Found:
         self._agree("the arguments", [texts.asked])
         if not texts.wants_tokens_alone:
-            return super().decode(begin, texts)
+            return super().decode(texts)
         batches = self._micro_batches(texts)
         for batch in batches:
             check_step(batch.prompt, self.config)
@@ -123,7 +104,7 @@ class PipelineRunner(Runner):
             return Server(self.stage, self.inner).serve(batches).to(texts.tokens.device)
         self._leader = Leader(self.stage, self.inner, batches, self._chooser(texts, batches))
         try:
-            return self._leader.lead(begin)
+            return self._leader.lead(self.begin)
         finally:
             self._leader = None
 
@@ -221,7 +202,7 @@ class PipelineRunner(Runner):
         stage, phase, number = self.stage, step.phase, int(step.phase == Phase.DECODE)
         own_step = step if stage.is_first else with_rows(step, self._received(MessageKind.ROWS, phase))
         with stage.computing(phase, 0, number):
-            output = self.inner.begin(own_step).collect()
+            output = self.inner._begin(own_step).collect()
         if stage.is_last:
             return output.result
         assert output.rows is not None

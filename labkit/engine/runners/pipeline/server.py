@@ -54,7 +54,7 @@ class Server:
 
     def _run(self, batch: MicroBatch, step: StepInput, number: int, phase: Phase) -> None:
         with self.stage.computing(phase, batch.number, number):
-            rows = self.inner.begin(step).collect().rows
+            rows = self.inner._begin(step).collect().rows
         assert rows is not None
         self._unsent.append(rows.flatten(0, 1))
         if batch.has_prompt_left and self.stage.wanted.schedule == "naive":
