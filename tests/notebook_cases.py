@@ -84,6 +84,7 @@ ALL = (
         figures=2 + 1 + 1 + 1,  # two of the shards, the scaling, the step of every rank, the articles
         headline=r"^tiny-gptj, float32: 2 ranks of 1 thread against one, per token: [\d.]+x \[.*wait for each other",
         texts=("published, not measured here",),
+        unanswered=4,
     ),
     NotebookCase(
         "05_precision",

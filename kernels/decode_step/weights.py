@@ -181,9 +181,17 @@ class ModelWeights:
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
     def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[Stage, ...]:
-        """The stages of one layer. Several ranks have sums, and a stream of layers or of keys and values has a wait."""
-        optional = {Stage.FETCH: streamed, Stage.FETCH_KV: kv_streamed, Stage.ALL_REDUCE: ranks > 1}
-        return tuple(stage for stage in LAYER_STAGES if optional.get(stage, True))
+        """The stages of one layer in running order. Several ranks have sums, and a stream of layers or of keys and
+        values has a wait.
+        """
+        if streamed or kv_streamed:
+            return (*(Stage.FETCH,) * streamed, *(Stage.FETCH_KV,) * kv_streamed, *self.stages(ranks))
+        if ranks == 1:
+            return STAGES_PER_LAYER
+        *regions, mlp_out, residual = STAGES_PER_LAYER
+        if not self.parallel_residual:
+            regions.insert(regions.index(Stage.MLP), Stage.ALL_REDUCE)
+        return (*regions, mlp_out, Stage.ALL_REDUCE, residual)
 
     @cached_property
     def c_layers(self) -> ctypes.Array[CLayer]:

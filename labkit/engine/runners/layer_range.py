@@ -50,7 +50,7 @@ class LayerRange:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Stages of one layer."""
+        """Stages of one layer, in the order of execution."""
         return self.weights.stages(self.spec.part.size, self.streamed is not None, self.elsewhere is not None)
 
     @property

@@ -23,8 +23,8 @@ class StageClock:
     """Totals since the last reset. Adding one step's times takes microseconds."""
 
     def __init__(self, num_layers: int, stages: tuple[Stage, ...]) -> None:
-        """stages: the stages that a layer has, in the order of LAYER_STAGES."""
-        self.num_layers, self.stages = num_layers, stages
+        """stages: of a layer, in running order. The times of a stage that occurs twice are added up."""
+        self.num_layers, self.stages = num_layers, tuple(dict.fromkeys(stages))
         self.reset()
 
     def reset(self) -> None:
