@@ -19,8 +19,8 @@ from labkit.engine.engine import DecoderEngine, EncoderEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
 from labkit.engine.memory.heads_on_host import HostMemory
-from labkit.engine.memory.place import CachePlace
 from labkit.engine.memory.slots import SlotPool
+from labkit.engine.memory.stores import BackingStore
 from labkit.engine.offload.cache_place import cache_place
 from labkit.engine.offload.held import on_host
 from labkit.engine.offload.options import Offload
@@ -103,7 +103,7 @@ class Plan:
     stage: PipelineStage | None  # connection to the ranks with other layers
     calls: SharedCalls  # of all ranks
     saving: Saving | None  # checkpoint that is written while packing
-    elsewhere: CachePlace | None  # backing store of offloaded keys and values
+    backing_store: BackingStore | None  # backing store of offloaded keys and values
     queues: Queues  # of the device, for everything that it fetches
 
     @property
@@ -216,9 +216,9 @@ def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = No
         return EncoderEngine(injected, options, spec.impl, spec.policy.layers.split(".")[0])
     pool = None
     if spec.impl == "triton":
-        memory = plan.elsewhere if isinstance(plan.elsewhere, HostMemory) else None
+        memory = plan.backing_store if isinstance(plan.backing_store, HostMemory) else None
         pool = SlotPool(spec.part.local, plan.kv_dtype, plan.device, memory)
-    layer_range = LayerRange(spec, weights, plan.device, plan.ranks, pool, plan.kv_dtype, streamed, plan.elsewhere)
+    layer_range = LayerRange(spec, weights, plan.device, plan.ranks, pool, plan.kv_dtype, streamed, plan.backing_store)
     staged = StagedRunner(layer_range)
     module = FusedCausalLM(
         request.hf_config,

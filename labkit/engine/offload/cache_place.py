@@ -7,7 +7,7 @@ from platform import node
 import torch
 
 from labkit.engine.memory.heads_on_host import HostMemory
-from labkit.engine.memory.place import CachePlace
+from labkit.engine.memory.stores import BackingStore
 from labkit.engine.offload.cache_folder import cache_folder
 from labkit.engine.offload.options import KvOffload
 from labkit.engine.parallel.ranks import Ranks
@@ -17,7 +17,7 @@ from labkit.system.collective import Gather
 
 def cache_place(
     option: KvOffload, dtype: torch.dtype, device: torch.device, ranks: Ranks | None, gather: Gather, queues: Queues
-) -> CachePlace:
+) -> BackingStore:
     """Returns the backing store that the option asks for. All ranks call it together. Raises UserError for an unusable
     folder.
 
