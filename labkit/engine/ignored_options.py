@@ -63,7 +63,7 @@ def without_ignored(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options without the ignored ones. Raises ValidationError for a value of the wrong type, and
     UnsupportedError for a value that would have to change something.
     """
-    values = _Values(**{name: value for name, value in options.items() if name in IGNORED})
+    values: Any = _Values(**{name: value for name, value in options.items() if name in IGNORED})
     for name in values.model_fields_set:
         row, value = IGNORED[name], getattr(values, name)
         if row.required and value != row.default:
