@@ -18,6 +18,7 @@ from sweeps import sweep
 import labkit
 from labkit.cli.app import app
 from labkit.cli.main import main
+from labkit.harness.compare.peers.table import PEERS
 from labkit.models.encoder_policies import ENCODERS
 from labkit.models.policies import POLICIES
 from labkit.notebooks import read_parameters
@@ -184,6 +185,10 @@ def test_every_architecture_is_named_among_the_models() -> None:
     text = re.sub(r"\W", "", PAGES["docs/models.md"]).lower()
     names = [re.sub(r"(LMHead|For)?(CausalLM|Model)$", "", name) for name in (*POLICIES, *ENCODERS)]
     assert [name for name in names if name.lower() not in text] == []
+
+
+def test_every_peer_has_its_row() -> None:
+    assert [name for name in PEERS if f"\n| `{name}` |" not in PAGES["docs/measuring.md"]] == []
 
 
 def test_every_ratio_is_one_that_was_measured() -> None:

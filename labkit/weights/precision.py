@@ -19,9 +19,10 @@ INTEGERS = re.compile(
 )
 GROUPS = {8: "row", 4: "32"}  # defaults by bits: how many inputs share a scale
 TYPES = {8: "symmetric", 4: "asymmetric"}  # defaults by bits
-EXAMPLES = (*FLOAT_DTYPES, "int8", "int8-32", "int4", "int4-32", "int4-64", "int4-128", "int4-32+head", STORED)
+IN_GROUPS = tuple(f"int4-{size}" for size in GROUP_SIZES)
+EXAMPLES = (*FLOAT_DTYPES, "int8", "int8-32", "int4", *IN_GROUPS, "int4-32+head", STORED)
 KNOWN = (
-    f"{', '.join(FLOAT_DTYPES)}, int8, int4, either with groups (int4-32, int4-64, int4-128, int8-row), with "
+    f"{', '.join(FLOAT_DTYPES)}, int8, int4, either with groups ({', '.join(IN_GROUPS)}, int8-row), with "
     f"-symmetric or -asymmetric, the LM head (+head, or +head8 for 8 bits) and rounded activations (+a8), or {STORED}"
 )
 

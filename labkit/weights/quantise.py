@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import torch
 from pydantic import Field, model_validator
@@ -27,7 +27,8 @@ from labkit.system.errors import UserError
 from labkit.system.rounding import ceil_div
 from labkit.system.validation import Strict
 
-GROUP_SIZES = (32, 64, 128)
+GroupSize = Literal[32, 64, 128]
+GROUP_SIZES: tuple[int, ...] = get_args(GroupSize)
 MLP = ("ff1.weight", "ff2.weight")
 LAYER = ("qkv.weight", "attn_out.weight", *MLP)
 HEAD = ("embed.weight", "head.weight")  # one of them is the LM head
@@ -45,7 +46,7 @@ class WeightQuantization(Strict):
     num_bits: Literal[4, 8] = 8
     q_type: Literal["symmetric", "asymmetric"] = "symmetric"
     q_groups: int = Field(default=1, ge=1)
-    group_size: Literal[32, 64, 128] | None = None
+    group_size: GroupSize | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -198,11 +199,12 @@ def check_schemes(part: Shard, quant: Quantization) -> None:
             continue
         outputs, inputs = shape
         if (size := scheme.how.group_size) and inputs % size:
+            sizes = f"{', '.join(map(str, GROUP_SIZES[:-1]))} and {GROUP_SIZES[-1]}"
             fitting = [str(choice) for choice in GROUP_SIZES if inputs % choice == 0]
             raise UserError(
                 f"group_size={size} does not divide the {inputs} inputs of {name}; expected "
-                f"{' or '.join(fitting) or 'no group_size: none of 32, 64 and 128 divides them'}, or q_groups=1, which "
-                "makes a whole row a group"
+                f"{' or '.join(fitting) or f'no group_size: none of {sizes} divides them'}, or q_groups=1, which makes "
+                "a whole row a group"
             )
         if scheme.flat is None and scheme.how.group_size is None:
             _check_groups(name, inputs, scheme)

@@ -1,6 +1,8 @@
 """Records are read back unchanged and appear whole; an error names a line that cannot be read."""
 
+import importlib
 import os
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ from precision_studies import study as precision_study
 from streaming_plans import plan
 from streaming_studies import study as streaming_study
 
+from labkit import harness
 from labkit.harness import Comparison, load_records, load_results, save
 from labkit.harness.methods.cell import MethodCell
-from labkit.harness.results import save_lines
+from labkit.harness.records import FrozenRecord
+from labkit.harness.results import KINDS, save_lines
 from labkit.studies.larger_than_memory import save_study as save_streaming
 from labkit.studies.precision import save_study as save_precisions
 from labkit.system.errors import UserError
@@ -27,6 +31,19 @@ def test_a_record_comes_back_equal(tmp_path: Path) -> None:
     assert set(map(type, load_records(tmp_path))) == {type(compared), type(measured)}
     assert compared in load_records(tmp_path)
     assert load_records(path) == [measured]
+
+
+def test_every_kind_of_record_can_be_read_back() -> None:
+    """Its class is in `AnyRecord`."""
+    for module in pkgutil.walk_packages(harness.__path__, "labkit.harness."):
+        importlib.import_module(module.name)
+    classes, kinds = [FrozenRecord], set()
+    while classes:
+        record = classes.pop()
+        classes += record.__subclasses__()
+        if record.__module__.startswith("labkit.harness.") and {"kind", "schema_version"} <= record.model_fields.keys():
+            kinds.add(record.model_fields["kind"].default)
+    assert kinds == KINDS
 
 
 def test_the_frame_has_a_row_per_run(tmp_path: Path) -> None:

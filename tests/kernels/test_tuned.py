@@ -1,9 +1,11 @@
 """Files of tile sizes: tuned tiles are found again, and a file that cannot be trusted is refused."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
+from source_tree import ROOT
 
 from labkit.kernels import gpu
 from labkit.kernels.tuned import LIMITS, Tile, TunedTiles, tuned_path, tuned_tiles, write_tiles
@@ -44,9 +46,17 @@ def test_a_gpu_without_a_file_has_no_tuned_tiles() -> None:
     assert tuned_tiles(GPU) == TunedTiles({})
 
 
-def test_the_files_of_a_package_can_be_read() -> None:
-    for path in sorted((Path(gpu.__file__).parent / "tiles").glob("*.json")):
-        assert tuned_path(json.loads(path.read_text())["gpu"]).name == path.name
+def test_the_files_of_the_package_are_in_the_folder_that_a_wheel_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LABKIT_TILES")
+    (pattern,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "labkit.kernels"
+    ]
+    own = tuned_path(GPU).relative_to(ROOT / "kernels")
+    assert own.match(pattern)
+    for path in (ROOT / "kernels").glob(pattern):
+        name = json.loads(path.read_text())["gpu"]
+        assert tuned_path(name) == path
+        assert tuned_tiles(name).tiles
 
 
 @pytest.mark.parametrize(
