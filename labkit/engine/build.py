@@ -40,7 +40,7 @@ class Team:
     spec: WeightSpec  # of this process's weights
     device: torch.device
     ranks: Ranks | None  # rank group with the same layers; None: one rank has them
-    stage: PipelineStage | None  # connection to the ranks with other layers; None: there are none
+    stage: PipelineStage | None  # connection to the ranks with other layers; None: this stage has all
     calls: SharedCalls  # of all ranks
 
 
