@@ -65,7 +65,7 @@ def test_each_baseline_runs_beside_the_streamed_engine_in_the_same_memory(
     """A baseline that fails or is unknown is left out, with the first line of the reason."""
     harness = RecordingHarness(monkeypatch)
     result = study_larger_than_memory(
-        batches="4, 1, 5000", baselines="accelerate-disk, dies, unknown", path=tmp_path, output=tmp_path
+        batches="4, 1, 5000", baselines="accelerate-disk, dies, unknown", path=str(tmp_path), output=tmp_path
     )
     assert harness.batches == (1, 4)
     assert result.too_large == (5000,)
@@ -86,7 +86,7 @@ def test_each_baseline_runs_beside_the_streamed_engine_in_the_same_memory(
 
 def test_baselines_do_not_compute_in_codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     harness = RecordingHarness(monkeypatch, precision="int8-32")
-    result = study_larger_than_memory(batches="1", baselines="hf-disk", path=tmp_path, output=tmp_path)
+    result = study_larger_than_memory(batches="1", baselines="hf-disk", path=str(tmp_path), output=tmp_path)
     assert harness.turns == []
     assert "the weights here are int8-32" in result.left_out[0].reason
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(
     RecordingHarness(monkeypatch)
     monkeypatch.setattr(larger_than_memory, "measured_plan", lambda *args, **kwargs: pytest.fail("measured"))
     with pytest.raises(UserError, match=message):
-        study_larger_than_memory(**({"path": tmp_path, "output": tmp_path} | options))
+        study_larger_than_memory(**({"path": str(tmp_path), "output": tmp_path} | options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(
 )
 def test_what_cannot_be_planned_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        study_larger_than_memory(path=tmp_path, output=tmp_path, **options)
+        study_larger_than_memory(path=str(tmp_path), output=tmp_path, **options)
 
 
 def test_batches_and_sides_are_parsed_and_each_is_taken_once() -> None:

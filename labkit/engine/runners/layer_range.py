@@ -18,6 +18,7 @@ from labkit.engine.runners.step import Chunk, StepInput, placed_chunks
 from labkit.kernels import ModelWeights
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.types import Rotary
+from labkit.stages import Stage
 from labkit.weights.spec import WeightSpec
 
 
@@ -48,7 +49,7 @@ class LayerRange:
         self.rotary = RotaryTables(self.config.rotary, self.device)
 
     @property
-    def stages(self) -> tuple[str, ...]:
+    def stages(self) -> tuple[Stage, ...]:
         """Stages of one layer, in the order of execution."""
         return self.weights.stages(self.spec.part.size, self.streamed is not None, self.backing_store is not None)
 
