@@ -27,7 +27,8 @@ REASON_BYTES = 1024  # for the reason why a call failed
 PAUSE_S = 0.001
 LOOK_S = 0.2  # between two checks of the other ranks' processes
 LOOKS_STOPPED = 15  # consecutive checks before a stopped rank counts as lost: Ctrl-Z and fg stop all for a moment
-same_in_cpp({"sizeof(Arrival)": LINE, "kLookEvery": int(LOOK_S * 1e9), "kLooksStopped": LOOKS_STOPPED})
+same_in_cpp({"sizeof(Arrival)": LINE, "offsetof(Arrival, pid)": 4 * PID, "offsetof(Arrival, failed_calls)": 4 * FAILED})
+same_in_cpp({"offsetof(Arrival, ready)": 4 * READY, "kLookEvery": int(LOOK_S * 1e9), "kLooksStopped": LOOKS_STOPPED})
 TOGETHER = "all ranks of a model make the same calls, or none goes on"
 
 

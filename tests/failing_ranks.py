@@ -130,9 +130,9 @@ def ways(engines: Made, fails: bool) -> dict[str, Callable[[], object]]:
         with _failing(steps, "_begin", TooMuchError("a step"), 0) if fails else nullcontext():
             return forward(engine)
 
-    def planning(function: str, error: Exception) -> Callable[[], object]:
+    def building(function: str, error: Exception) -> Callable[[], object]:
         def call() -> object:
-            with mock.patch(f"labkit.engine.plan.{function}", side_effect=error) if fails else nullcontext():
+            with mock.patch(f"labkit.engine.{function}", side_effect=error) if fails else nullcontext():
                 return engines.again()
 
         return call
@@ -140,23 +140,23 @@ def ways(engines: Made, fails: bool) -> dict[str, Callable[[], object]]:
     def cache() -> object:
         """KV cache on the disk, in a folder to which one rank cannot write."""
         if engines.options["impl"] != "cpp":
-            return planning("begin_saving", UserError("kv_offload: is for other kernels"))()
+            return building("build._begun_save", UserError("kv_offload: is for other kernels"))()
         full = mock.patch("labkit.engine.offload.cache_folder.tempfile.TemporaryFile", side_effect=OSError("full"))
         with full if fails else nullcontext():
             return engines.again(kv_offload={"path": tempfile.gettempdir()})
 
     return {
         "option": lambda: engines.again(kv_dtype="of no kind" if fails else None),
-        "source": planning("resolve", OSError("a file of this rank alone")),
+        "source": building("resolve._chosen_impl", OSError("a file of this rank alone")),
         "cache": cache,
-        "checkpoint": planning("begin_saving", TooMuchError("no place")),
+        "checkpoint": building("build._begun_save", TooMuchError("no place")),
         "argument": lambda: engine.generate(ids, max_new_tokens=-1 if fails else NEW),
         "prompt": generating(steps, "_begin", TooMuchError("a prompt\nof two lines")),
         "step": generating(steps, "_begin", TooMuchError("a step"), after=4),
         "Ctrl-C": generating(steps, "_begin", KeyboardInterrupt(), after=3),
         "end": generating(runner, "after_generation", TooMuchError("the end")),
         "forward": one_step,
-        "load": planning("build_weights", MemoryError()),
+        "load": building("build.build_weights", MemoryError()),
     }
 
 

@@ -15,6 +15,6 @@ from labkit import figures, widgets
 def compare(*, progress, **settings):
     progress(1, 2, "round 1 of 2"); asked.append(settings)
     return comparison(dtype=settings["dtype"])
-asked = []; widgets.workbench.compare = compare
+asked = []; widgets.Workbench.study = staticmethod(compare)
 bench = widgets.Workbench(**{SETTINGS})
 """

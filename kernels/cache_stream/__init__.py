@@ -126,7 +126,7 @@ class CachePass:
             yield self.layer(layer)
             self.release(layer)
 
-    def in_turn(self, layers: int) -> Iterator[LayerCache]:
+    def layers_in_order(self, layers: int) -> Iterator[LayerCache]:
         """The layers one after the other, each in memory until the next. Raises RunError if one can't be read."""
         for index in range(layers):
             with self.at_hand(index, nullcontext()) as layer:

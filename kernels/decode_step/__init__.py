@@ -29,9 +29,10 @@ from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
 from ..types import NO_ROTARY, Rotary, Rows, pointer
-from .weights import STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from .weights import LAYER_STAGES, STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
+    "LAYER_STAGES",
     "STAGES_PER_LAYER",
     "ChunkArgs",
     "DecodeStep",
@@ -164,7 +165,7 @@ class DecodeStep:
 
     kv_streamed: whether every step has a pass over offloaded keys and values.
 
-    times: nanoseconds of the latest step in the embedding, each stage of each layer, and the head.
+    times: nanoseconds of the latest step in the embedding, in each of LAYER_STAGES of each layer, and in the head.
 
     One instance must not run two steps at a time.
     """
@@ -178,8 +179,7 @@ class DecodeStep:
     ) -> None:
         self.model, self.exchange, self.streamed, self.kv_streamed = model, exchange, streamed, kv_streamed
         self.library = build.load(model.weight_type)
-        self.stages = model.stages(exchange.size if exchange else 1, streamed is not None, kv_streamed)
-        self.times = np.zeros(2 + len(self.stages) * len(model.layers), dtype=np.int64)
+        self.times = np.zeros(2 + len(LAYER_STAGES) * len(model.layers), dtype=np.int64)
         self._workspace, self._workspace_at = torch.empty(0, dtype=torch.uint8), 0
         self._sized_for = (0, 0, 0)
         self._args = CStepArgs(

@@ -34,22 +34,22 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   const float* residual = input.residual;
   qkv_region<Weight>(team, thread, layer.qkv, rotary, model.heads, chunk.rows, cache, input, work.qkv, qkv_stride,
                      scratch);
-  clock.stamp();
+  clock.stamp(LayerStage::kQkv);
   attention_region<Stored>(team, thread, layer.attention, model.heads, chunk.rows, cache, work.qkv, qkv_stride,
                            work.context, context_stride, scratch);
-  clock.stamp();
+  clock.stamp(LayerStage::kAttention);
   Linear attn_out = layer.attn_out;
   attn_out.bias = nullptr;  // added later
   const bool add_up = !ranks.alone() && !parallel;
   float* attended = add_up ? ranks.own<float>() : work.attn_out;
   gemm_into<Weight>(team, thread, attn_out, work.context, context_stride, rows, attended, stride, scratch);
   team.barrier();
-  clock.stamp();
+  clock.stamp(LayerStage::kAttnOut);
   Parts attention(attended, stride);
   if (add_up) {
     ranks.meet(team, thread, bytes);
     attention = Parts(ranks, stride);
-    clock.stamp();
+    clock.stamp(LayerStage::kAllReduce);
   }
 
   if (!parallel) {
@@ -61,27 +61,27 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
                                     stride, work.x, work.residual, scratch);
   }
   mlp_region<Weight>(team, thread, layer.mlp, input, rows, work.act, act_stride, scratch);
-  clock.stamp();
+  clock.stamp(LayerStage::kMlp);
   Linear mlp_out = layer.mlp_out;
   mlp_out.bias = nullptr;  // added later
   if (ranks.alone()) {
     gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, work.mlp_out, stride, scratch);
     team.barrier();
-    clock.stamp();
+    clock.stamp(LayerStage::kMlpOut);
     residual_share(team, thread, residual, stride, {parallel ? attention : Parts(), layer.attn_out.bias},
                    {Parts(work.mlp_out, stride), layer.mlp_out.bias}, rows, hidden, work.h, stride);
   } else {  // with a parallel residual the attention's part is added, and mlp_out's bias is the sum of both biases
     gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, ranks.own<float>(), stride, scratch,
                       parallel ? attended : nullptr);
     team.barrier();
-    clock.stamp();
+    clock.stamp(LayerStage::kMlpOut);
     ranks.meet(team, thread, bytes);
-    clock.stamp();
+    clock.stamp(LayerStage::kAllReduce);
     residual_share(team, thread, residual, stride, {}, {Parts(ranks, stride), layer.mlp_out.bias}, rows, hidden, work.h,
                    stride);
   }
   team.barrier();
-  clock.stamp();
+  clock.stamp(LayerStage::kResidual);
 }
 
 // A streamed layer with its matrices in its slot.
@@ -108,20 +108,19 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
   const Range written{args.chunks[0].past, last.past + last.rows.tokens};
   for (int64_t l = 0; l < model.num_layers; ++l) {
     const int64_t block = args.stream ? args.blocks[l] : -1;
+    clock.begin_layer(l);
     Layer layer = model.layers[l];
     char* kv_slot = nullptr;
     if (block >= 0) layer = shifted(layer, args.first_slot, awaited(*args.stream, first_turn + block, l, thread));
-    if (args.stream) clock.stamp();
+    if (args.stream) clock.stamp(LayerStage::kFetch);
     if (args.kv_stream) {
       kv_slot = awaited(*args.kv_stream, args.kv_turn + l, l, thread);
-      clock.stamp();
+      clock.stamp(LayerStage::kFetchKv);
     }
     const int64_t begin = (args.stream || args.kv_stream) && thread == 0 ? now_ns() : 0;
-    int64_t* const stages = clock.mark();
     work.h = first_h;
     for (int64_t c = 0; c < args.num_chunks; ++c) {
       const Chunk& chunk = args.chunks[c];
-      clock.back_to(stages);
       layer_step(team, thread, ranks, model, layer, cache_of(args, chunk, l, kv_slot), args.rotary, chunk, work, stride,
                  clock, scratch);
       work.h += chunk.count() * stride;
@@ -173,29 +172,25 @@ static int64_t run_step(const Model* model, const StepArgs* args) {
   run_team(team, args->threads, [&](int thread) {
     ThreadScratch& scratch = thread_scratch();
     Ranks ranks(args->exchange);
-    Clock clock(args->times, thread);
-    int64_t* const embedding = clock.mark();
+    Clock clock(args->times, model->num_layers, thread);
     Workspace work = whole;
     for (int64_t c = 0; c < args->num_chunks; ++c) {
       const Chunk& chunk = args->chunks[c];
-      clock.back_to(embedding);
       if (chunk.inputs)
         take_inputs(team, thread, *model, chunk, work, stride);
       else
         embed(team, thread, ranks, *model, chunk, work, stride, scratch);
-      clock.stamp();
+      clock.stamp_embedding();
       work.h += chunk.count() * stride;
     }
     layer_steps(team, thread, ranks, *model, *args, whole, stride, first_turn, clock, scratch);
-    int64_t* const head = clock.mark();
     work.h = whole.h;
     for (int64_t c = 0; c < args->num_chunks; ++c) {
       const Chunk& chunk = args->chunks[c];
       if (c > 0) team.barrier();  // thread 0 may still search the largest logits of the previous chunk
-      clock.back_to(head);
       if (chunk.keep) head_step(team, thread, ranks, *model, chunk, args->own_logits, work, stride, scratch);
       if (chunk.outputs) give_outputs(team, thread, *model, chunk, work, stride, clock);
-      clock.stamp();
+      clock.stamp_head();
       work.h += chunk.count() * stride;
     }
     if ((args->stream || args->kv_stream) && any_failed(team, thread, ranks, *args) && thread == 0) failed = true;

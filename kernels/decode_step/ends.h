@@ -154,14 +154,14 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
 }
 
 // Returns every row, after the final norm if any (in an encoder the last layer's own). Its time counts for the last
-// stage.
+// stage of the last layer.
 inline void give_outputs(Team& team, int thread, const Model& model, const Chunk& chunk, const Workspace& work,
                          int64_t stride, Clock& clock) {
   const Range mine = team.share(chunk.count(), thread);
   for (int64_t m = mine.begin; m < mine.end; ++m)
     normalise(model.final_norm, work.h + m * stride, model.hidden, chunk.outputs + m * model.hidden);
   team.barrier();
-  clock.again();
+  clock.stamp(LayerStage::kResidual);
 }
 
 }  // namespace labkit

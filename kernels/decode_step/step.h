@@ -92,35 +92,32 @@ inline Cache cache_of(const StepArgs& args, const Chunk& chunk, int64_t layer, c
   return cache;
 }
 
-// Thread 0 adds up the time of every stage: embedding, the stages of each layer, head. A layer's stages are (fetch,)
-// (fetch_kv,) qkv, attention, attn_out, (all_reduce,) mlp, mlp_out, (all_reduce,) residual. With a parallel residual
-// ranks add up once.
+// The stages of a layer. Python has them in the same order (LAYER_STAGES of weights.py).
+enum class LayerStage : int64_t { kFetch, kFetchKv, kQkv, kAttention, kAttnOut, kAllReduce, kMlp, kMlpOut, kResidual };
+constexpr int64_t kLayerStages = int64_t(LayerStage::kResidual) + 1;
+
+// Thread 0 adds up the time of every stage: of the embedding, of the stages of each layer, and of the head. A stamp
+// ends a stage and begins the next one.
 class Clock {
  public:
-  Clock(int64_t* times, int thread) : next_(thread == 0 ? times : nullptr), last_(next_ ? now_ns() : 0) {}
+  Clock(int64_t* times, int64_t layers, int thread)
+      : times_(thread == 0 ? times : nullptr), layers_(layers), last_(times_ ? now_ns() : 0) {}
 
-  void stamp() {
-    if (!next_) return;
-    add_to(*next_);
-    ++next_;
-  }
-  // Adds the time since the last stamp to the last stage.
-  void again() {
-    if (next_) add_to(next_[-1]);
-  }
-  // The next stages are again the stages from `mark` on.
-  int64_t* mark() const { return next_; }
-  void back_to(int64_t* mark) { next_ = mark; }
+  void begin_layer(int64_t layer) { layer_ = layer; }
+  void stamp(LayerStage stage) { add_to(1 + layer_ * kLayerStages + int64_t(stage)); }
+  void stamp_embedding() { add_to(0); }
+  void stamp_head() { add_to(1 + layers_ * kLayerStages); }
 
  private:
-  void add_to(int64_t& time) {
+  void add_to(int64_t at) {
+    if (!times_) return;
     const int64_t now = now_ns();
-    time += now - last_;
+    times_[at] += now - last_;
     last_ = now;
   }
 
-  int64_t* next_;
-  int64_t last_;
+  int64_t* times_;
+  int64_t layers_, layer_ = 0, last_;
 };
 
 }  // namespace labkit

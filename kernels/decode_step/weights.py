@@ -14,11 +14,17 @@ from torch import Tensor
 from labkit.stages import Stage
 
 from ..abi import CHeads, CLayer, CLinear, CNorm
-from ..build import mirrors
+from ..build import mirrors, same_in_cpp
 from ..layer_ops import LAYER_OPS
 from ..types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
 
 STAGES_PER_LAYER = tuple(op.stage for op in LAYER_OPS)
+_MLP = STAGES_PER_LAYER.index(Stage.MLP)
+LAYER_STAGES = (Stage.FETCH, Stage.FETCH_KV, *STAGES_PER_LAYER[:_MLP], Stage.ALL_REDUCE, *STAGES_PER_LAYER[_MLP:])
+same_in_cpp({"kLayerStages": len(LAYER_STAGES)})
+same_in_cpp(
+    {f"int(LayerStage::k{stage.title().replace('_', '')})": number for number, stage in enumerate(LAYER_STAGES)}
+)
 
 
 @mirrors("Embedding")
@@ -174,7 +180,7 @@ class ModelWeights:
         """The type of unquantised keys and values."""
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
-    def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[str, ...]:
+    def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[Stage, ...]:
         """The stages of one layer in running order. Several ranks have sums, and a stream of layers or of keys and
         values has a wait.
         """

@@ -103,7 +103,9 @@ def mlp_gemm(
 ) -> None:
     """Writes act [M, N] of any floating type and, if given, residual [M, H] float32; see the op's contract."""
     if len(hidden) > FEW_ROWS:
-        return _many_rows(hidden, addend, addend_bias, weights, act, residual, launch, residual_from_norm)
+        if addend is not None:
+            hidden = add_rows([hidden, addend], [addend_bias], torch.empty_like(hidden), launch)
+        return _many_rows(hidden, weights, act, residual, launch, residual_from_norm)
     tile = launch.tile("mlp_gemm", tile_type(weights.up), len(hidden), weights.up.outputs, weights.up.inputs)
     outputs = act.shape[1]
     launch(
@@ -163,16 +165,12 @@ def mlp_arguments(
 
 def _many_rows(
     hidden: Tensor,
-    addend: Tensor | None,
-    addend_bias: Tensor | None,
     weights: MlpWeights,
     act: Tensor,
     residual: Tensor | None,
     launch: Launcher,
     residual_from_norm: bool,
 ) -> None:
-    if addend is not None:
-        hidden = add_rows([hidden, addend], [addend_bias], torch.empty_like(hidden), launch)
     normed = normalise(weights.norm, hidden)
     if residual is not None:
         residual.copy_(normed if residual_from_norm else hidden)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import Annotated, Any
 
 import torch
@@ -20,6 +20,7 @@ from labkit.engine import InferenceEngine, init_inference
 from labkit.harness.disk import read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.stream_record import Overlapped, StreamRound
+from labkit.harness.streaming.run import streamed_run
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.memory import return_freed_memory
@@ -89,22 +90,13 @@ def _round(engine: InferenceEngine, streamed: StreamedLayers, ids: torch.Tensor,
         rates.append(read_rate_gb_s(stream.path, PROBE_S))
 
     probe()
-    stream.take_spans()
-    with torch.inference_mode():
-        begin = perf_counter_ns()
-        out = engine(ids, use_cache=True, logits_to_keep=1)
-        end = perf_counter_ns()
-        probe()
-        begin_decode, cache = perf_counter_ns(), out.past_key_values
-        for _ in range(new - 1):
-            out = engine(out.logits[:, -1:].argmax(-1), past_key_values=cache, use_cache=True)
-        end_decode = perf_counter_ns()
-    spans = stream.take_spans()
+    greedy: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "min_new_tokens": new, "max_new_tokens": new}
+    measured = streamed_run(engine, streamed, ids, pause=probe, **greedy)
     probe()
     return StreamRound(
         disk_gb_s=(rates[0], rates[1], rates[2]),
-        prompt=Overlapped.of(1, begin, end, spans),
-        decode=Overlapped.of(new - 1, begin_decode, end_decode, spans),
+        prompt=Overlapped.of(1, *measured.prompt_ns, measured.spans),
+        decode=Overlapped.of(new - 1, *measured.decode_ns, measured.spans),
     )
 
 

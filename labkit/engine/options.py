@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from labkit.engine.ignored_options import IGNORED, without_ignored
 from labkit.engine.offload.deepspeed import offload_of, without_training
 from labkit.engine.offload.options import KvOffload, Offload
 from labkit.models.dtypes import DTYPES, dtype_of
@@ -29,11 +30,6 @@ ALIASES = {
     "max_tokens": "max_out_tokens",
     "tm": "triangular_masking",
     "injection_dict": "injection_policy",
-}
-LATER = {
-    "set_empty_params": False,
-    "triton_autotune": False,
-    "triangular_masking": True,
 }
 
 
@@ -108,20 +104,9 @@ class PipelineParallel(Strict):
         return self
 
 
-class MixtureOfExperts(Strict):
-    enabled: bool = True
-    ep_size: int = 1
-    moe_experts: list[int] = Field(default=[1], validation_alias=AliasChoices("moe_experts", "num_experts"))
-    type: Literal["standard", "residual"] = "standard"
-
-    @property
-    def wanted(self) -> bool:
-        return self.enabled and (self.ep_size > 1 or self.moe_experts != [1])
-
-
 class Options(Strict):
     """DeepSpeed's options, with labkit's own: `impl`, `kv_dtype`, `consume_model`, `dependent_launch`, `offload`,
-    `kv_offload` and `pipeline_parallel`.
+    `kv_offload` and `pipeline_parallel`. `IGNORED` has the options of DeepSpeed that change nothing.
 
     dtype: of the weights; default: the model's type, or int8 with `quant`. int8 stands for quantised weights of any
     number of bits. With int8 the tokens may depend on the number of ranks: each scale is of a whole row, but the order
@@ -129,8 +114,6 @@ class Options(Strict):
     quantization_setting: `groups`, or `(mlp_extra_grouping, groups)` in either order, of DeepSpeed's MoQ, see
     `FlatGroups`.
     kv_dtype: of keys and values in the cache: int8, or None for the type of the weights (bfloat16 for int8 weights).
-    replace_with_kernel_inject: accepted; the engine always replaces with kernels.
-    max_out_tokens, min_out_tokens: accepted without effect; the KV cache grows as needed.
     impl: "auto" (Triton with a GPU, else C++ with a compiler, else the reference), "triton", "cpp" or "reference".
     use_triton: the same as impl="triton".
     enable_cuda_graph: replays decode steps on a GPU as a CUDA graph; None: yes, unless a profiler listens, which sees
@@ -151,37 +134,21 @@ class Options(Strict):
 
     dtype: torch.dtype | None = None
     kv_dtype: torch.dtype | None = None
-    replace_with_kernel_inject: bool = False
     tensor_parallel: TensorParallel = TensorParallel()
     pipeline_parallel: PipelineParallel = PipelineParallel()
-    moe: MixtureOfExperts = MixtureOfExperts()
     quant: Quantization = Quantization()
-    triangular_masking: bool = True
-    return_tuple: bool = True
-    training_mp_size: int = 1
-    max_out_tokens: int = Field(default=1024, ge=1)
-    min_out_tokens: int = Field(default=1, ge=1)
-    transposed_mode: bool = False
-    replace_method: str | None = None
     checkpoint: dict[str, Any] | str | Path | None = None
     base_dir: str = ""
-    set_empty_params: bool = False
     save_mp_checkpoint_path: str | Path | None = None
     injection_policy: dict[Any, Any] | None = None
     quantization_setting: Any = None
     enable_cuda_graph: bool | None = None
     use_triton: bool = False
-    triton_autotune: bool = False
     impl: Literal["auto", "cpp", "reference", "triton"] = "auto"
     consume_model: bool = False
     dependent_launch: bool = False
     offload: Offload | None = None
     kv_offload: KvOffload | None = None
-
-    @field_validator("moe", mode="before")
-    @classmethod
-    def _moe(cls, value: Any) -> Any:
-        return {"enabled": False} if value is None or value is False else value
 
     @field_validator("dtype", "kv_dtype", mode="before")
     @classmethod
@@ -214,9 +181,6 @@ class Options(Strict):
 
     @model_validator(mode="after")
     def _not_yet(self) -> Self:
-        for name, default in LATER.items():
-            if getattr(self, name) != default:
-                raise UnsupportedError(f"{name}={getattr(self, name)!r} is not supported yet; leave it at {default!r}")
         if self.base_dir and self.checkpoint is None:
             raise UserError("base_dir says where the files of checkpoint are; pass checkpoint too, or leave it out")
         if self.quant.enabled and self.quant != Quantization() and self.dtype != torch.int8:
@@ -246,8 +210,6 @@ class Options(Strict):
         if self.kv_offload is not None and self.impl == "reference":
             raise UserError("kv_offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
         self._refuse_with_pipeline()
-        if self.moe.wanted:
-            raise UnsupportedError("moe is not supported yet; leave it out")
         if self.tensor_parallel.mpu is not None:
             raise UnsupportedError(
                 "tensor_parallel.mpu is not supported yet; pass its group, mpu.get_model_parallel_group(), as tp_group"
@@ -279,13 +241,11 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
             merged[name] = value
     _translate_zero(merged)
     merged = without_training(merged)
-    unknown = sorted(set(merged) - set(Options.model_fields))
-    if unknown:
-        raise UserError(
-            f"unknown option {', '.join(unknown)}; expected one of {', '.join(sorted(Options.model_fields))}"
-        )
+    known = Options.model_fields.keys() | IGNORED.keys()
+    if unknown := sorted(merged.keys() - known):
+        raise UserError(f"unknown option {', '.join(unknown)}; expected one of {', '.join(sorted(known))}")
     try:
-        return Options(**merged)
+        return Options(**without_ignored(merged))
     except ValidationError as error:
         for problem in error.errors():
             if isinstance(own := problem.get("ctx", {}).get("error"), UserError):  # our own message is complete

@@ -14,22 +14,21 @@ from labkit.engine.options import Options
 from labkit.engine.parallel.ranks import join_group
 from labkit.engine.parallel.slicing import tensor_parallel_model
 from labkit.kernels.gpu import CPU
-from labkit.models.encoder_policies import encoder_policy_for
-from labkit.models.policies import find_policy
+from labkit.models.encoder_policies import ENCODERS
 from labkit.models.policy import Policy
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
 
 
-def runs_without_kernels(model: Any, options: Options, hf_config: PretrainedConfig) -> bool:
+def runs_without_kernels(model: Any, options: Options, policy: Policy | None) -> bool:
     """Tells whether torch's ops run the model: if there is an injection policy, or if the model is cut over ranks and
-    its architecture has no policy.
+    is no decoder with a policy.
     """
     if options.injection_policy is not None:
         return True
-    policy = find_policy(hf_config) if encoder_policy_for(model) is None else None
-    has_row = policy is not None and (not isinstance(model, PreTrainedModel) or _is_of(model, policy))
+    decoder = None if policy is None or policy.architecture in ENCODERS else policy
+    has_row = decoder is not None and (not isinstance(model, PreTrainedModel) or _is_of(model, decoder))
     return options.tensor_parallel.ranks > 1 and not has_row
 
 

@@ -11,7 +11,6 @@ from labkit.figures.pipeline import (
     bubble_figure,
     micro_batch_figure,
     pipeline_gains_figure,
-    pipeline_notes,
     ways_figure,
 )
 from labkit.figures.pipeline_ideal import ideal_figure
@@ -22,7 +21,6 @@ from labkit.figures.precision import (
     front_figure,
     outliers_figure,
     precision_answers,
-    precision_notes,
     precision_table,
 )
 from labkit.figures.regions import (
@@ -38,10 +36,11 @@ from labkit.figures.saving import save
 from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.stages import stage_figure
 from labkit.figures.stream_timeline import stream_timeline_figure
-from labkit.figures.streaming import batch_figure, memory_figure, streaming_notes
-from labkit.figures.summary import answers, headline, notes, summary_table
+from labkit.figures.streaming import batch_figure, memory_figure
+from labkit.figures.summary import answers, notes, study_notes, summary_table
 from labkit.figures.theme import SIDE_COLORS, STAGE_COLORS
 from labkit.figures.timeline import timeline
+from labkit.studies.comparison_words import headline
 
 __all__ = [
     "SIDE_COLORS",
@@ -71,10 +70,8 @@ __all__ = [
     "outliers_figure",
     "per_token_figure",
     "pipeline_gains_figure",
-    "pipeline_notes",
     "pipeline_timeline_figure",
     "precision_answers",
-    "precision_notes",
     "precision_table",
     "prompt_timeline_figure",
     "published_figure",
@@ -89,7 +86,7 @@ __all__ = [
     "stage_figure",
     "stage_table_figure",
     "stream_timeline_figure",
-    "streaming_notes",
+    "study_notes",
     "summary_table",
     "timeline",
     "waiting_figure",

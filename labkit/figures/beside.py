@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import number, stage_frame
 from labkit.figures.room import folded, left_of, ratio_axis
 from labkit.figures.summary import METRICS, stages_subtitle, subtitle_of
 from labkit.figures.theme import (
@@ -25,6 +24,7 @@ from labkit.figures.theme import (
 )
 from labkit.published import NOT_MEASURED_HERE, published, published_speedups
 from labkit.stages import FUSED_REGIONS
+from labkit.studies.frames import number, stage_frame
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import limit, names, number, sides
 from labkit.figures.room import bars_end, left_of
-from labkit.figures.summary import machine_line, speedup_line, subtitle_of
+from labkit.figures.summary import machine_line, subtitle_of
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.studies.comparison_words import speedup_line
+from labkit.studies.frames import limit, names, number, sides
 
 if TYPE_CHECKING:
     from labkit.harness import Comparison, Measurement

@@ -8,11 +8,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, told, write_behind
-from labkit.figures.frames import number
 from labkit.figures.room import folded, left_of
 from labkit.figures.streaming import subtitle
 from labkit.figures.theme import INK, SIDE_COLORS, finish, heading, in_lines
 from labkit.published import published
+from labkit.studies.frames import number
 
 if TYPE_CHECKING:
     import pandas as pd

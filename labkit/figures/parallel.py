@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, told, write_behind
-from labkit.figures.frames import number
 from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below, shares_axis
 from labkit.figures.summary import subtitle_of
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
@@ -22,6 +21,7 @@ from labkit.nsys.analysis.labelled import labelled
 from labkit.nsys.analysis.steps import steps
 from labkit.published import published_scaling
 from labkit.stages import Phase, Stage
+from labkit.studies.frames import number
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,11 +9,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.beside import MEASURED_HERE, add_published, told, write_behind
-from labkit.figures.frames import number
 from labkit.figures.pipeline_timeline import pipeline_subtitle
 from labkit.figures.room import left_of, legend_below, shares_axis
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, finish, heading, in_lines
 from labkit.published import published
+from labkit.studies.frames import number
 
 if TYPE_CHECKING:
     from labkit.studies.pipeline import PipelineStudy
@@ -184,38 +184,6 @@ def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
     text = in_lines(pipeline_subtitle(study), *told(theirs["source"]), hardware, baselines)
     height = sum(heights) + 190
     return finish(figure, "Times the tokens: ours, and the paper's", text, height=height).update_layout(margin_l=left)
-
-
-def pipeline_notes(study: PipelineStudy) -> str:
-    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
-    case, lines = study.measured.case, []
-    for run in study.shown:
-        lines.append(
-            f"{run.name}: bubble {run.bubble:.1%}, by formula {run.formula:.1%}, and {study.unequal(run):.1%} with the "
-            f"times that its stages took ({', '.join(number(ms) for ms in run.step_ms)} ms); "
-            f"{number(run.tokens_per_s)} tokens/s."
-        )
-    slowest = study.shown[0]
-    if slowest.schedule == "naive" and len(study.shown) > 1:
-        last = study.shown[-1]
-        alone, together = sum(slowest.step_ms), sum(last.step_ms) * last.micro_batches
-        lines.append(
-            f"All rows take {number(alone)} ms of work in naive, where one stage works at a time. In {last.name}, "
-            f"stages share the memory and read their weights {last.micro_batches} times, and the work takes "
-            f"{number(together)} ms: this is not a bubble, but it reduces the schedule's gain."
-        )
-    for batch, ratio in sorted(study.against_tensor_parallel().items()):
-        winner = "the pipeline" if ratio > 1 else "tensor parallelism"
-        lines.append(
-            f"At batch {batch} the queue makes {ratio:.2f} times the tokens of tensor parallelism: {winner} wins."
-        )
-    if study.measured.left_out:
-        lines.append(f"Not measured: {study.measured.left_out}.")
-    if case.batch == 1:
-        lines.append("A batch of one keeps one stage at work, whatever the schedule.")
-    doubts = [f"- {doubt.why}" for doubt in study.trust.doubts]
-    trust = ["", "Before you trust these figures:", "", *doubts] if doubts else []
-    return "\n".join([f"- {line}" for line in lines] + trust)
 
 
 def _mark(figure: go.Figure, parts: float, words: str) -> None:

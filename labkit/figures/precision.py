@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import number
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import answers_table
 from labkit.figures.theme import INK, LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.studies.frames import number
+from labkit.system.markdown import markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,10 +123,9 @@ def precision_table(study: PrecisionStudy) -> str:
     columns = ["precision", "weights, MB", "ms per token", "of the limit", f"against {study.first.precision}"]
     columns += ["perplexity"] if study.trained else []
     columns += ["KL, nats", "same next token", "error of the layers", "error of the LM head"]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(_row(study, side)) + " |" for side in study.by_time]
+    table = markdown_table(columns, (_row(study, side) for side in study.by_time))
     refused = [f"- `{refusal.precision}` cannot be: {refusal.reason}." for refusal in study.refused]
-    return "\n".join([*lines, "", *refused])
+    return "\n".join([table, "", *refused])
 
 
 def precision_answers(study: PrecisionStudy) -> str:
@@ -195,33 +195,6 @@ def outliers_figure(study: PrecisionStudy) -> go.Figure:
     finish(figure, title, f"{_model(study)}<br>{source}", height=500)
     legend_below(figure, [trace.name for trace in figure.data if trace.showlegend], MARGIN, axis=60)
     return figure.update_layout(barmode="overlay", bargap=0)
-
-
-def precision_notes(study: PrecisionStudy) -> str:
-    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
-    front = ", ".join(f"`{side.precision}`" for side in study.front)
-    spread, lines = study.spread, [f"Nothing here is both faster and closer to float32 than {front}."]
-    if study.exact:
-        exact = " and ".join(f"`{name}`" for name in study.exact)
-        lines.append(
-            f"**{exact} loses nothing of the layers, because these weights were such codes before.** For a model "
-            "trained in 16 bits the same codes lose, as the others do here: this model shows the cost of a token in "
-            "them, and not its quality."
-        )
-    if not study.trained:
-        lines.append("The weights are random: perplexity means nothing, and is left out. KL still tells how far the "
-                     "stored weights change the model's output; it differs for trained weights.")  # fmt: skip
-    if study.spread.group_median:
-        lines.append(
-            f"In {spread.matrix} of layer {spread.layer}, the scale of a typical row has to reach "
-            f"{number(spread.row_median)} standard deviations, that of a typical group {number(spread.group_median)}: "
-            f"with the same bits, its steps are {spread.row_median / spread.group_median:.1f} times as fine."
-        )
-    doubts = [
-        comparison.trust().sentence for comparison in study.comparisons.values() if not comparison.trust().trustworthy
-    ]
-    trust = ["", "Before you trust the times:", "", *(f"- {doubt}" for doubt in dict.fromkeys(doubts))]
-    return "\n".join([f"- {line}" for line in lines] + (trust if doubts else []))
 
 
 def _row(study: PrecisionStudy, side: PrecisionSide) -> list[str]:

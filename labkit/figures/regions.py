@@ -8,11 +8,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import number
 from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below
 from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, TITLES, UNFUSED
 from labkit.stages import Stage
+from labkit.studies.frames import number
 
 if TYPE_CHECKING:
     from labkit.harness.regions.records import LayerCase, RegionMeasurement

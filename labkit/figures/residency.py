@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import number
 from labkit.figures.room import legend_below
 from labkit.figures.streaming import COMPUTING, READING, grid, subtitle
 from labkit.figures.theme import AXIS, GRID, INK, LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.studies.frames import number
 from labkit.system.rounding import ceil_div
 
 if TYPE_CHECKING:

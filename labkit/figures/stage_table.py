@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from labkit.figures.frames import number
 from labkit.figures.room import left_of
 from labkit.figures.theme import INK, META, MODEBAR, SOFT, STAGE_COLORS, finish
 from labkit.nsys.analysis.stage_table import IDLE, NO_STAGE, ORDER
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
+from labkit.studies.frames import number
 from labkit.system.errors import UserError
 
 if TYPE_CHECKING:

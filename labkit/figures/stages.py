@@ -8,11 +8,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import names, number, stage_frame
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import stages_subtitle
 from labkit.figures.theme import STAGE_COLORS, finish, heading
 from labkit.stages import Phase, Stage
+from labkit.studies.frames import names, number, stage_frame
 
 if TYPE_CHECKING:
     from labkit.harness import Comparison

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import number
 from labkit.figures.room import legend_below
 from labkit.figures.streaming import COMPUTING, READING, WAITING, subtitle
 from labkit.figures.theme import SOFT, finish, heading, in_lines
+from labkit.studies.frames import number
 
 if TYPE_CHECKING:
     from labkit.harness.streaming.records import LayerSpan
@@ -75,10 +75,7 @@ def _stream_lines(study: StreamingStudy) -> list[str]:
         f"batch {point.batch:,}: {point.resident_layers} of {plan.footprint.layers} layers stay in memory, the others "
         f"pass through {plan.case.slots} slots, {number(point.streamed_bytes / 1e6)} MB a step"
     )
-    hidden_line = (
-        "" if study.hidden is None else f"{study.hidden:.0%} of the shorter of reading and computing is hidden"
-    )
-    return [batch_line, hidden_line]
+    return [batch_line, study.hidden_sentence]
 
 
 def _lane(span: LayerSpan) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from labkit.figures.frames import number
 from labkit.figures.room import STEPS, legend_below
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, in_lines
+from labkit.studies.frames import number
 
 if TYPE_CHECKING:
     from labkit.harness.streaming.plan import StreamingPlan
@@ -103,29 +103,6 @@ def memory_figure(study: StreamingStudy) -> go.Figure:
     )
     finish(figure, title, in_lines(subtitle(study), note), height=340)
     return legend_below(figure, [HELD, COUNTED, BUDGET], MARGIN + 10, axis=60)
-
-
-def streaming_notes(study: StreamingStudy) -> str:
-    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
-    lines = [study.free_sentence]
-    quickest, most = study.plan.lowest_latency, study.plan.highest_throughput
-    lines.append(
-        f"Predicted: the quickest step, {number(quickest.step_ms)} ms, has {quickest.resident_layers} layers in "
-        f"memory; the most tokens per second, {number(most.tokens_per_s)}, come from {most.batch:,} sequences with "
-        f"{most.resident_layers} layers in memory."
-    )
-    if study.hidden is not None:
-        lines.append(
-            f"In the drawn steps of batch {study.shown.batch:,}, reading and computing overlapped for "
-            f"{study.hidden:.0%} of the shorter of the two."
-        )
-    if study.too_large:
-        batches = ", ".join(f"{batch:,}" for batch in study.too_large)
-        lines.append(f"Not measured, because it does not fit: batch {batches}.")
-    lines += [f"Not measured: `{gap.side}`: {gap.reason}." for gap in study.left_out]
-    doubts = [f"- {doubt.why}" for doubt in study.plan.trust.doubts]
-    trust = ["", "Before you trust these figures:", "", *doubts] if doubts else []
-    return "\n".join([f"- {line}" for line in lines] + trust)
 
 
 def subtitle(study: StreamingStudy) -> str:

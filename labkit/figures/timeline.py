@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import number
 from labkit.figures.room import left_of, legend_below
 from labkit.figures.theme import GRID, PAPER, SOFT, STAGE_COLORS, finish
 from labkit.nsys.tables.families import (
@@ -32,6 +31,7 @@ from labkit.nsys.timeline.rectangles import Rectangles, rectangles
 from labkit.nsys.timeline.shades import OTHER, SHADES, STEP
 from labkit.nsys.timeline.strips import API, GPU, OPS, OS, RANGES, Strip
 from labkit.nsys.timeline.view import view
+from labkit.studies.frames import number
 
 FAMILY_COLORS = {
     COMMUNICATION: "#b8433f", CONVOLUTION: "#2b8a96", MATMUL: "#2f6db5", NORMALISATION: "#8159a8", SOFTMAX: "#e3a0bd",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 Interval = tuple[float, float]  # (begin, end)
+Span = tuple[str, float, float]  # (kind, begin, end)
 
 
 class Overlap(NamedTuple):
@@ -16,10 +17,15 @@ class Overlap(NamedTuple):
     busy: float  # at least one of the two
 
     @classmethod
-    def within(cls, begin: float, end: float, reads: Sequence[Interval], computed: Sequence[Interval]) -> Overlap:
-        """Counts the spans between two times; a longer span counts with its part between them."""
-        clipped = [[(max(first, begin), min(last, end)) for first, last in spans] for spans in (reads, computed)]
-        read, compute = ([span for span in spans if span[1] > span[0]] for spans in clipped)
+    def within(cls, begin: float, end: float, spans: Iterable[Span]) -> Overlap:
+        """Counts reading and computing between two times; a longer span counts with its part between them. Spans of
+        other kinds do not count.
+        """
+        clipped = [(kind, max(first, begin), min(last, end)) for kind, first, last in spans]
+        read, compute = (
+            [(first, last) for kind, first, last in clipped if kind == counted and first < last]
+            for counted in ("read", "compute")
+        )
         return cls(_covered(read), _covered(compute), _covered([*read, *compute]))
 
     @property

@@ -9,7 +9,7 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -84,7 +84,9 @@ def _stem(record: Measurement | Comparison | Evaluation | StreamingPlan) -> str:
     return f"{sides[-1].created:{time_format}}-{model}-{shared.dtype}-b{shared.batch}-{names}"
 
 
-def save_or_warn(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> None:
+def save_or_warn(
+    record: Any, folder: str | os.PathLike[str], save: Callable[[Any, str | os.PathLike[str]], object] = save
+) -> None:
     """As `save`, for functions that return the record: a file that cannot be written is only a warning."""
     try:
         save(record, folder)

@@ -30,10 +30,7 @@ class Overlapped(FrozenRecord):
     @classmethod
     def of(cls, steps: int, begin_ns: int, end_ns: int, spans: Sequence[StreamSpan]) -> Overlapped:
         """Counts the work between two times of perf_counter_ns."""
-        reads, computed = (
-            [(span.begin_ns, span.end_ns) for span in spans if span.kind == kind] for kind in ("read", "compute")
-        )
-        overlap = Overlap.within(begin_ns, end_ns, reads, computed)
+        overlap = Overlap.within(begin_ns, end_ns, ((span.kind, span.begin_ns, span.end_ns) for span in spans))
         read, compute, busy = (length / 1e6 for length in overlap)
         return cls(steps=steps, wall_ms=(end_ns - begin_ns) / 1e6, read_ms=read, compute_ms=compute, busy_ms=busy)
 

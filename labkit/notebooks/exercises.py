@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from IPython.display import Markdown
 
-from labkit.figures.frames import number
 from labkit.notebooks.verdicts import TOLERANCE, checked, number_or_remark, shown
+from labkit.studies.frames import number
 from labkit.system.errors import UserTypeError
 from labkit.system.markdown import as_text, markdown_table
 from labkit.system.nearest import did_you_mean

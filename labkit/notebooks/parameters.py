@@ -1,11 +1,14 @@
 """The parameters of a notebook, read from its cell tagged `parameters`, and values checked against their types."""
 
+from __future__ import annotations
+
 import ast
 import io
+import json
 import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbformat import NotebookNode
 
@@ -13,8 +16,13 @@ from labkit.notebooks.failure import NotebookError
 from labkit.notebooks.injected import source_of
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
+from labkit.system.typed_value import refusal, typed
+
+if TYPE_CHECKING:
+    from labkit.studies.settings import StudySetting
 
 TAG = "parameters"
+LINE = 119  # characters
 _TYPES: dict[str, type] = {
     **{kind.__name__: kind for kind in (str, bytes, int, float, complex, bool, list, dict, tuple, set, frozenset)},
     **{"List": list, "Dict": dict, "Tuple": tuple, "Set": set, "FrozenSet": frozenset},
@@ -115,6 +123,22 @@ def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
     return tuple(parameters)
 
 
+def parameters_cell(settings: Mapping[str, StudySetting]) -> str:
+    """The source of a `parameters` cell with the settings of a study: type, default and help of each."""
+    lines = []
+    for setting in settings.values():
+        default = json.dumps(setting.default) if setting.kind is str else repr(setting.default)
+        line = f"{setting.name}: {setting.kind.__name__} = {default}  # {setting.help}"
+        lines.append(line if len(line) <= LINE else _in_two_lines(line))
+    return "\n".join(lines)
+
+
+def _in_two_lines(line: str) -> str:
+    """A line whose literal, a text with commas, goes on after a backslash."""
+    end = line.rindex(", ", 0, min(LINE, line.index("  # "))) + 2
+    return f"{line[:end]}\\\n{line[end:]}"
+
+
 def checked_values(parameters: Sequence[Parameter], values: Mapping[str, object]) -> dict[str, Any]:
     """`values` converted to the types of `parameters`.
 
@@ -130,7 +154,7 @@ def checked_values(parameters: Sequence[Parameter], values: Mapping[str, object]
         try:
             checked[name] = known[name].convert(value)
         except ValueError:
-            problems.append(f"parameter {name!r}: got {value!r}, expected {known[name].expected}")
+            problems.append(refusal(name, value, known[name].expected))
             continue
         try:
             source_of(checked[name])
@@ -162,7 +186,9 @@ def _convert(value: object, type_name: str) -> Any:
                 raise UserError(value)
             return _BOOLS[value.lower()]
         value = kind(value) if kind in (int, float, complex) else ast.literal_eval(value)
-    if kind in (float, complex) and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind in (int, float, str):
+        return typed(value, kind)
+    if kind is complex and isinstance(value, int | float) and not isinstance(value, bool):
         return kind(value)
     if kind in (list, tuple, set, frozenset) and isinstance(value, list | tuple):
         return kind(value)

@@ -14,9 +14,9 @@ from traitlets.config import Config
 from labkit.figures.page import POLICY, Figures, stylesheet
 from labkit.notebooks.contained import contained
 from labkit.notebooks.failure import Failure
+from labkit.studies.settings import setting_words
 from labkit.system.progress import OUTCOME_MIME_TYPE
 from labkit.system.shown import shown
-from labkit.widgets.controls import setting_words
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 # The template does not show the kinds in _LIVE_KINDS: a page without a kernel cannot run them.

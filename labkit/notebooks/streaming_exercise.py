@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from IPython.display import Markdown
 
-from labkit.figures.frames import number
 from labkit.notebooks.verdicts import checked
+from labkit.studies.frames import number
 from labkit.system.markdown import markdown_table
 
 if TYPE_CHECKING:

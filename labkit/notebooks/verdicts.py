@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Mapping
 from numbers import Real
 
-from labkit.figures.frames import number
+from labkit.studies.frames import number
 
 TOLERANCE = 0.01
 

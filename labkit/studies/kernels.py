@@ -7,22 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from labkit.harness.regions.case import layer_case
+from labkit.harness.regions.case import IMPLS, layer_case
 from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.measure import ROUNDS, LayerBench, check_rounds
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, UNFUSED
 from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels.types import float_dtype
-from labkit.models.dtypes import dtype_of
+from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.stages import Phase, message, stage
 from labkit.studies.outcome import Outcome, Study
+from labkit.studies.settings import Batch, Model, StudySetting, Threads
 from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 
@@ -97,21 +98,31 @@ class KernelStudy(Study):
 
 
 def study_kernels(
-    model: str = "gpt2", *, rounds: int = ROUNDS, progress: Progress | None = None, show: Show = unseen, **case: Any
+    *,
+    model: Model = "gpt2",
+    dtype: Annotated[
+        str, StudySetting("of the weights: float32, bfloat16, float16 or int8", choices=tuple(DTYPES))
+    ] = "float32",
+    batch: Batch = 1,
+    context: Annotated[int, StudySetting("tokens of each sequence in the KV cache", (1, 65_536))] = 128,
+    impl: Annotated[str, StudySetting("of the fused kernels: cpp, or triton on a GPU", choices=IMPLS)] = "cpp",
+    threads: Threads = 0,
+    rounds: Annotated[int, StudySetting("interleaved rounds, at least 2", (2, 99))] = ROUNDS,
+    progress: Progress | None = None,
+    show: Show = unseen,
 ) -> KernelStudy:
-    """Measures the case `layer_case(model, **case)`, region by region and rung by rung.
+    """Measures a decode step through layers of the model's shape, region by region and rung by rung.
 
-    - model: a preset, a checkpoint folder or a hub id.
-    - rounds: interleaved rounds.
     - progress: receives the progress.
     - show: receives the study with the parts that are measured so far.
-    - case: further arguments of `layer_case`.
+
+    UserError as from `layer_case`.
     """
     check_rounds(rounds)
     follow = progress or unheard
     total = 2 * (rounds + 1) + 2
     follow(0, total, "building the layers")
-    bench = LayerBench(layer_case(model, **case))
+    bench = LayerBench(layer_case(model, impl=impl, dtype=dtype, batch=batch, context=context, threads=threads or None))
 
     def part(begin: int, subject: str) -> Progress:
         return lambda done, _, label: follow(begin + done, total, f"{subject}: {label}")

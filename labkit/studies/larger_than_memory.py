@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from labkit.engine.offload.prepared import folder_for
 from labkit.harness.compare.compare import comparison_case
@@ -21,7 +20,7 @@ from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.side_process import WorkerError
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import SCHEMA_VERSION, Case, FrozenRecord
-from labkit.harness.results import OF_LARGER, SaveError, save_lines
+from labkit.harness.results import OF_LARGER, save_lines, save_or_warn
 from labkit.harness.streaming.make import plan_streaming
 from labkit.harness.streaming.measured import measured_plan
 from labkit.harness.streaming.plan import StreamingPlan
@@ -30,19 +29,23 @@ from labkit.harness.streaming.spans import hidden_share
 from labkit.harness.streaming.table import free_sentence, three_digits
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.statistics import Trust
-from labkit.studies.outcome import Outcome, Study
+from labkit.studies.frames import number
+from labkit.studies.last import read_study
+from labkit.studies.outcome import Notes, Outcome, Study
+from labkit.studies.settings import Model, NewTokens, PromptTokens, Rounds, StudySetting, Threads
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
+from labkit.system.comma_list import listed, listed_counts
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
-from labkit.system.input_file import read_file
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.owned_folder import owned_folder
 from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
-from labkit.system.validation import first_problem
+from labkit.weights.precision import precision_of
 
 BASELINES = f"{ACCELERATE_DISK}, {HF_DISK}"
+PRECISIONS = ("bfloat16", "float32", "int8-32+head", "int4-64+head8")
 COMPARED_NEW = 3  # new tokens of each side: a baseline may take seconds per token
 REASON = 200  # most characters of the reason why a side was left out
 WARM_UP = 2  # new tokens of the untimed run
@@ -92,6 +95,31 @@ class StreamingStudy(Study, FrozenRecord):
     def times_larger(self) -> float:
         """The bytes of the weights / the whole memory budget."""
         return self.plan.footprint.weights / self.plan.memory
+
+    @property
+    def hidden_sentence(self) -> str:
+        """The overlap in the shown steps, as a sentence; empty if nothing was read."""
+        if self.hidden is None:
+            return ""
+        return f"{self.hidden:.0%} of the shorter of reading and computing is hidden"
+
+    @property
+    def notes(self) -> Notes:
+        """The result on the points that the notebook asks a reader to notice."""
+        quickest, most = self.plan.lowest_latency, self.plan.highest_throughput
+        sentences = [
+            self.free_sentence,
+            f"Predicted: the quickest step, {number(quickest.step_ms)} ms, has {quickest.resident_layers} layers in "
+            f"memory; the most tokens per second, {number(most.tokens_per_s)}, come from {most.batch:,} sequences with "
+            f"{most.resident_layers} layers in memory.",
+        ]
+        if self.hidden_sentence:
+            sentences.append(f"In the drawn steps of batch {self.shown.batch:,}, {self.hidden_sentence}.")
+        if self.too_large:
+            batches = ", ".join(f"{batch:,}" for batch in self.too_large)
+            sentences.append(f"Not measured, because it does not fit: batch {batches}.")
+        sentences += [f"Not measured: `{gap.side}`: {gap.reason}." for gap in self.left_out]
+        return Notes(tuple(sentences), tuple(doubt.why for doubt in self.plan.trust.doubts))
 
     def case(self) -> dict[str, Any]:
         return self.plan.case.model_dump()
@@ -152,18 +180,29 @@ def _row(side: str, batch: int, step_ms: float, tokens_per_s: float, trust: Trus
 
 
 def study_larger_than_memory(
-    model: str = "llama-shape",
     *,
-    precision: str = "bfloat16",
-    memory_gb: float = 0.5,
-    batches: str = "1, 4, 16",
-    prompt: int = 16,
-    new: int = 8,
-    baselines: str = BASELINES,
-    rounds: int = 2,
-    path: str | os.PathLike[str] = "",
+    model: Model = "llama-shape",
+    precision: Annotated[
+        str,
+        StudySetting("of the weights, as for `labkit evaluate --dtype`", choices=PRECISIONS, check=precision_of),
+    ] = "bfloat16",
+    memory_gb: Annotated[
+        float, StudySetting("GB (10^9 bytes) for weights, slots, caches and workspace together", (0.001, 100_000.0))
+    ] = 0.5,
+    batches: Annotated[
+        str,
+        StudySetting(
+            "batch sizes, separated by commas; sizes that do not fit are left out",
+            check=parse_batches,
+        ),
+    ] = "1, 4, 16, 48",
+    prompt_tokens: PromptTokens = 16,
+    new_tokens: NewTokens = 8,
+    baselines: Annotated[str, StudySetting("sides of `labkit compare`, separated by commas; or none")] = BASELINES,
+    rounds: Rounds = 2,
+    path: Annotated[str, StudySetting("a folder on the disk for offloaded layers; empty: a temporary one")] = "",
+    threads: Threads = 0,
     slots: int = 3,
-    threads: int | None = None,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
     show: Show = unseen,
@@ -171,13 +210,10 @@ def study_larger_than_memory(
     """Measures the streamed engine at each batch size within `memory_gb` GB, in its own process, and probes the rates
     of disk and processor for each. Then compares it with baselines in the same memory, at the first batch size.
 
-    - model, precision, memory_gb, prompt, new, slots, threads: as for `plan_streaming`.
-    - batches: batch sizes, separated by commas; sizes that do not fit are left out and named.
-    - baselines: sides of `labkit compare`, separated by commas, or none; a side that cannot run is left out with the
-      reason.
-    - rounds: runs of each batch size and baseline.
-    - path: a folder on the disk for offloaded layers, where the packed weights stay; empty: a temporary folder in
-      labkit's cache.
+    Batch sizes that do not fit and sides that cannot run are left out with the reason. The packed weights stay in a
+    given `path`; a temporary folder is in labkit's cache.
+
+    - slots: offloaded layers that are in memory at a time.
     - output: folder for the record, which `load_study` reads.
     - progress: receives the progress.
     - show: receives the study with the parts that are measured so far.
@@ -190,8 +226,8 @@ def study_larger_than_memory(
     with _folder(path) as folder:
         follow(0, ALL, "probing the disk and the processor")
         plan = plan_streaming(
-            model, memory_gb=memory_gb, precision=precision, prompt=prompt, new=new, slots=slots, threads=threads,
-            path=folder,
+            model, memory_gb=memory_gb, precision=precision, prompt=prompt_tokens, new=new_tokens, slots=slots,
+            threads=threads or None, path=folder,
         )  # fmt: skip
         fitting = tuple(batch for batch in requested if batch <= plan.largest_batch)
         if not fitting:
@@ -205,27 +241,16 @@ def study_larger_than_memory(
         too_large = tuple(batch for batch in requested if batch not in fitting)
         known = {"plan": plan, "too_large": too_large, "memory": memory}
         show(so_far(StreamingStudy, **known))
-        comparisons, left_out = _compared(plan, fitting[0], parse_sides(baselines), rounds, folder, follow)
+        comparisons, left_out = _compared(plan, fitting[0], listed(baselines), rounds, folder, follow)
     study = StreamingStudy(**known, comparisons=comparisons, left_out=left_out)
-    try:
-        save_study(study, output)
-    except SaveError as error:
-        warnings.warn(str(error), stacklevel=2)
+    save_or_warn(study, output, save_study)
     follow(ALL, ALL, "done")
     return study
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
     """The numbers in "1, 4, 16", each once, in increasing order. UserError for an empty list, and for other text."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise UserError(f"got batches = {text!r}, expected numbers of sequences, such as '1, 4, 16'")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def parse_sides(text: str) -> tuple[str, ...]:
-    """The names in "accelerate-disk, hf-disk", each once."""
-    return tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+    return listed_counts("batches", text, "numbers of sequences, such as '1, 4, 16'")
 
 
 def save_study(study: StreamingStudy, folder: str | os.PathLike[str]) -> Path:
@@ -239,13 +264,7 @@ def save_study(study: StreamingStudy, folder: str | os.PathLike[str]) -> Path:
 
 def load_study(path: str | os.PathLike[str]) -> StreamingStudy:
     """The study in a file from `save_study`. UserError if the file holds no such record."""
-    try:
-        return StreamingStudy.model_validate_json(read_file(Path(path), "a study"))
-    except ValidationError as error:
-        raise UserError(
-            f"{path} is no streaming study of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "
-            "run the notebook again"
-        ) from None
+    return read_study(StreamingStudy, path)
 
 
 def _compared(

@@ -1,4 +1,4 @@
-"""The last result of each kind of study, kept in the folder of the records, so that a notebook can show it again."""
+"""Results that are read back: a study from its file, and the last result of each bench, which a notebook can show."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
 from labkit.system.errors import UserError
 from labkit.system.input_file import read_file
 from labkit.system.output_folder import reason
+from labkit.system.validation import first_problem
 from labkit.system.whole_file import write_whole
 
 Result = TypeVar("Result")
+Record = TypeVar("Record", bound=FrozenRecord)
 FOLDER = "last"
 
 
@@ -50,6 +53,18 @@ def read_last(kind: type[Result], name: str, runs: str | os.PathLike[str]) -> La
     except (OSError, UserError, ValidationError):
         return None
     return last
+
+
+def read_study(kind: type[Record], path: str | os.PathLike[str]) -> Record:
+    """The study in a file. UserError if the file holds no such record."""
+    try:
+        return kind.model_validate_json(read_file(Path(path), "a study"))
+    except ValidationError as error:
+        name = kind.model_fields["kind"].default.replace("_", " ")
+        raise UserError(
+            f"{path} is no {name} of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "
+            "run the notebook again"
+        ) from None
 
 
 def _file(name: str, runs: str | os.PathLike[str]) -> Path:

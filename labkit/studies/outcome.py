@@ -32,6 +32,14 @@ class Outcome:
         return cls(claim, trust.sentence or "trustworthy", trust.trustworthy, machine)
 
 
+@dataclass(frozen=True)
+class Notes:
+    """A result on the points that its notebook asks a reader to notice."""
+
+    sentences: tuple[str, ...]  # in Markdown
+    doubts: tuple[str, ...]  # reasons against trusting the result
+
+
 class Study(Tabular):
     """A result that a notebook shows. Its frame has a row for each measurement; its table also has the claim."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
@@ -20,6 +20,8 @@ from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.outcome import Outcome, Study
 from labkit.studies.rank_capture import capture_ranks
+from labkit.studies.settings import FloatDtype, Model, NewTokens, PromptTokens, RankThreads, Rounds, StudySetting
+from labkit.system.comma_list import listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.partly import Show, so_far, unseen
@@ -104,14 +106,21 @@ class ParallelStudy(Study):
 
 
 def study_parallel(
-    model: str = "gpt2",
-    tp_sizes: str = "1,2",
     *,
-    dtype: str = "float32",
-    prompt: int = 128,
-    new: int = 64,
-    rounds: int = 6,
-    threads: int | None = None,
+    model: Model = "gpt2",
+    tp_sizes: Annotated[
+        str,
+        StudySetting(
+            "numbers of ranks, separated by commas; 1 is always measured",
+            choices=("1,2", "1,2,4", "1,2,4,8"),
+            check=parse_sizes,
+        ),
+    ] = "1,2",
+    dtype: FloatDtype = "float32",
+    prompt_tokens: PromptTokens = 128,
+    new_tokens: NewTokens = 64,
+    rounds: Rounds = 6,
+    threads: RankThreads = 0,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
     show: Show = unseen,
@@ -119,12 +128,6 @@ def study_parallel(
     """Measures the fused engine on one rank and on several numbers of ranks, in the same rounds, and captures some
     steps of the most ranks.
 
-    - model: a preset, a checkpoint folder or a hub id.
-    - tp_sizes: numbers of ranks, such as "1,2,4".
-    - dtype: type of weights and activations.
-    - prompt, new: tokens of the prompt, and tokens to generate.
-    - rounds: runs of each number of ranks, interleaved.
-    - threads: of each rank; None: the cores are divided among the largest number of ranks.
     - output: folder for the records and the capture.
     - progress: receives the progress.
     - show: receives the study with the parts that are measured so far.
@@ -132,7 +135,7 @@ def study_parallel(
     ValueError as from `take_turns`, and for `tp_sizes` without a number above 1.
     """
     sizes = parse_sizes(tp_sizes)
-    threads = max(1, len(os.sched_getaffinity(0)) // sizes[-1]) if threads is None else threads
+    threads = threads or max(1, len(os.sched_getaffinity(0)) // sizes[-1])
     hf_config = resolve(model).hf_config
     config = model_config_of(hf_config)
     follow = progress or unheard
@@ -144,7 +147,7 @@ def study_parallel(
 
     turns = take_turns(
         [SideSpec("fused", threads, size) for size in sizes],
-        comparison_case(model=model, dtype=dtype, batch=1, prompt=prompt, new=new, threads=threads),
+        comparison_case(model=model, dtype=dtype, batch=1, prompt=prompt_tokens, new=new_tokens, threads=threads),
         Schedule(rounds=rounds),
         output=output,
         progress=follow_runs,
@@ -161,7 +164,7 @@ def study_parallel(
             model,
             sizes[-1],
             steps=STEPS,
-            prompt=min(prompt, 32),
+            prompt=min(prompt_tokens, 32),
             dtype=dtype,
             threads=threads,
             output=output,
@@ -174,14 +177,12 @@ def study_parallel(
 
 
 def parse_sizes(text: str) -> list[int]:
-    """The numbers of ranks in "1,2,4" in increasing order, always with 1. ValueError for anything else."""
-    try:
-        sizes = sorted({1, *(int(part) for part in text.split(","))})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1 or sizes[-1] < 2:
-        raise UserError(f"got tp_sizes = {text!r}, expected numbers of ranks, one of them above 1, such as '1,2'")
-    return sizes
+    """The numbers of ranks in "1,2,4" in increasing order, always with 1. UserError for anything else."""
+    expected = "numbers of ranks, one of them above 1, such as '1,2'"
+    sizes = listed_counts("tp_sizes", text, expected)
+    if sizes[-1] < 2:
+        raise UserError(f"got tp_sizes = {text!r}, expected {expected}")
+    return sorted({1, *sizes})
 
 
 def _threads(count: int) -> str:

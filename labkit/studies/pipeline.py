@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from labkit.harness.pipeline.formulas import SCHEDULES, StepLaw
 from labkit.harness.pipeline.measure import NAIVE, TENSOR_PARALLEL, measure_pipeline, settings_of
 from labkit.harness.pipeline.records import PipelineMeasurement, ScheduleRun, StageSpan
 from labkit.harness.pipeline.simulate import simulate, simulated_bubble
-from labkit.harness.results import SaveError, load_records, save_lines
+from labkit.harness.results import load_records, save_lines, save_or_warn
 from labkit.statistics import Ratio, Trust, grade, ratio, taken_cores
 from labkit.statistics.ratios import median_ratio
 from labkit.statistics.trust import Doubt
-from labkit.studies.outcome import Outcome, Study
+from labkit.studies.frames import number
+from labkit.studies.outcome import Notes, Outcome, Study
+from labkit.studies.settings import (
+    Batch,
+    FloatDtype,
+    Model,
+    NewTokens,
+    PromptTokens,
+    RankThreads,
+    Rounds,
+    StudySetting,
+)
+from labkit.system.comma_list import listed, listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, unseen
@@ -93,6 +104,34 @@ class PipelineStudy(Study):
             for (way, batch), rate in rates.items()
             if way == TENSOR_PARALLEL and ("queue", batch) in rates
         }
+
+    @property
+    def notes(self) -> Notes:
+        """The result on the points that the notebook asks a reader to notice."""
+        sentences = [
+            f"{run.name}: bubble {run.bubble:.1%}, by formula {run.formula:.1%}, and {self.unequal(run):.1%} with the "
+            f"times that its stages took ({', '.join(number(ms) for ms in run.step_ms)} ms); "
+            f"{number(run.tokens_per_s)} tokens/s."
+            for run in self.shown
+        ]
+        slowest, last = self.shown[0], self.shown[-1]
+        if slowest.schedule == NAIVE and last is not slowest:
+            alone, together = sum(slowest.step_ms), sum(last.step_ms) * last.micro_batches
+            sentences.append(
+                f"All rows take {number(alone)} ms of work in naive, where one stage works at a time. In {last.name}, "
+                f"stages share the memory and read their weights {last.micro_batches} times, and the work takes "
+                f"{number(together)} ms: this is not a bubble, but it reduces the schedule's gain."
+            )
+        for batch, times in sorted(self.against_tensor_parallel().items()):
+            winner = "the pipeline" if times > 1 else "tensor parallelism"
+            sentences.append(
+                f"At batch {batch} the queue makes {times:.2f} times the tokens of tensor parallelism: {winner} wins."
+            )
+        if self.measured.left_out:
+            sentences.append(f"Not measured: {self.measured.left_out}.")
+        if self.measured.case.batch == 1:
+            sentences.append("A batch of one keeps one stage at work, whatever the schedule.")
+        return Notes(tuple(sentences), tuple(doubt.why for doubt in self.trust.doubts))
 
     def case(self) -> dict[str, Any]:
         return self.measured.case.model_dump(exclude={"batch"})
@@ -177,17 +216,26 @@ class PipelineStudy(Study):
 
 
 def study_pipeline(
-    model: str = "llama-shape",
     *,
-    dtype: str = "float32",
-    stages: int = 2,
-    batch: int = 32,
-    prompt: int = 16,
-    new: int = 16,
-    schedules: str = ALL_SCHEDULES,
-    micro_batches: str = "2, 4, 8",
-    rounds: int = 3,
-    threads: int | None = None,
+    model: Model = "smollm2-shape",
+    dtype: FloatDtype = "float32",
+    stages: Annotated[int, StudySetting("ranks that each have some of the layers", (2, 64))] = 2,
+    batch: Batch = 32,
+    prompt_tokens: PromptTokens = 8,
+    new_tokens: NewTokens = 10,
+    schedules: Annotated[
+        str,
+        StudySetting(f"some of {ALL_SCHEDULES}, separated by commas", check=parse_schedules),
+    ] = ALL_SCHEDULES,
+    micro_batches: Annotated[
+        str,
+        StudySetting(
+            "numbers of micro-batches of all schedules but naive, separated by commas",
+            check=parse_parts,
+        ),
+    ] = "2, 4, 8",
+    rounds: Rounds = 3,
+    threads: RankThreads = 0,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
     show: Show = unseen,
@@ -195,15 +243,6 @@ def study_pipeline(
     """Generates with each schedule, one rank per stage, and compares the queue with tensor parallelism on the same
     number of ranks.
 
-    - model: a preset, a checkpoint folder or a hub id.
-    - dtype: type of weights and activations.
-    - stages: ranks that each have some of the layers.
-    - batch: sequences in a batch.
-    - prompt, new: tokens of each prompt, and tokens to generate.
-    - schedules: names of schedules, separated by commas.
-    - micro_batches: numbers of micro-batches, separated by commas.
-    - rounds: runs of each schedule and number of micro-batches.
-    - threads: of each rank; None: its share of the processors.
     - output: folder for the record, which `load_study` reads.
     - progress: receives the progress.
     - show: receives the study with the parts that are measured so far.
@@ -215,20 +254,18 @@ def study_pipeline(
     check_output_folder(output)
     batches = sorted({min(rows, batch) for rows in (stages, FEW_ROWS, batch)})
     measured = measure_pipeline(
-        model, dtype=dtype, stages=stages, batch=batch, prompt=prompt, new=new, schedules=names, micro_batches=parts,
-        beside=batches, rounds=rounds, threads=threads, progress=progress,
+        model, dtype=dtype, stages=stages, batch=batch, prompt=prompt_tokens, new=new_tokens, schedules=names,
+        micro_batches=parts, beside=batches, rounds=rounds, threads=threads or None, progress=progress,
         show=lambda measured: show(PipelineStudy(measured)),
     )  # fmt: skip
-    try:
-        save_study(PipelineStudy(measured), output)
-    except SaveError as error:
-        warnings.warn(str(error), stacklevel=2)
-    return PipelineStudy(measured)
+    study = PipelineStudy(measured)
+    save_or_warn(study, output, save_study)
+    return study
 
 
 def parse_schedules(text: str) -> tuple[str, ...]:
     """The names in "queue, naive", each once. UserError for an empty list, and for unknown names."""
-    names = tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+    names = listed(text)
     if not names or not set(names) <= set(SCHEDULES):
         raise UserError(f"got schedules = {text!r}, expected some of {ALL_SCHEDULES}")
     return names
@@ -236,10 +273,7 @@ def parse_schedules(text: str) -> tuple[str, ...]:
 
 def parse_parts(text: str) -> tuple[int, ...]:
     """The numbers in "2, 4", each once, in increasing order. UserError for an empty list, and for other text."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise UserError(f"got micro_batches = {text!r}, expected numbers of micro-batches, such as '2, 4'")
-    return tuple(sorted({int(part) for part in parts}))
+    return listed_counts("micro_batches", text, "numbers of micro-batches, such as '2, 4'")
 
 
 def save_study(study: PipelineStudy, folder: str | os.PathLike[str]) -> Path:

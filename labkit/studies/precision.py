@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
@@ -19,7 +18,9 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.evaluate import evaluate
 from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.records import SCHEMA_VERSION, FrozenRecord, Measurement
-from labkit.harness.results import OF_PRECISIONS, SaveError, save_lines
+from labkit.harness.results import OF_PRECISIONS, save_lines, save_or_warn
+from labkit.studies.frames import number
+from labkit.studies.last import read_study
 from labkit.studies.matrix_errors import (
     MatrixError,
     Spread,
@@ -29,14 +30,14 @@ from labkit.studies.matrix_errors import (
     reason_against,
     spread_of,
 )
-from labkit.studies.outcome import Outcome, Study
+from labkit.studies.outcome import Notes, Outcome, Study
+from labkit.studies.settings import Model, NewTokens, Question, Rounds, StudySetting, Threads
 from labkit.system.bounds import check_numbers
+from labkit.system.comma_list import listed
 from labkit.system.errors import UserError
-from labkit.system.input_file import read_file
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
-from labkit.system.validation import first_problem
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
@@ -142,6 +143,35 @@ class PrecisionStudy(Study, FrozenRecord):
         others = [side for side in self.by_time if side is not self.first]
         return next((side for side in others if side.evaluation.kl.value <= CLOSE), others[0])
 
+    @property
+    def notes(self) -> Notes:
+        """The result on the points that the notebook asks a reader to notice."""
+        front = ", ".join(f"`{side.precision}`" for side in self.front)
+        sentences = [f"Nothing here is both faster and closer to float32 than {front}."]
+        if self.exact:
+            exact = " and ".join(f"`{name}`" for name in self.exact)
+            sentences.append(
+                f"**{exact} loses nothing of the layers, because these weights were such codes before.** For a model "
+                "trained in 16 bits the same codes lose, as the others do here: this model shows the cost of a token "
+                "in them, and not its quality."
+            )
+        if not self.trained:
+            sentences.append(
+                "The weights are random: perplexity means nothing, and is left out. KL still tells how far the stored "
+                "weights change the model's output; it differs for trained weights."
+            )
+        if self.spread.group_median:
+            spread = self.spread
+            sentences.append(
+                f"In {spread.matrix} of layer {spread.layer}, the scale of a typical row has to reach "
+                f"{number(spread.row_median)} standard deviations, that of a typical group "
+                f"{number(spread.group_median)}: with the same bits, its steps are "
+                f"{spread.row_median / spread.group_median:.1f} times as fine."
+            )
+        grades = [comparison.trust() for comparison in self.comparisons.values()]
+        doubts = dict.fromkeys(trust.sentence for trust in grades if not trust.trustworthy)
+        return Notes(tuple(sentences), tuple(doubts))
+
     def case(self) -> dict[str, Any]:
         return self.first.measurement.case.model_dump(exclude={"dtype"})
 
@@ -174,7 +204,8 @@ class PrecisionStudy(Study, FrozenRecord):
         claim, scores, case = self.comparison(side).claim(), side.evaluation, side.measurement.case
         cost = f"KL {scores.kl.value:.2g}"
         if self.trained:
-            cost = f"perplexity {scores.perplexity.value:.2f}, {scores.case.against} {_reference(scores):.2f}; {cost}"
+            reference = f"{scores.case.against} {scores.reference_perplexity.value:.2f}"
+            cost = f"perplexity {scores.perplexity.value:.2f}, {reference}; {cost}"
         return f"{case.model}: {side.precision} against {self.first.precision}, per token: {claim}; {cost}"
 
     @property
@@ -189,14 +220,20 @@ class PrecisionStudy(Study, FrozenRecord):
 
 
 def study_precision(
-    model: str = "smollm2-135m",
-    precisions: str = PRECISIONS,
     *,
-    tokens: int = 2048,
-    new: int = 32,
-    rounds: int = 6,
-    threads: int | None = None,
-    question: str = "",
+    model: Model = "smollm2-135m",
+    precisions: Annotated[
+        str,
+        StudySetting(
+            "names as for `labkit evaluate --dtype`; the first is the baseline",
+            check=parse_precisions,
+        ),
+    ] = PRECISIONS,
+    tokens: Annotated[int, StudySetting("tokens of the text that each precision predicts", (16, 65_536))] = 2048,
+    rounds: Rounds = 6,
+    new_tokens: NewTokens = 32,
+    threads: Threads = 0,
+    question: Question = "What is the capital of France?",
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
     show: Show = unseen,
@@ -204,26 +241,20 @@ def study_precision(
     """Measures the speed of the fused engine in several precisions, in the same rounds, the quality of each relative to
     float32, and the error of each stored matrix.
 
-    - model: a preset, a checkpoint folder or a hub id.
-    - precisions: names such as "float32, int8-32+head"; a precision that the model cannot have is reported with the
-      reason.
-    - tokens: tokens of the text that each precision predicts.
-    - new: tokens to generate.
-    - rounds: runs of each precision, interleaved.
-    - threads: None: the number that torch would use.
-    - question: a question that each side answers once, if the model is a chat model.
+    A precision that the model cannot have is reported with the reason.
+
     - output: folder for the record, which `load_study` reads.
     - progress: receives the progress.
     - show: receives the study with the parts that are measured so far.
 
     UserError as from `take_turns` and `evaluate`, and for a list without two precisions that the model can have.
     """
-    check_numbers(tokens=tokens, new=new, rounds=rounds, threads=threads)
+    check_numbers(tokens=tokens, new=new_tokens, rounds=rounds, threads=threads or None)
     names = parse_precisions(precisions)
     source = resolve(model)
     check_output_folder(output)
     possible, refused = _possible(source, names)
-    threads = torch.get_num_threads() if threads is None else threads
+    threads = threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     follow = progress or unheard
     choices = [name for name in CHOICES if reason_against(source, name) is None]
@@ -233,7 +264,7 @@ def study_precision(
     show(so_far(PrecisionStudy, **known))
     turns = take_turns(
         [SideSpec(f"fused:{name}", threads) for name in possible],
-        comparison_case(model=model, dtype=EXACT, batch=1, prompt=PROMPT, new=new, threads=threads),
+        comparison_case(model=model, dtype=EXACT, batch=1, prompt=PROMPT, new=new_tokens, threads=threads),
         Schedule(rounds=rounds, stages=False, question=question),
         progress=_part(follow, ERRORS, TURNS),
     )
@@ -256,17 +287,14 @@ def study_precision(
         )  # fmt: skip
         sides.append(PrecisionSide(evaluation=scores, **timed[index]))
     study = PrecisionStudy(sides=tuple(sides), **known)
-    try:
-        save_study(study, output)
-    except SaveError as error:
-        warnings.warn(str(error), stacklevel=2)
+    save_or_warn(study, output, save_study)
     follow(ALL, ALL, "done")
     return study
 
 
 def parse_precisions(text: str) -> tuple[str, ...]:
     """The names in "float32, int8-32+head", each once. UserError for fewer than two names, and for unknown names."""
-    names = tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+    names = listed(text)
     for name in names:
         precision_of(name)
     if len(names) < 2:
@@ -290,13 +318,7 @@ def save_study(study: PrecisionStudy, folder: str | os.PathLike[str]) -> Path:
 
 def load_study(path: str | os.PathLike[str]) -> PrecisionStudy:
     """The study in a file from `save_study`. UserError if the file holds no such record."""
-    try:
-        return PrecisionStudy.model_validate_json(read_file(Path(path), "a study"))
-    except ValidationError as error:
-        raise UserError(
-            f"{path} is no precision study of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "
-            "run the notebook again"
-        ) from None
+    return read_study(PrecisionStudy, path)
 
 
 def _possible(source: ModelSource, names: Sequence[str]) -> tuple[list[str], tuple[Refused, ...]]:
@@ -320,10 +342,6 @@ def _spread(source: ModelSource, stored: Sequence[StoredMatrices]) -> Spread:
     worst = max(rows.errors, key=lambda matrix: matrix.error)
     assert worst.layer is not None
     return spread_of(source, worst.layer, worst.matrix)
-
-
-def _reference(scores: Evaluation) -> float:
-    return scores.reference_perplexity.value
 
 
 def _part(follow: Progress, begin: float, end: float, prefix: str = "") -> Progress:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
+from labkit.harness.compare.sides import IN_PROCESS
 from labkit.nsys.analysis.difference import Difference, explain
 from labkit.nsys.analysis.stage_table import StageTable, stage_table
 from labkit.nsys.capture.command import CaptureSource
@@ -20,6 +21,7 @@ from labkit.nsys.trace import Trace
 from labkit.stages import Phase
 from labkit.statistics import Trust, Verdict
 from labkit.studies.outcome import Outcome
+from labkit.studies.settings import Model, StudySetting
 from labkit.system.bounds import check_numbers
 from labkit.system.carried import carried
 from labkit.system.errors import UserError
@@ -103,15 +105,22 @@ class CapturePair:
 
 
 def capture_pair(
-    model: str = "gpt2",
-    vanilla: str = "hf-eager",
-    fused: str = "fused",
+    model: Model = "smollm2-135m",
+    baseline: Annotated[str, StudySetting("the vanilla side", choices=IN_PROCESS)] = "hf-eager",
+    candidate: Annotated[
+        str, StudySetting("the side that is compared with the baseline", choices=IN_PROCESS)
+    ] = "fused",
     *,
-    steps: int = 8,
+    steps: Annotated[int, StudySetting("decode steps of each side", (1, 512))] = 16,
+    source: Annotated[
+        str,
+        StudySetting(
+            "nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto", choices=SOURCES
+        ),
+    ] = "auto",
+    threads: Annotated[int, StudySetting("CPU threads; 0: one for each core", (0, 256))] = 0,
     prompt: int = 32,
     dtype: str = "float32",
-    threads: int | None = None,
-    source: str = "auto",
     tax: bool = True,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
@@ -119,14 +128,11 @@ def capture_pair(
 ) -> CapturePair:
     """Captures decode steps of both sides, each in its own process.
 
-    - model: a preset, a checkpoint folder or a hub id.
-    - vanilla, fused: names of `labkit.harness.compare.loaded_side`.
-    - steps: decode steps of each side.
+    The source "auto" is nsys if it is installed, else torch.profiler; if neither can capture here, the bundled
+    captures with a remark.
+
     - prompt: random tokens of the prompt.
     - dtype: type of weights and activations.
-    - threads: None: one for each core.
-    - source: "nsys", "torch", "bundled" (captures that labkit includes) or "auto": nsys if it is installed, else
-      torch.profiler; if neither can capture here, the bundled captures with a remark.
     - tax: runs each side once more, unprofiled, to measure the cost of profiling.
     - output: folder for the captures.
     - progress: receives the progress.
@@ -137,7 +143,7 @@ def capture_pair(
     """
     if source not in SOURCES:
         raise UserError(f"got source = {source!r}, expected one of {', '.join(SOURCES)}")
-    check_numbers(steps=steps, prompt=prompt, threads=threads)
+    check_numbers(steps=steps, prompt=prompt, threads=threads or None)
     if source == "bundled":
         return bundled_pair()
     threads = threads or len(os.sched_getaffinity(0))
@@ -147,7 +153,7 @@ def capture_pair(
         case = {"impl": side, "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1, "threads": threads}
         return profile(
             own_command(model, side, dtype=dtype, prompt=prompt, new=steps + 1, threads=threads),
-            name=f"{Path(model).name}-{side}{f'-{place + 1}' if vanilla == fused else ''}",
+            name=f"{Path(model).name}-{side}{f'-{place + 1}' if baseline == candidate else ''}",
             output=output,
             case=case,
             source=cast(CaptureSource, source),
@@ -157,9 +163,9 @@ def capture_pair(
         )
 
     try:
-        first = take(0, vanilla)
+        first = take(0, baseline)
         show(so_far(CapturePair, vanilla=first))
-        return CapturePair(first, take(1, fused))
+        return CapturePair(first, take(1, candidate))
     except CaptureError as error:
         if source != "auto" or isinstance(error, CommandFailedError):  # captures of another model would hide a failure
             raise

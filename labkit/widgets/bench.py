@@ -1,29 +1,28 @@
-"""A measurement with controls for its settings. Every figure follows the latest run."""
+"""A study with controls for its settings. Every figure follows the latest run."""
 
 from __future__ import annotations
 
 import html
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Generic, TypeVar
+from inspect import Parameter, Signature
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from labkit.studies.last import Last, keep_last, now, read_last
 from labkit.studies.outcome import Outcome
-from labkit.system.errors import RunError, UserError, UserTypeError
+from labkit.studies.settings import StudySetting, setting_words, settings_of
+from labkit.system.errors import RunError, UserError
+from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import RUNS
-from labkit.system.partly import NotMeasuredError, Show
+from labkit.system.partly import NotMeasuredError
 from labkit.system.progress import HEADLINE_MIME_TYPE, OUTCOME_MIME_TYPE, Progress, as_output
-from labkit.widgets.controls import AMOUNTS, SIZES, Controls, setting_words
+from labkit.widgets.controls import Controls
 from labkit.widgets.live import Execution, Slot, is_live
 
 Result = TypeVar("Result")
 NOT_YET = "*Nothing has been measured yet: press Run, under the controls near the top.*"
 UNDER_WAY = "*This is being measured.*"
-
-
-NO_CHECKS: Mapping[str, Callable[[str], object]] = {}
 
 
 @dataclass(frozen=True)
@@ -35,57 +34,66 @@ class View:
     draw: Callable[[], Any]
 
 
-class Bench(ABC, Generic[Result]):
-    """Measures with the settings of its controls, and keeps every view up to date.
+class StudyBench(Generic[Result]):
+    """Runs a study with the settings of its controls, and keeps every view up to date.
 
-    In a live notebook a bench shows its controls, and only their Run button measures. The last result is kept in
-    `runs`, and offered until something is measured. In a batch run a bench shows the table of its settings, and `run`
-    measures.
+    A subclass names the study, whose signature declares the settings. In a live notebook a bench shows its controls,
+    and only their Run button measures. The last result is kept in `runs`, and offered until something is measured. In a
+    batch run a bench shows the table of its settings, and `run` measures.
     """
 
+    study: ClassVar[Callable[..., Any]]
+    declared: ClassVar[Mapping[str, StudySetting]]  # settings of the study, by name
     kind: ClassVar[type]  # class of the results
-    _newest: ClassVar[dict[str, Bench[Any]]] = {}  # newest bench by class: a run that outlives its cells informs it
+    _newest: ClassVar[dict[str, StudyBench[Any]]] = {}  # by class: a run that outlives its cells informs it
 
-    def __init__(
-        self,
-        settings: dict[str, Any],
-        choices: Mapping[str, Iterable[str]],
-        checks: Mapping[str, Callable[[str], object]] = NO_CHECKS,
-    ) -> None:
-        """Takes the settings by name.
+    def __init_subclass__(cls) -> None:
+        cls.declared, cls.kind = settings_of(cls.study), get_type_hints(cls.study)["return"]
+        parameters = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=setting.default, annotation=setting.kind)
+            for name, setting in cls.declared.items()
+        ]
+        cls.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # for help() and completion
+        lines = "".join(f"\n    - {name}: {setting.help}." for name, setting in cls.declared.items())
+        cls.__doc__ = f"{cls.__doc__}\n{lines}"
 
-        - choices: values of a setting to choose from.
-        - checks: functions that raise UserError for an invalid text of a setting.
+    def __init__(self, **settings: Any) -> None:
+        """Takes settings of the study by name; the others have their defaults.
+
+        UserError for an unknown name, and for a value of the wrong type, out of its bounds or refused by the study.
         """
-        self.settings = settings = {name: _as_control(name, value) for name, value in settings.items()}
-        for name, value in settings.items():
-            expected = int if name in SIZES else float if name in AMOUNTS else str
-            if type(value) is not expected:
-                raise UserTypeError(f"got {name} = {value!r}, expected {expected.__name__}")
-            if (limits := SIZES.get(name) or AMOUNTS.get(name)) and not limits[0] <= settings[name] <= limits[1]:
-                raise UserError(f"got {name} = {value}, expected {limits[0]} to {limits[1]}")
-        for name, check in checks.items():
-            check(settings[name])
+        for name in settings.keys() - self.declared.keys():
+            raise UserError(
+                f"unknown setting {name!r}{did_you_mean(name, self.declared)}; expected {', '.join(self.declared)}"
+            )
+        self.settings: dict[str, Any] = {
+            name: setting.value(settings.get(name, setting.default)) for name, setting in self.declared.items()
+        }
         self._last: Last[Result] | None = None
         self._partly: Result | None = None  # of the run that is under way
         self._busy = False
         self._views: list[View] = []
         self._name = type(self).__name__
-        self._controls = Controls(settings, choices, self._measure) if is_live() else None
+        self._controls = Controls(self.declared, self.settings, self._measure) if is_live() else None
         if self._controls:
             self._newest[self._name] = self
 
-    @abstractmethod
-    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> Result:
-        """Measures with these settings and returns the result. `follow` gets the progress, `show` partial results."""
+    @classmethod
+    def of(cls, names: Mapping[str, Any]) -> Self:
+        """A bench with the settings among these names: `of(globals())` takes the parameters of a notebook."""
+        return cls(**{name: names[name] for name in cls.declared if name in names})
 
-    @abstractmethod
-    def headline(self, result: Result) -> str:
-        """The result in one line."""
+    @staticmethod
+    def headline(result: Any, /) -> str:
+        """The result in one line, and its grade."""
+        line: str = result.headline
+        return line
 
-    @abstractmethod
-    def outcome(self, result: Result) -> Outcome:
+    @staticmethod
+    def outcome(result: Any, /) -> Outcome:
         """The result, its grade and the machine."""
+        outcome: Outcome = result.outcome
+        return outcome
 
     @property
     def found(self) -> Result:
@@ -155,7 +163,7 @@ class Bench(ABC, Generic[Result]):
             if self._controls:
                 self._controls.page.results += 1  # a page that is opened during the run finds its figures
                 self._redraw()
-            result = self.measure(settings, follow, self._show_part)
+            result: Result = type(self).study(**settings, progress=follow, show=self._show_part)
             of = self.outcome(result).of
             self.settings = settings | {name: value for name, value in of.items() if name in settings}
             self._last = Last(self.settings, now(), result)
@@ -225,16 +233,3 @@ class Bench(ABC, Generic[Result]):
 
 def _when(moment: datetime) -> str:
     return f"{moment.astimezone():%Y-%m-%d %H:%M}"
-
-
-def _as_control(name: str, value: object) -> object:
-    """A value from papermill in the type of the setting's control: papermill passes `-p batches 4` as a number, and
-    `-p memory_gb 1` as an integer.
-    """
-    if isinstance(value, bool) or name in SIZES:
-        return value
-    if name in AMOUNTS:
-        return float(value) if isinstance(value, int) else value
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return str(value) if isinstance(value, int | float) else value

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import ipywidgets as ipw
 from IPython.display import display
 
-from labkit.models.presets import PRESETS
+from labkit.studies.settings import StudySetting
 from labkit.system.errors import RunError
 from labkit.system.interrupts import interrupt
 from labkit.system.progress import Progress
@@ -19,55 +19,11 @@ from labkit.widgets.page import BOX, CLOCK, OWN, WAITING, Clock, Page
 
 Measure = Callable[[dict[str, Any], Progress], object]
 
-HELP = {
-    "model": "a preset, a checkpoint folder or a hub id",
-    "dtype": "type of weights and activations",
-    "baseline": "the side with which the fused engine is compared",
-    "batch": "sequences in a batch",
-    "prompt_tokens": "tokens of each prompt",
-    "new_tokens": "tokens to generate",
-    "context": "tokens in the KV cache of each sequence",
-    "impl": "language of the fused kernels",
-    "threads": "0: chosen for this machine",
-    "rounds": "runs of each side, interleaved; fewer than 6 are not trusted",
-    "candidate": "the side that is compared with the baseline",
-    "tp_sizes": "numbers of ranks, separated by commas; 1 is always measured",
-    "precisions": "names as for `labkit evaluate --dtype`, separated by commas; the first is the baseline",
-    "tokens": "tokens of the text that each precision predicts",
-    "steps": "decode steps of each side",
-    "question": "a question for each side, if the model is a chat model",
-    "precision": "a name as for `labkit evaluate --dtype`",
-    "memory_gb": "GB (1e9 bytes) for weights, slots, caches and workspace together",
-    "batches": "batch sizes, separated by commas",
-    "baselines": "sides of `labkit compare`, separated by commas; or none",
-    "path": "a folder on the disk for offloaded layers; empty: a temporary one",
-    "stages": "ranks that each have some of the layers",
-    "schedules": "some of queue, rounds, barrier and naive, separated by commas",
-    "micro_batches": "numbers of micro-batches, separated by commas",
-    "source": "nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto",
-}
-SIZES = {
-    "stages": (2, 64),
-    "batch": (1, 256),
-    "prompt_tokens": (1, 4096),
-    "new_tokens": (2, 4096),
-    "tokens": (16, 65_536),
-    "context": (1, 65_536),
-    "threads": (0, 256),
-    "rounds": (2, 99),
-    "steps": (1, 512),
-}
-AMOUNTS = {"memory_gb": (0.001, 100_000.0)}
 OUTSIDE = "another run is under way; wait for its end, or press Stop at its own controls"
 BUTTON = {"width": "96px", "flex": "0 0 auto"}
 BAR = {"width": "240px", "flex": "0 1 auto"}
 OFFER = "Nothing has been measured yet: Run measures with these settings."
 STOPPED = "Stopped; the figures show the previous run, if there was one."
-
-
-def setting_words(name: str, value: object) -> str:
-    """The value of a setting or a parameter in words: "0 threads" would be misleading."""
-    return "chosen for this machine" if name == "threads" and value == 0 else str(value)
 
 
 class Stopped(BaseException):
@@ -82,13 +38,13 @@ class Controls:
 
     _running = threading.Lock()
 
-    def __init__(self, settings: dict[str, Any], choices: Mapping[str, Iterable[str]], measure: Measure) -> None:
+    def __init__(self, declared: Mapping[str, StudySetting], settings: Mapping[str, Any], measure: Measure) -> None:
         self._measure = measure
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._ending = threading.Lock()
         self._interruptible = False
-        self._inputs = {name: _input(name, value, choices) for name, value in settings.items()}
+        self._inputs = {name: _input(declared[name], value) for name, value in settings.items()}
         self._run = ipw.Button(description="Run", button_style="primary", icon="play", layout=BUTTON)
         self._end = ipw.Button(description="Stop", icon="stop", disabled=True, layout=BUTTON)
         self._last = ipw.Button(
@@ -208,21 +164,20 @@ class Controls:
         self._end.disabled = stop
 
 
-def _input(name: str, value: Any, choices: Mapping[str, Iterable[str]]) -> ipw.Widget:
+def _input(setting: StudySetting, value: Any) -> ipw.Widget:
     look = {
-        "description": name.replace("_", " "),
-        "tooltip": HELP.get(name, ""),
+        "description": setting.name.replace("_", " "),
+        "tooltip": setting.help,
         "style": {"description_width": "110px"},
         "layout": {"width": "auto"},
     }
-    if name == "model":
-        return ipw.Combobox(value=value, options=list(PRESETS), **look)
-    if name in choices:
-        return ipw.Dropdown(value=value, options=list(dict.fromkeys([*choices[name], value])), **look)
-    if isinstance(value, str):
+    if setting.choices:
+        return ipw.Dropdown(value=value, options=list(dict.fromkeys([*setting.choices, value])), **look)
+    if setting.suggestions:
+        return ipw.Combobox(value=value, options=list(setting.suggestions), **look)
+    if setting.kind is str:
         return ipw.Text(value=value, continuous_update=False, **look)
-    if name in AMOUNTS:
-        least_amount, most_amount = AMOUNTS[name]
-        return ipw.BoundedFloatText(value=value, min=least_amount, max=most_amount, step=0.1, **look)
-    least, most = SIZES[name]
+    least, most = setting.bounds
+    if setting.kind is float:
+        return ipw.BoundedFloatText(value=value, min=least, max=most, step=0.1, **look)
     return ipw.BoundedIntText(value=value, min=least, max=most, **look)

@@ -171,12 +171,15 @@ def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> No
     process = subprocess.Popen([*LABKIT, *arguments], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     workers: list[psutil.Process] = []
     deadline = time.monotonic() + 120
-    while len(workers) < 2 and time.monotonic() < deadline:
-        time.sleep(0.2)
-        workers = children_that_run("worker", below=process.pid)
-    assert len(workers) == 2
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        while len(workers) < 2 and time.monotonic() < deadline:
+            time.sleep(0.2)
+            workers = children_that_run("worker", below=process.pid)
+        assert len(workers) == 2
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert not any(worker.is_running() for worker in workers)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from small_models import small_model
+from source_tree import ROOT
 
 import labkit
+from labkit.engine.ignored_options import IGNORED
 from labkit.engine.options import Options, read_options
 
 DEFAULTS: dict[str, Any] = {
@@ -113,8 +115,18 @@ def test_old_spellings_are_accepted() -> None:
     for old, new in ALIASES.items():
         assert read_options(None, {old: DEFAULTS[new]}) == read_options(None, {new: DEFAULTS[new]})
     assert read_options(None, {"mp_size": 1}) == read_options(None, {"tensor_parallel": {"tp_size": 1}})
-    assert read_options(None, {"replace_method": "auto"}).replace_method == "auto"
-    assert read_options(None, {"moe": False}).moe.enabled is False
+    assert read_options(None, {"replace_method": "auto"}) == read_options(None, {"moe": False}) == Options()
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_an_option_without_effect_is_named_in_the_log_and_in_the_pages(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "labkit"):
+        assert read_options(None, {name: IGNORED[name].default}) == Options()
+    (record,) = caplog.records
+    assert record.getMessage() == f"labkit: the option {name} has no effect: {IGNORED[name].why}"
+    assert f"`{name}`" in (ROOT / "docs" / "deepspeed.md").read_text()
 
 
 @pytest.mark.parametrize(("dtype", "spelling"), [(dtype, text) for dtype, texts in DTYPES.items() for text in texts])
@@ -138,7 +150,8 @@ def test_a_json_file_a_dict_and_keywords_say_the_same(tmp_path: Path) -> None:
 
 def test_a_config_and_keywords_add_up() -> None:
     options = read_options({"dtype": "fp16", "mp_size": 1}, {"max_tokens": 7, "tensor_parallel": {"tp_size": 1}})
-    assert (options.dtype, options.max_out_tokens) == (torch.float16, 7)
+    assert options == read_options(None, {"dtype": "fp16", "tensor_parallel": {"tp_size": 1}})
+    assert options.dtype == torch.float16
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from labkit.figures import (
     ideal_figure,
     micro_batch_figure,
     pipeline_gains_figure,
-    pipeline_notes,
     pipeline_timeline_figure,
     prompt_timeline_figure,
+    study_notes,
     ways_figure,
 )
 from labkit.figures.pipeline import FORMULA, MEASURED_HERE, UNEQUAL
@@ -79,9 +79,9 @@ def test_tensor_parallelism_is_next_to_the_pipeline() -> None:
     assert isinstance(figure, go.Figure)
     assert [list(trace.x) for trace in figure.data] == [[2, 8]] * 3
     assert "batch 8: 0.83x" in subtitle(figure)
-    assert "tensor parallelism wins" in pipeline_notes(study())
+    assert "tensor parallelism wins" in study_notes(study())
     assert isinstance(ways_figure(study(ways=())), str)
-    assert "Not measured: tensor parallelism: no" in pipeline_notes(study(ways=(), left_out="tensor parallelism: no"))
+    assert "Not measured: tensor parallelism: no" in study_notes(study(ways=(), left_out="tensor parallelism: no"))
 
 
 def test_published_gains_are_told_apart() -> None:

@@ -12,8 +12,8 @@ from labkit.figures import (
     front_figure,
     outliers_figure,
     precision_answers,
-    precision_notes,
     precision_table,
+    study_notes,
 )
 from labkit.figures.theme import LIMIT
 
@@ -37,7 +37,7 @@ def test_random_weights_have_no_perplexity() -> None:
     assert "perplexity" not in texts(front_figure(random))
     assert "| perplexity |" in precision_table(trained)
     assert "perplexity" not in precision_table(random)
-    assert "perplexity means nothing" in precision_notes(random)
+    assert "perplexity means nothing" in study_notes(random)
 
 
 def test_every_side_has_the_mark_of_its_limit() -> None:
@@ -77,7 +77,7 @@ def test_shares_of_rows_and_of_groups_are_of_all() -> None:
 
 
 def test_the_notes_say_that_exact_codes_flatter_4_bits() -> None:
-    notes = precision_notes(study())
+    notes = study_notes(study())
     assert "`int4-32` loses nothing of the layers" in notes
     assert "2.0 times as fine" in notes
 

@@ -5,12 +5,12 @@ import pytest
 from drawn import subtitle, title
 from traces import VANILLA, Recorder, decode, disorder, layers
 
-from labkit.figures.frames import number
 from labkit.figures.stage_table import REST_COLORS, stage_table_figure
 from labkit.figures.theme import META, MODEBAR, STAGE_COLORS
 from labkit.nsys.analysis.stage_table import stage_table
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase, Stage
+from labkit.studies.frames import number
 
 
 def words(figure: go.Figure) -> list[str]:

@@ -5,8 +5,8 @@ import pytest
 from comparisons import STAGE_SHARES, STEP_MS, comparison
 
 from labkit.figures import STAGE_COLORS, region_figure, stage_figure
-from labkit.figures.frames import stage_frame
 from labkit.stages import Phase, Stage
+from labkit.studies.frames import stage_frame
 
 
 def whole_steps(figure: go.Figure) -> list[go.Bar]:

@@ -13,7 +13,7 @@ from labkit.figures import (
     offload_figure,
     residency_figure,
     stream_timeline_figure,
-    streaming_notes,
+    study_notes,
 )
 from labkit.figures.stream_timeline import IN_MEMORY, NAMES, WAIT_LANE
 from labkit.figures.streaming import BUDGET, COMPUTE_LINE, DISK_LINE, HELD, MEASURED
@@ -136,7 +136,7 @@ def test_without_baselines_the_published_figures_still_stand_apart() -> None:
 
 
 def test_the_notes_say_what_is_free_what_did_not_fit_and_who_is_missing() -> None:
-    notes = streaming_notes(study())
+    notes = study_notes(study())
     assert "Computing takes as long as the disk from" in notes
     assert "does not fit: batch 5,000" in notes
     assert "`hf-disk`: not installed" in notes

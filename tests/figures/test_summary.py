@@ -4,7 +4,7 @@ import pytest
 from comparisons import comparison
 
 from labkit.figures import headline, notes, summary_table
-from labkit.figures.frames import number
+from labkit.studies.frames import number
 
 
 def test_a_speedup_is_never_written_without_interval_baseline_and_shares() -> None:

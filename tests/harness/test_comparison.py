@@ -10,9 +10,9 @@ from drawn import subtitle, title
 from rich.console import Console
 
 from labkit.figures import headline, latency_figure, notes, per_token_figure, published_figure, summary_table
-from labkit.figures.summary import speedup_line
 from labkit.harness import Comparison, Measurement, Verdict
 from labkit.harness.records import Case, Run
+from labkit.studies.comparison_words import speedup_line
 
 
 def with_runs(record: Comparison, **update: Any) -> Comparison:

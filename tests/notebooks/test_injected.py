@@ -131,9 +131,9 @@ def test_a_wrong_value_is_told_in_words_what_is_expected() -> None:
         notebook_with('kind: Literal["a", "b"] = "a"\nbatches: list[int] = [1]\nthreads: int | None = None')
     )
     for name, value, expected in (
-        ("kind", "c", "got 'c', expected one of 'a', 'b'\n"),
-        ("batches", "4", r"got '4', expected list, such as \[4\]"),
-        ("threads", "x", "got 'x', expected int or None\n"),
+        ("kind", "c", "got kind = 'c', expected one of 'a', 'b'\n"),
+        ("batches", "4", r"got batches = '4', expected list, such as \[4\]"),
+        ("threads", "x", "got threads = 'x', expected int or None\n"),
     ):
         with pytest.raises(ParameterError, match=expected):
             checked_values(declared, {name: value})

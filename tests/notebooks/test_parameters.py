@@ -9,8 +9,6 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.notebooks import NotebookError, ParameterError, checked_values, read_parameters
-from labkit.system.errors import UserError
-from labkit.widgets import ParallelBench, PipelineBench, PrecisionBench, StreamingBench
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 CELL = """
@@ -102,11 +100,12 @@ def test_text_from_a_command_line_becomes_the_type(name: str, text: str, value: 
         ("several", "eight"),
         ("seconds", "long"),
         ("sizes", "[1,"),
-        ("model", 3),
+        ("model", {"a": 3}),
+        ("model", True),
     ],
 )
 def test_a_value_of_the_wrong_type_says_got_and_expected(name: str, value: object) -> None:
-    with pytest.raises(ParameterError, match=f"'{name}': got .*, expected") as error_info:
+    with pytest.raises(ParameterError, match=f"got {name} = .*, expected") as error_info:
         checked_values(parameters(), {name: value})
     assert "batch: int = 1  # sequences at once" in str(error_info.value)
 
@@ -116,7 +115,13 @@ def test_an_unknown_parameter_lists_all_and_suggests_the_closest() -> None:
         checked_values(parameters(), {"modle": "gpt2", "batch": "x"})
     text = str(error_info.value)
     assert all(f"\n  {parameter}" in text for parameter in parameters())
-    assert "'batch': got 'x', expected int" in text
+    assert "got batch = 'x', expected int" in text
+
+
+@pytest.mark.parametrize(("value", "text"), [(3, "3"), (0.5, "0.5"), ([1, 4], "1, 4"), (("a", "b"), "a, b")])
+def test_a_number_and_a_list_are_a_text(value: object, text: str) -> None:
+    """As in a bench, which gets a number from `papermill -p batches 4`."""
+    assert checked_values(parameters(), {"model": value}) == {"model": text}
 
 
 def test_an_integer_is_a_float_but_a_bool_is_no_integer() -> None:
@@ -148,39 +153,3 @@ def test_plain_papermill_takes_every_parameter_of_ours(
     assert "unknown parameter" not in caplog.text
     (injected,) = [cell for cell in prepared.cells if "injected-parameters" in cell.metadata.get("tags", [])]
     assert all(f"{name} = {value!r}" in injected.source.replace('"', "'") for name, value in values.items())
-
-
-@pytest.mark.parametrize(
-    ("bench", "options", "expected"),
-    [
-        (StreamingBench, {"memory_gb": 1, "batches": 4}, {"memory_gb": 1.0, "batches": "4"}),
-        (StreamingBench, {"batches": [1, 4], "baselines": ["hf-disk"]}, {"batches": "1, 4", "baselines": "hf-disk"}),
-        (ParallelBench, {"tp_sizes": (1, 2)}, {"tp_sizes": "1, 2"}),
-        (PipelineBench, {"micro_batches": 4, "schedules": ["queue"]}, {"micro_batches": "4", "schedules": "queue"}),
-        (PrecisionBench, {"precisions": ["float32", "int8"], "question": 7}, {"precisions": "float32, int8"}),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-def test_benches_take_values_as_papermill_types_them(bench: Any, options: Any, expected: dict[str, object]) -> None:
-    """`papermill -p batches 4` writes a number into the notebook and ignores the annotation."""
-    settings = bench(model="tiny-gpt2", **options).settings
-    assert {name: settings[name] for name in expected} == expected
-    assert all(type(settings[name]) is type(value) for name, value in expected.items())
-
-
-@pytest.mark.parametrize(
-    ("bench", "options"),
-    [
-        (StreamingBench, {"precision": 4}),
-        (StreamingBench, {"memory_gb": "much"}),
-        (StreamingBench, {"batches": {"a": 1}}),
-        (StreamingBench, {"rounds": True}),
-        (ParallelBench, {"tp_sizes": None}),
-        (PipelineBench, {"schedules": 3.5}),
-        (PrecisionBench, {"precisions": [["float32"]]}),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
-def test_a_bench_refuses_what_no_text_says(bench: Any, options: Any) -> None:
-    with pytest.raises(UserError):
-        bench(model="tiny-gpt2", **options)

@@ -19,7 +19,7 @@ def compare(*, progress, show, **settings):
     while open("hold").read():
         time.sleep(0.05)
     return comparison(dtype=settings["dtype"])
-widgets.workbench.compare = compare
+widgets.Workbench.study = staticmethod(compare)
 """
 CELLS = (FAKE + WAITS, "bench", "bench.run()", "bench.view(figures.per_token_figure)")
 SHOWS = """(dtype) => {

@@ -1,56 +1,28 @@
 """The third notebook: under papermill, run by `labkit run`, and live in a real JupyterLab."""
 
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 from browser_lab import needs_browser
-from pages import MOST_BYTES, Page, run_in
+from notebook_cases import CASES
 
-from labkit.notebooks import RunReport, read_parameters
+from labkit.notebooks import RunReport
 from labkit.widgets.browser import Lab, jupyterlab
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03_timelines.ipynb"
-BUNDLED = {"source": "bundled"}
-FIGURES = 2 + 1 + 1  # the stages of both sides, their timelines, the waterfall
+NOTEBOOK, FIGURES = CASES["03"].path, CASES["03"].figures
 READY = '.labkit-timeline[data-state="ready"]'
 VIEW = "document.querySelector('.labkit-timeline').timeline"
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
-    return run_in(tmp_path_factory.mktemp("report"), NOTEBOOK, BUNDLED)
-
-
-def test_every_parameter_is_typed_and_documented() -> None:
-    parameters = read_parameters(nbformat.read(NOTEBOOK, as_version=4))
-    names = {"model", "baseline", "candidate", "steps", "source", "threads"}
-    assert {parameter.name for parameter in parameters} == names
-    assert all(parameter.types and parameter.help for parameter in parameters)
-
-
 @pytest.mark.sweep
-def test_it_explains_the_bundled_captures(report: RunReport) -> None:
-    assert report.failure is None
-    (headline,) = report.headlines
-    assert re.match(r"fused is faster than hf-eager by [\d.]+ ms \[[\d.]+, [\d.]+\] per decode step: ", headline)
-
-
-@pytest.mark.sweep
-def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
-    html = report.html.read_text()
-    page = Page(html)
-    assert page.outside == []
-    assert len(page.figures) == FIGURES
-    assert len(html) < MOST_BYTES
-    assert "not on this machine" in html
+def test_the_page_names_the_model_of_the_bundled_captures(report_of: Callable[[str], RunReport]) -> None:
+    html = report_of("03").html.read_text()
     assert "model <b>gpt2</b>" in html
     assert "smollm2" not in html.partition('<details class="code">')[0]
-    assert "profiling" in html or "profiled" in html
 
 
 @pytest.mark.sweep

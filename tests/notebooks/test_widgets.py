@@ -16,13 +16,15 @@ from sweeps import sweep
 
 from labkit import figures
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
+from labkit.studies.comparison import study_comparison
+from labkit.studies.settings import settings_of
 from labkit.system.progress import Progress
 from labkit.widgets import Workbench, live
 from labkit.widgets.bench import NOT_YET, UNDER_WAY
 from labkit.widgets.controls import STOPPED, Controls, Stopped
 from labkit.widgets.live import Execution, Slot, is_live
 
-CHOICES = {"dtype": ["float32", "bfloat16"], "baseline": ["hf-eager", "hf-compile"]}
+DECLARED = settings_of(study_comparison)
 
 
 class Client(NotebookClient):
@@ -109,7 +111,7 @@ def compare(*, progress, show, **settings):
     if settings['rounds'] == 3:
         raise ValueError("the second half failed")
     return whole
-widgets.workbench.compare = compare
+widgets.Workbench.study = staticmethod(compare)
 """
 
 
@@ -155,7 +157,7 @@ def test_outside_a_kernel_nothing_is_live() -> None:
 
 @pytest.fixture
 def controls() -> Controls:
-    return Controls(SETTINGS, CHOICES, lambda settings, follow: comparison())
+    return Controls(DECLARED, SETTINGS, lambda settings, follow: comparison())
 
 
 def test_controls_hold_the_settings_and_keep_their_types(controls: Controls) -> None:
@@ -195,7 +197,7 @@ def test_stop_is_said_at_once_and_ends_a_run_that_tells_no_progress() -> None:
         while True:
             time.sleep(0.01)
 
-    controls = Controls(SETTINGS, CHOICES, measure)
+    controls = Controls(DECLARED, SETTINGS, measure)
     controls._run.click()
     assert started.wait(60)
     controls._end.click()
@@ -218,19 +220,6 @@ def test_words_have_a_line_of_their_own_and_buttons_a_size_that_they_keep(contro
 def test_one_run_at_a_time(controls: Controls) -> None:
     with controls.busy(), pytest.raises(RuntimeError, match="under way"), controls.busy():
         pass
-
-
-@pytest.mark.parametrize(("name", "value", "expected"), [("batch", "8", "int"), ("model", None, "str")])
-def test_a_setting_of_the_wrong_type_is_refused(name: str, value: object, expected: str) -> None:
-    with pytest.raises(TypeError, match=f"got {name} = .*, expected {expected}"):
-        Workbench(**(SETTINGS | {name: value}))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("name", "value"), [("rounds", 100), ("rounds", 1), ("batch", 0), ("threads", -1)])
-def test_a_setting_out_of_its_limits_is_refused(name: str, value: int) -> None:
-    """A control would silently take the nearest value instead."""
-    with pytest.raises(ValueError, match=rf"got {name} = {value}, expected \d+ to \d+"):
-        Workbench(**(SETTINGS | {name: value}))
 
 
 def test_a_widget_that_is_replaced_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +245,7 @@ def test_an_error_is_shown_next_to_the_bar() -> None:
     def measure(settings: dict[str, Any], follow: object) -> None:
         raise ValueError("unknown model <x>")
 
-    controls = Controls(SETTINGS, CHOICES, measure)
+    controls = Controls(DECLARED, SETTINGS, measure)
     controls._run.click()
     assert controls._thread is not None
     controls._thread.join(60)
@@ -264,4 +253,4 @@ def test_an_error_is_shown_next_to_the_bar() -> None:
 
 
 def test_a_setting_that_no_list_holds_is_kept_for_the_error_message() -> None:
-    assert Controls(SETTINGS | {"dtype": "int3"}, CHOICES, lambda *_: None).settings["dtype"] == "int3"
+    assert Controls(DECLARED, SETTINGS | {"dtype": "int3"}, lambda *_: None).settings["dtype"] == "int3"

@@ -12,7 +12,7 @@ from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.statistics import Verdict
 from labkit.studies import traces as module
 from labkit.studies.traces import bundled_pair, capture_pair
-from labkit.widgets.trace_bench import TraceBench
+from labkit.widgets import TraceBench
 
 STEPS = 5
 

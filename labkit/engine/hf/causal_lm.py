@@ -40,9 +40,6 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer import FusedLayer
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.step import StepInput
-from labkit.kernels.decode_step.weights import ModelWeights
-from labkit.models.config import ModelConfig
-from labkit.models.policies import Policy
 from labkit.system.errors import UnsupportedError, UserError
 
 T = TypeVar("T")
@@ -74,19 +71,16 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     def __init__(
         self,
         hf_config: PretrainedConfig,
-        config: ModelConfig,
-        policy: Policy,
         runner: Runner,
         layers: Sequence[FusedLayer],
-        weights: ModelWeights,
-        device: torch.device,
     ) -> None:
-        """weights: of this process's layers, on `device`."""
+        """layers: modules that replace the layers of the original model."""
         hf_config = copy.deepcopy(hf_config)
         hf_config._attn_implementation = "eager"  # chooses among transformers' kernels, which are not used
         super().__init__(hf_config)
-        self.model_config, self.runner, self.weights = config, runner, weights
-        self._device, self._token_types = device, policy.token_types
+        layer_range, policy = runner.layer_range, runner.layer_range.spec.policy
+        self.model_config, self.runner, self.weights = runner.config, runner, layer_range.weights
+        self._device, self._token_types = layer_range.device, policy.token_types
         self._made_for_call: Callable[[], KVCache | None] = lambda: None  # cache of the latest call of `generate`
         _attach(self, policy.layers, nn.ModuleList(layers))
         self.eval()

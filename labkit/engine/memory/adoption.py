@@ -16,7 +16,7 @@ from labkit.system.errors import UserError
 def check_made_like(cache: KVCache, own: KVCache) -> None:
     """Raises ValueError unless the engine that made `own` also made `cache`."""
     types = (cache.dtype, cache.kv_dtype) == (own.dtype, own.kv_dtype)
-    places = cache.pool is own.pool and (cache.elsewhere is None) == (own.elsewhere is None)
+    places = cache.pool is own.pool and (cache.backing_store is None) == (own.backing_store is None)
     if cache.config == own.config and types and places:
         return
     raise UserError(
@@ -37,8 +37,8 @@ def adopt(own: KVCache, source: Cache, attention_mask: Tensor | None = None) -> 
         raise UserError(f"the given cache has {len(source.layers)} layers, the model {config.num_layers}")
     own.reserve(source.layers[0].keys.shape[0], length)
     assert own.heads is not None
-    in_turn = zip(source.layers, config.windows, own.heads.in_turn(range(length)), strict=True)
-    for index, (layer, window, mine) in enumerate(in_turn):
+    layers = zip(source.layers, config.windows, own.heads.layers_in_order(range(length)), strict=True)
+    for index, (layer, window, mine) in enumerate(layers):
         kept = min(layer.keys.shape[2], length)
         seen = length if window is None else min(length, window - 1)  # by the next token, which sees itself too
         if kept < seen:
@@ -53,14 +53,14 @@ def adopt(own: KVCache, source: Cache, attention_mask: Tensor | None = None) -> 
         ):
             write_heads(slots, scales, at, theirs[:, :, :length] if theirs.shape[2] >= length else theirs)
     counting = attention_mask if config.positions_from_mask else None
-    own.take_over(length, None if counting is None else counted(counting[:, :length]))
+    own.commit(length, None if counting is None else counted(counting[:, :length]))
 
 
 def hand_back(own: KVCache, target: Cache) -> None:
     """Appends the new tokens' keys and values to the caller's Hugging Face cache."""
     new, dim = slice(target.get_seq_length(), own.length), own.config.head_dim
     assert own.heads is not None
-    for index, mine in enumerate(own.heads.in_turn(range(own.length, own.length))):
+    for index, mine in enumerate(own.heads.layers_in_order(range(own.length, own.length))):
         stored = ((mine.keys, mine.key_scales), (mine.values, mine.value_scales))
         keys, values = (read_heads(*pair, new, dim).to(own.dtype) for pair in stored)
         target.update(keys, values, index)
@@ -69,8 +69,8 @@ def hand_back(own: KVCache, target: Cache) -> None:
 def _kind(cache: KVCache) -> str:
     config, location = cache.config, str(cache.device)
     heads = f"{config.num_kv_heads} heads of {config.head_dim}"
-    if cache.elsewhere is not None:
-        location = cache.elsewhere.name
+    if cache.backing_store is not None:
+        location = cache.backing_store.name
     elif cache.pool is None:
         location = "the CPU"
     return f"{config.num_layers} layers of {config.architecture}, {heads}, {cache.types} on {location}"

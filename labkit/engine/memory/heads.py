@@ -77,7 +77,7 @@ class StoredHeads:
     def begin_pass(self, written: range) -> None:
         """Does nothing: all layers are resident."""
 
-    def in_turn(self, written: range) -> Iterator[LayerCache]:
+    def layers_in_order(self, written: range) -> Iterator[LayerCache]:
         return (self.layer(index, written.start) for index in range(len(self.keys)))
 
     def first(self, batch: int) -> StoredHeads:
@@ -98,6 +98,14 @@ class StoredHeads:
         for tensors in self._lists:
             for index, tensor in enumerate(tensors):
                 tensors[index] = made_of(tensor)
+
+    def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
+        """Like `change`."""
+        self.change(made_of)
+
+    def pass_bytes(self, sequences: int) -> int:
+        """Returns 0: all layers are resident."""
+        return 0
 
     def join(self, others: Sequence[StoredHeads]) -> None:
         """Appends the sequences of the others. All have the same capacity. Nothing is copied if they lie side by side

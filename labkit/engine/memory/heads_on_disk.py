@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from labkit.engine.memory.place import CachePlace
+from labkit.engine.memory.stores import BackingStore
 from labkit.kernels import build
 from labkit.kernels.cache_stream import CacheFile, CachePass, CacheShape, CacheStream
 from labkit.kernels.slot_stream import StreamSpan
@@ -18,7 +18,7 @@ from labkit.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class CacheFolder(CachePlace):
+class CacheFolder(BackingStore):
     """Folder for the files of offloaded caches of an engine on the CPU.
 
     weight_type: of the kernels that read and write them.
@@ -74,8 +74,8 @@ class HeadsOnDisk:
         self._length = written.stop
         return self.stream.begin_pass(written)
 
-    def in_turn(self, written: range) -> Iterator[LayerCache]:
-        return self.begin_pass(written).in_turn(self._file.shape.layers)
+    def layers_in_order(self, written: range) -> Iterator[LayerCache]:
+        return self.begin_pass(written).layers_in_order(self._file.shape.layers)
 
     def copied(self) -> HeadsOnDisk:
         """Returns a copy in its own file."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import psutil
 import torch
 from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads
-from labkit.engine.memory.place import CachePlace
+from labkit.engine.memory.stores import BackingStore
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.cache_stream.device import CacheSlots, DeviceCacheStream
 from labkit.kernels.cache_stream.host import HostCache, TokenShape
@@ -22,7 +23,7 @@ from labkit.system.errors import UserError
 
 
 @dataclass(frozen=True)
-class HostMemory(CachePlace):
+class HostMemory(BackingStore):
     """Host memory as the backing store of KV caches of an engine on a GPU. The GPU has `slots` layers of each cache:
     kernels use one, and the others are being copied.
     """
@@ -101,8 +102,8 @@ class HeadsOnHost:
         self._length = written.stop
         return self._stream.begin_pass(written)
 
-    def in_turn(self, written: range) -> Iterator[LayerCache]:
-        return self.begin_pass(written).in_turn(self._host.layers)
+    def layers_in_order(self, written: range) -> Iterator[LayerCache]:
+        return self.begin_pass(written).layers_in_order(self._host.layers)
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
         """Changes the sequences as in StoredHeads, and ends the use of the lent slots."""
@@ -129,6 +130,9 @@ class HeadsOnHost:
 
         self.memory.on_all_ranks(shrunk)
         self._stream = None
+
+    def join(self, others: Sequence[HeadsOnHost]) -> NoReturn:
+        raise RuntimeError("caches offloaded to the host are not joined: both copies would be in its memory")
 
     def pass_bytes(self, sequences: int) -> int:
         """Returns the bytes that a pass copies to the device for `sequences` sequences."""

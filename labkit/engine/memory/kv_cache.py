@@ -13,10 +13,8 @@ from torch import Tensor
 
 from labkit.engine.memory.facade import CacheFacade
 from labkit.engine.memory.heads import StoredHeads, in_one
-from labkit.engine.memory.heads_on_disk import HeadsOnDisk
-from labkit.engine.memory.heads_on_host import HeadsOnHost
-from labkit.engine.memory.place import CachePlace, HeadStore
 from labkit.engine.memory.slots import BLOCK, Lent, SlotPool, Slots
+from labkit.engine.memory.stores import BackingStore, HeadStore
 from labkit.engine.memory.tables import count_on, counted, widened
 from labkit.kernels.abi import CCache
 from labkit.kernels.cache_stream import CachePass, PassedCaches
@@ -34,7 +32,7 @@ class KVCache(CacheFacade):
 
     dtype: of keys and values in computation. kv_dtype: of the stored ones: int8, or None for `dtype`.
     pool: lends memory on a GPU; None: the cache has its own memory on the CPU.
-    elsewhere: backing store of offloaded keys and values; None: all layers are resident.
+    backing_store: backing store of offloaded keys and values; None: all layers are resident.
     """
 
     def __init__(
@@ -44,11 +42,11 @@ class KVCache(CacheFacade):
         capacity: int = 0,
         pool: SlotPool | None = None,
         kv_dtype: torch.dtype | None = None,
-        elsewhere: CachePlace | None = None,
+        backing_store: BackingStore | None = None,
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.kv_dtype = config, dtype, kv_dtype or dtype
-        self.pool, self.elsewhere = pool, elsewhere
+        self.pool, self.backing_store = pool, backing_store
         self.device = torch.device("cpu") if pool is None else pool.device
         self.reserved = capacity
         self.length = 0
@@ -145,12 +143,12 @@ class KVCache(CacheFacade):
     @property
     def _lacks_slots(self) -> bool:
         """Whether keys and values have to pass through slots that are not borrowed yet."""
-        return self.pool is not None and self.elsewhere is not None and self._borrowed is None
+        return self.pool is not None and self.backing_store is not None and self._borrowed is None
 
     def _new_heads(self, batch: int, capacity: int) -> HeadStore:
-        if self.elsewhere is None:
+        if self.backing_store is None:
             return StoredHeads.zeros(self.config, self.kv_dtype, batch, capacity, self.device)
-        return self.elsewhere.zeros(self.config, self.kv_dtype, batch, capacity)
+        return self.backing_store.zeros(self.config, self.kv_dtype, batch, capacity)
 
     def _borrow(self, batch: int, slots: int) -> None:
         """Moves the cache and its contents to slots of the pool."""
@@ -158,7 +156,7 @@ class KVCache(CacheFacade):
         before, old = self._borrowed, self.length
         new, give_back = self.pool.take(self, batch, slots)
         try:
-            heads = self.pool.settle(new, self.heads, batch, slots, old)
+            heads = self.pool.attach(new, self.heads, batch, slots, old)
             positions, first, visible = new.positions[:batch], new.first[:batch], new.visible[:batch]
             if self.positions is not None and self.first is not None:
                 positions[:, :old] = self.positions[:, :old]
@@ -175,7 +173,7 @@ class KVCache(CacheFacade):
         if before is not None:
             before[1]()
 
-    def go_on_in(self, batch: int, lent: Lent | None = None) -> None:
+    def continue_in(self, batch: int, lent: Lent | None = None) -> None:
         """Continues with the first `batch` sequences of its slots, or of the filled slots `lent`."""
         before, lent = self._borrowed, lent or self._borrowed
         assert lent is not None
@@ -266,7 +264,7 @@ class KVCache(CacheFacade):
             return self._borrowed[0].visible[: self.batch_size].fill_(1)
         return torch.ones(self.batch_size, self.capacity, dtype=torch.uint8, device=self.device)
 
-    def take_over(self, length: int, positions: Tensor | None) -> None:
+    def commit(self, length: int, positions: Tensor | None) -> None:
         """Commits `length` tokens with written keys and values. positions: [B, length]; None: they count from 0."""
         assert self.positions is not None
         if positions is not None:
@@ -284,7 +282,7 @@ class KVCache(CacheFacade):
         other._c = other._borrowed = None
         if self.heads is None:
             return other
-        if self.pool is None or self.elsewhere is not None:
+        if self.pool is None or self.backing_store is not None:
             other.heads = self.heads.copied()
         if self.pool is not None:
             other._borrow(self.batch_size, self.capacity)
@@ -318,10 +316,8 @@ class KVCache(CacheFacade):
         offloaded keys and values need little extra room, but a failure loses them.
         """
         self._c = None  # before any memory that it refers to is freed
-        if in_place and isinstance(self.heads, HeadsOnDisk | HeadsOnHost):
-            self.heads.shrink(rows)
-        elif self.heads is not None:
-            self.heads.change(rows)
+        if self.heads is not None:
+            (self.heads.shrink if in_place else self.heads.change)(rows)
         self._change_tables(rows)
         if self._borrowed is not None:
             self._borrowed[1]()
@@ -333,7 +329,7 @@ class KVCache(CacheFacade):
         """
         theirs: list[Any] = [cache.heads for cache in others]
         self._c = None  # before any memory that it refers to is freed
-        assert isinstance(self.heads, StoredHeads | HeadsOnDisk)
+        assert self.heads is not None
         self.heads.join(theirs)
         for name in TABLES:
             if (mine := getattr(self, name)) is not None:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads
-from labkit.engine.memory.heads_on_disk import HeadsOnDisk
-from labkit.engine.memory.heads_on_host import HeadsOnHost
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.regroup_slots import keep_rows, regroup_slots
 
@@ -30,7 +28,7 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
     """Removes the `ended` sequences from a cache. `rows_left` says where the other sequences are then."""
     left = rows_left(cache.batch_size, ended)
     moves = [(to, source) for to, source in enumerate(left) if to != source]
-    if cache.pool is not None and cache.elsewhere is None:
+    if cache.pool is not None and cache.backing_store is None:
         keep_rows(cache, moves, len(left))
         return
 
@@ -108,9 +106,7 @@ def cost_of_leaving(cache: KVCache, count: int) -> int:
     """Returns the bytes moved by removing `count` sequences from an offloaded cache: all sequences are read, and the
     remaining ones are written. Returns 0 for resident caches, where few bytes move.
     """
-    if not isinstance(cache.heads, HeadsOnDisk | HeadsOnHost):
-        return 0
-    return cache.heads.pass_bytes(2 * cache.batch_size - count)
+    return cache.heads.pass_bytes(2 * cache.batch_size - count) if cache.heads else 0
 
 
 class EndedRows:
@@ -130,7 +126,7 @@ class EndedRows:
         sequences, at any cost.
         """
         heads = self._cache.heads
-        if isinstance(heads, HeadsOnDisk | HeadsOnHost):
+        if heads is not None:
             self._wasted_bytes += heads.pass_bytes(len(self._rows))
         self._rows.update(ended)
         leave = at_once or self._wasted_bytes >= cost_of_leaving(self._cache, len(self._rows))

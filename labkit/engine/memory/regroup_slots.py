@@ -32,7 +32,7 @@ def keep_rows(cache: KVCache, moves: Sequence[tuple[int, int]], count: int) -> N
         for table in (slots.first, slots.positions, slots.visible):
             table[to] = table[source]
     slots.first[count:] = length
-    cache.go_on_in(count)
+    cache.continue_in(count)
 
 
 def regroup_slots(sources: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ def gather_rows(plan: Sequence[tuple[KVCache, Sequence[tuple[KVCache, int]]]]) -
     for (into, lent, masked, holes), (_, sequences) in zip(filled, plan, strict=True):
         into.length, into.holes = length, holes
         into.mask = lent[0].visible if masked else None
-        into.go_on_in(len(sequences), lent)
+        into.continue_in(len(sequences), lent)
 
 
 def _empty(cache: KVCache) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.heads_on_host import HeadsOnHost, HostMemory
-from labkit.engine.memory.place import HeadStore
+from labkit.engine.memory.stores import HeadStore
 from labkit.kernels.cache_stream.device import CacheSlots
 from labkit.models.config import ModelConfig
 from labkit.system.rounding import round_up
@@ -92,7 +92,7 @@ class SlotPool:
         """Frees returned slots that have no recorded graph: they are quickly made again."""
         self.free[:] = [slots for slots in self.free if slots.recordings]
 
-    def settle(self, slots: Slots, heads: HeadStore | None, batch: int, capacity: int, length: int) -> HeadStore:
+    def attach(self, slots: Slots, heads: HeadStore | None, batch: int, capacity: int, length: int) -> HeadStore:
         """Returns keys and values of `batch` sequences that are in these slots or pass through them. They hold the
         first `length` tokens of `heads`; None: they are empty. Raises UserError if there is too little memory.
         """

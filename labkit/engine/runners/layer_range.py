@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.memory.place import CachePlace
 from labkit.engine.memory.rotary import RotaryTables
 from labkit.engine.memory.slots import SlotPool
+from labkit.engine.memory.stores import BackingStore
 from labkit.engine.parallel.ranks import Ranks
 from labkit.engine.runners.step import Chunk, StepInput, placed_chunks
 from labkit.kernels import ModelWeights
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.types import Rotary
+from labkit.stages import Stage
 from labkit.weights.spec import WeightSpec
 
 
@@ -29,7 +30,7 @@ class LayerRange:
     pool: lends GPU memory to caches; None: caches have their own memory.
     kv_dtype: of stored keys and values; None: the type of weights that are not quantised.
     streamed: the offloaded layers; None: all layers are resident.
-    elsewhere: backing store of offloaded keys and values; None: they are resident.
+    backing_store: backing store of offloaded keys and values; None: they are resident.
     one_at_a_time: lock of a step, which owns the workspace and the rotary tables: threads may share an engine.
     """
 
@@ -40,7 +41,7 @@ class LayerRange:
     pool: SlotPool | None = None
     kv_dtype: torch.dtype | None = None
     streamed: StreamedLayers | None = None
-    elsewhere: CachePlace | None = None
+    backing_store: BackingStore | None = None
     one_at_a_time: Lock = field(default_factory=Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -48,20 +49,20 @@ class LayerRange:
         self.rotary = RotaryTables(self.config.rotary, self.device)
 
     @property
-    def stages(self) -> tuple[str, ...]:
+    def stages(self) -> tuple[Stage, ...]:
         """Stages of one layer, in the order of execution."""
-        return self.weights.stages(self.spec.part.size, self.streamed is not None, self.elsewhere is not None)
+        return self.weights.stages(self.spec.part.size, self.streamed is not None, self.backing_store is not None)
 
     @property
     def once_a_step(self) -> bool:
         """Whether all chunks of a step go through a layer before the next layer: offloaded weights, or keys and values,
         are resident only during the layer's turn.
         """
-        return self.streamed is not None or self.elsewhere is not None
+        return self.streamed is not None or self.backing_store is not None
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """Returns an empty cache for these layers, which reserves `capacity` slots at its first use."""
-        return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.elsewhere)
+        return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.backing_store)
 
     def rotated(self, chunks: list[Chunk], cache: KVCache) -> tuple[list[Chunk], Rotary | None]:
         """Returns the chunks of a step, with the rotary tables that their positions index."""

@@ -25,7 +25,7 @@ class OneCallRunner(Runner):
         super().__init__(layer_range, StageClock(layer_range.config.num_layers, layer_range.stages))
         exchange = layer_range.ranks.exchange if layer_range.ranks else None
         self.step = DecodeStep(
-            layer_range.weights, exchange, layer_range.streamed, kv_streamed=layer_range.elsewhere is not None
+            layer_range.weights, exchange, layer_range.streamed, kv_streamed=layer_range.backing_store is not None
         )
         self.readings = ReadingChoices()
 

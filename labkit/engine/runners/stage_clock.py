@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.kernels.decode_step import LAYER_STAGES
 from labkit.stages import Phase, Stage
 
 
@@ -21,19 +22,19 @@ class StageTime:
 class StageClock:
     """Totals since the last reset. Adding one step's times takes microseconds."""
 
-    def __init__(self, num_layers: int, stages: tuple[str, ...]) -> None:
-        """stages: of a layer, in the order of their times. A stage that occurs twice is summed."""
-        self.num_layers, self.stages = num_layers, stages
+    def __init__(self, num_layers: int, stages: tuple[Stage, ...]) -> None:
+        """stages: of a layer, in running order. The times of a stage that occurs twice are added up."""
+        self.num_layers, self.stages = num_layers, tuple(dict.fromkeys(stages))
         self.reset()
 
     def reset(self) -> None:
-        count = 2 + self.num_layers * len(self.stages)
+        count = 2 + self.num_layers * len(LAYER_STAGES)
         self._total_ns = {phase: np.zeros(count, dtype=np.int64) for phase in Phase}
         self._calls = dict.fromkeys(Phase, 0)
         self._head_calls = dict.fromkeys(Phase, 0)
 
     def add(self, phase: Phase, times_ns: np.ndarray, *, head: bool) -> None:
-        """Adds one step. times_ns: nanoseconds in the embedding, in each stage of each layer, and in the head."""
+        """Adds one step. times_ns: as `DecodeStep.times`."""
         self._total_ns[phase] += times_ns
         self._calls[phase] += 1
         self._head_calls[phase] += head
@@ -46,10 +47,8 @@ class StageClock:
                 continue
             ms = total_ns / 1e6
             records.append(StageTime(phase, Stage.EMBED, None, calls, float(ms[0])))
-            for layer in range(self.num_layers):
-                spans = ms[1 + layer * len(self.stages) :]
-                for name in dict.fromkeys(self.stages):
-                    total = sum(float(spans[at]) for at, stage in enumerate(self.stages) if stage == name)
-                    records.append(StageTime(phase, Stage(name), layer, calls, total))
+            for layer, spans in enumerate(ms[1:-1].reshape(self.num_layers, len(LAYER_STAGES))):
+                totals = dict(zip(LAYER_STAGES, spans.tolist(), strict=True))
+                records += [StageTime(phase, stage, layer, calls, totals[stage]) for stage in self.stages]
             records.append(StageTime(phase, Stage.LM_HEAD, None, self._head_calls[phase], float(ms[-1])))
         return records

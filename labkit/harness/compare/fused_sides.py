@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.engine.plan import init_inference
+from labkit.engine import init_inference
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
 from labkit.harness.compare.loader import MemoryLoader

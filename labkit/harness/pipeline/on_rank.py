@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from labkit.engine import init_inference
 from labkit.engine.engine import FusedEngine
 from labkit.engine.options import PipelineParallel
 from labkit.engine.parallel.pipeline_stage import PipelineSpan, PipelineStage
-from labkit.engine.plan import init_inference
 from labkit.harness.records import FrozenRecord
 from labkit.harness.timing import TokenClock
 from labkit.models.dtypes import dtype_of

@@ -22,11 +22,11 @@ from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.records import FrozenRecord
 from labkit.harness.streaming.memory_watch import MemoryWatch
 from labkit.harness.streaming.plan import StreamingPlan
-from labkit.harness.streaming.records import BatchPoint, LayerSpan, MemorySample
+from labkit.harness.streaming.records import BatchPoint, MemorySample
+from labkit.harness.streaming.run import slots_filled, streamed_run
 from labkit.harness.streaming.spans import run_spans
-from labkit.harness.timing import Times, timed_generate
+from labkit.harness.timing import timed_generate
 from labkit.kernels.decode_step import StreamedLayers
-from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.memory import return_freed_memory
 from labkit.kernels.probe import peak_gflop_s
 from labkit.system.others_clock import SHORTEST_S, OthersClock
@@ -110,50 +110,27 @@ def _point(order: StreamOrder, side: LoadedSide, batch: int, before: int) -> Bat
     ids = torch.from_numpy(np.random.default_rng(order.seed + 1).integers(0, side.config.vocab_size, shape))
     arguments = side.greedy_arguments(*shape)
     timed_generate(side, ids, **arguments, max_new_tokens=WARM_UP)
-    filled = _filled(streamed)
+    slots_filled(streamed)
     probes = [_probed(order, streamed)]
-    others_clock, runs = OthersClock(), list[tuple[Times, tuple[LayerSpan, ...]]]()
-    for _ in range(order.rounds):
-        times, _ = timed_generate(side, ids, **arguments, max_new_tokens=case.new_tokens)
-        runs.append((times, _spans(side.model, filled)))
-        filled = _filled(streamed)
+    others_clock = OthersClock()
+    runs = [streamed_run(side, streamed, ids, **arguments, max_new_tokens=case.new_tokens) for _ in range(order.rounds)]
+    slots_filled(streamed)
     others_cores = others_clock.lap(SHORTEST_S / 2)
-    times, spans = sorted(runs, key=lambda run: median(run[0].decode_ms))[(len(runs) - 1) // 2]
+    typical = sorted(runs, key=lambda run: median(run.times.decode_ms))[(len(runs) - 1) // 2]
     probes.append(_probed(order, streamed))
     return BatchPoint(
         batch=batch,
         resident_layers=side.model.model_config.num_layers - (len(streamed.layers) if streamed else 0),
         streamed_bytes=streamed.bytes_per_step if streamed else 0,
-        ttft_ms=times.ttft_ms,
-        decode_ms=times.decode_ms,
+        ttft_ms=typical.times.ttft_ms,
+        decode_ms=typical.times.decode_ms,
         disk_gb_s=(probes[0][0], probes[1][0]),
         gflop_s=(probes[0][1], probes[1][1]),
         peak_bytes=max(0, read_memory().peak - before),
-        runs_ms=tuple(median(run_times.decode_ms) for run_times, _ in runs),
+        runs_ms=tuple(median(run.times.decode_ms) for run in runs),
         others_cores=others_cores,
-        spans=spans,
+        spans=run_spans(typical.spans, streamed.blocks, streamed.stream.slots, typical.filled) if streamed else (),
     )
-
-
-def _filled(streamed: StreamedLayers | None) -> int:
-    """Waits until the reader has filled all slots for the next step. Returns the number of blocks that it has read, and
-    drops earlier spans.
-    """
-    if streamed is None:
-        return 0
-    stream = streamed.stream
-    assert isinstance(stream, LayerStream)
-    stream.rest()
-    stream.take_spans()
-    return stream.blocks_read
-
-
-def _spans(engine: FusedEngine, filled: int) -> tuple[LayerSpan, ...]:
-    """Spans of the run that began when `filled` blocks had been read."""
-    streamed = engine.streamed
-    if streamed is None:
-        return ()
-    return run_spans(streamed.stream.take_spans(), streamed.blocks, streamed.stream.slots, filled)
 
 
 def _probed(order: StreamOrder, streamed: StreamedLayers | None) -> tuple[float, float]:

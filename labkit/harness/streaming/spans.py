@@ -60,8 +60,7 @@ def hidden_share(spans: Sequence[LayerSpan]) -> float | None:
         return None
     computing = [span for span in spans if span.kind == "compute" and span.step in steps]
     begin, end = _begin_of(spans, steps[0]), max(span.end_ms for span in computing)
-    reads = [(span.begin_ms, span.end_ms) for span in spans if span.kind == "read"]
-    return Overlap.within(begin, end, reads, [(span.begin_ms, span.end_ms) for span in computing]).hidden
+    return Overlap.within(begin, end, ((span.kind, span.begin_ms, span.end_ms) for span in spans)).hidden
 
 
 def _begin_of(spans: Sequence[LayerSpan], step: int) -> float:

@@ -56,7 +56,7 @@ def put(cache: KVCache, tokens: int, seed: int, mask: Tensor | None = None) -> N
     random, past = torch.Generator().manual_seed(seed), cache.length
     cache.place(cache.batch_size or 2, tokens, mask)
     assert cache.heads is not None
-    for layer in cache.heads.in_turn(range(past, past + tokens)):
+    for layer in cache.heads.layers_in_order(range(past, past + tokens)):
         for part in parts(layer):
             new = part[:, :, past : past + tokens]
             new.copy_(torch.randint(-90, 90, new.shape, generator=random))
@@ -67,7 +67,7 @@ def contents(cache: KVCache) -> list[Tensor]:
     """All data that the cache has about its tokens."""
     assert cache.heads is not None
     length, tensors = cache.length, []
-    for layer in cache.heads.in_turn(range(length, length)):
+    for layer in cache.heads.layers_in_order(range(length, length)):
         tensors += [part[:, :, :length].clone() for part in parts(layer)]
     for table in (cache.positions, cache.mask):
         tensors += [] if table is None else [table[:, :length].clone()]

@@ -8,10 +8,11 @@ from small_models import small_model
 from torch import Tensor
 
 import labkit
-from labkit.engine import plan
+from labkit.engine import build, resolve
 from labkit.engine.options import read_options
 from labkit.engine.parallel.ranks import draw_alike
-from labkit.models.policies import model_config_of
+from labkit.engine.plan import make_plan
+from labkit.models.policies import model_config_of, policy_for
 from labkit.models.shards import shard
 
 GPUS = [torch.device("cuda", index) for index in range(2)]
@@ -31,11 +32,12 @@ def test_the_weights_of_a_rank_go_to_the_gpu_that_it_has_taken(monkeypatch: pyte
             gather=lambda value: torch.stack([value, value]),
         )
 
-    monkeypatch.setattr(plan.gpu, "default_device", lambda: current[0])
-    monkeypatch.setattr(plan, "chosen_impl", lambda requested: "triton")
-    monkeypatch.setattr(plan, "join_ranks", join)
+    monkeypatch.setattr(build.gpu, "default_device", lambda: current[0])
+    monkeypatch.setattr(resolve, "_chosen_impl", lambda requested: "triton")
+    monkeypatch.setattr(build, "join_ranks", join)
     options = read_options(None, {"tensor_parallel": {"tp_size": 2}})
-    assert plan.make_plan(plan.resolve(model, options, model.config)).device == GPUS[1]
+    plan = make_plan(resolve.resolve(model, options, model.config, policy_for(model.config)))
+    assert build.join(plan).device == GPUS[1]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

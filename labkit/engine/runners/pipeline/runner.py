@@ -120,7 +120,7 @@ class PipelineRunner(Runner):
 
     def _piece(self, rows: int, cache: KVCache) -> int:
         """Returns the number of prompt rows that go through the stages at a time."""
-        offloaded = cache.elsewhere is not None  # then each piece would read the earlier pieces from the backing store
+        offloaded = cache.backing_store is not None  # each piece would read the earlier ones back
         if self.stage.wanted.schedule == "naive" or offloaded:  # with "naive" one stage works at a time
             return CHUNK_ROWS
         return piece_rows(rows, self.stage.count)
@@ -230,14 +230,14 @@ def _divisible(batches: list[MicroBatch]) -> bool:
     """Tells whether rows can move between micro-batches at little cost, because their keys and values are resident. In
     a file, all of them would be written anew.
     """
-    return len(batches) > 1 and all(batch.cache.elsewhere is None for batch in batches)
+    return len(batches) > 1 and all(batch.cache.backing_store is None for batch in batches)
 
 
 def _joinable(cache: KVCache) -> bool:
     """Tells whether several such caches can become one. Offloaded keys and values of a GPU can't: they would be in the
     host's memory twice.
     """
-    return cache.pool is None or cache.elsewhere is None
+    return cache.pool is None or cache.backing_store is None
 
 
 def _flat(parts: object) -> list[object]:

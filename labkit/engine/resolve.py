@@ -1,27 +1,33 @@
-"""Request to `init_inference`: a model of a known architecture, the source of its tensors, and the options."""
+"""First step of `init_inference`: the source of a model's tensors, and the facts of its weights."""
 
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.alterations import refuse_alterations
-from labkit.engine.checkpoints import as_saved
-from labkit.engine.choices import chosen_impl, matrix_dtype
 from labkit.engine.options import Options
 from labkit.engine.without_kernels import refuse_checkpoints
-from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
+from labkit.kernels import build, gpu
+from labkit.models.dtypes import DTYPES
+from labkit.models.encoder_policies import ENCODERS
 from labkit.models.policies import policy_for
+from labkit.models.policy import Policy
 from labkit.models.shards import shard
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
+from labkit.weights.build import has_codes, saved_in
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource, has_own_head
+from labkit.weights.quantise import Quantization
 from labkit.weights.spec import WeightSpec
 
+log = logging.getLogger("labkit")
 TOKEN_IDS = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -58,14 +64,16 @@ def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
     return hf_config
 
 
-def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Request:
-    """Finds the source of the model's tensors, and the facts of its weights.
+def resolve(model: Any, options: Options, hf_config: PretrainedConfig, policy: Policy | None) -> Request:
+    """Returns the request for a model.
+
+    policy: of the model; None: it has no row, and UserError is raised.
 
     A model with its own head keeps it, even if the config ties it. Raises UserError for a model that was changed in
     other ways than the weights.
     """
-    encoder = encoder_policy_for(model)
-    policy = encoder or policy_for(hf_config, also=ENCODERS)
+    policy = policy or policy_for(hf_config, also=ENCODERS)
+    encoder = policy.architecture in ENCODERS
     if encoder:
         _refuse_decoder_options(options, policy.architecture)
     source: TensorSource = model
@@ -80,12 +88,12 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
     if config.tied_head and isinstance(source, ModelTensors) and has_own_head(policy, source):
         hf_config, config = copy.deepcopy(hf_config), replace(config, tied_head=False)
         hf_config.tie_word_embeddings = False
-    options = as_saved(options, source)
+    options = _as_saved(options, source)
     spec = WeightSpec(
         policy=policy,
         part=shard(config),
-        dtype=matrix_dtype(options.dtype, model, hf_config),
-        impl=chosen_impl("triton" if options.use_triton else options.impl),
+        dtype=_matrix_dtype(options.dtype, model, hf_config),
+        impl=_chosen_impl("triton" if options.use_triton else options.impl),
         quant=options.quant,
     )
     return Request(model, hf_config, source, options, spec, generation_config)
@@ -130,3 +138,59 @@ def _generation_config(model: Any) -> GenerationConfig | None:
 def _plain(value: Any) -> Any:
     """Returns the Python value of a tensor, a numpy array or a numpy number."""
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _as_saved(options: Options, source: TensorSource) -> Options:
+    """Returns options with the type and the quantisation of the saved weights, unless another type is requested.
+
+    Raises ValueError for another quantisation: int8 weights are never quantised again.
+    """
+    if has_codes(source):
+        kept = options.quant.model_copy(update={"as_stored": True})
+        return options if options.dtype else options.model_copy(update={"dtype": torch.int8, "quant": kept})
+    saved = saved_in(source)
+    if saved is None or options.dtype not in (None, saved.dtype):
+        return options
+    if saved.dtype != torch.int8:
+        return options.model_copy(update={"dtype": saved.dtype})
+    assert saved.manifest.quant is not None
+    quant, requested = saved.manifest.quant, options.quant
+    weights = requested.model_copy(update={"activation": quant.activation})
+    if weights not in (Quantization(), quant):
+        got, expected = (settings.model_dump_json(exclude_defaults=True) for settings in (weights, quant))
+        raise UserError(f"{saved.folder} was saved with quant={expected}, got {got}; leave quant out")
+    kept = quant.model_copy(update={"activation": requested.activation})
+    return options.model_copy(update={"dtype": saved.dtype, "quant": kept})
+
+
+def _matrix_dtype(requested: torch.dtype | None, model: Any, hf_config: PretrainedConfig) -> torch.dtype:
+    """Returns the type of the layers' matrices: the requested one, or the model's own."""
+    dtype = requested or _own_dtype(model, hf_config)
+    if dtype not in DTYPES.values():
+        raise UserError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
+    return dtype
+
+
+def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
+    """Returns the type of the passed model, or of its config."""
+    if isinstance(model, PreTrainedModel):
+        return model.dtype
+    dtype = getattr(hf_config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _chosen_impl(requested: str) -> str:
+    """Returns the implementation for this machine. If "auto" does not get a fast one, one line on stderr says why."""
+    if requested == "auto" and torch.cuda.is_available() and gpu.unavailable() is None:
+        return "triton"
+    if requested == "auto":
+        reason = build.unavailable()
+        if reason is None:
+            return "cpp"
+        log.warning("labkit: the reference kernels run, which are slow: %s", reason)
+        return "reference"
+    if requested == "triton":
+        gpu.require()
+    if requested == "cpp" and (reason := build.unavailable()):
+        raise build.BuildError(reason)
+    return requested

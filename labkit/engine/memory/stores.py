@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class HeadStore(Protocol):
         Returns None if all layers are resident.
         """
 
-    def in_turn(self, written: range) -> Iterator[LayerCache]:
+    def layers_in_order(self, written: range) -> Iterator[LayerCache]:
         """Yields one layer after the other, to read, or to write the tokens `written` of every sequence. Raises
         RunError if a layer can't be read.
         """
@@ -49,6 +49,17 @@ class HeadStore(Protocol):
         """Replaces the sequences by the ones that `made_of` selects. `made_of` takes a tensor with one entry per
         sequence.
         """
+
+    def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
+        """Like `change`, to at most the present number of sequences, with little extra room. A failure may lose all
+        sequences.
+        """
+
+    def join(self, others: Sequence[Any]) -> None:
+        """Appends the sequences of other stores of the same kind, capacity and number of tokens."""
+
+    def pass_bytes(self, sequences: int) -> int:
+        """Returns the bytes that a pass brings to the kernels for `sequences` sequences; 0: all layers are resident."""
 
     def grow(self, capacity: int) -> None:
         """Makes room for at least `capacity` tokens. A failure changes nothing."""
@@ -61,7 +72,7 @@ class HeadStore(Protocol):
 
 
 @dataclass(frozen=True)
-class CachePlace:
+class BackingStore:
     """Backing store of an offloaded KV cache. `slots` layers at a time are in compute memory.
 
     any_failed: tells whether any rank of the model failed; all ranks call it together. None: there is one rank.

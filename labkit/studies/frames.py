@@ -76,3 +76,8 @@ def _pass_ms(side: Measurement, phase: Phase) -> dict[Stage, float]:
     if phase is Phase.DECODE and total and Stage.SAMPLE not in total:
         total[Stage.SAMPLE] = max(sum(steps_ms) / passes - sum(total.values()), 0.0)
     return total
+
+
+def share_words(share: float | None) -> str:
+    """A share of the physical limit as a percentage."""
+    return "unknown" if share is None else f"{share:.0%}"

@@ -1,0 +1,58 @@
+"""`init_inference`: a model is resolved, planned, built, and wrapped in an engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from labkit.engine.build import build, join
+from labkit.engine.engine import InferenceEngine
+from labkit.engine.options import read_options
+from labkit.engine.parallel.ranks import asked_to_join
+from labkit.engine.plan import make_plan
+from labkit.engine.resolve import hf_config_of, resolve
+from labkit.engine.without_kernels import runs_without_kernels, sliced_engine
+from labkit.engine.wrap import wrap
+from labkit.models.encoder_policies import encoder_policy_for
+from labkit.models.policies import find_policy
+from labkit.weights.protocol import TensorSource
+from labkit.weights.resolve import resolve as resolve_name
+
+
+def init_inference(
+    model: PreTrainedModel | TensorSource | PretrainedConfig | str | os.PathLike[str],
+    config: dict[str, Any] | str | Path | None = None,
+    **options: Any,
+) -> InferenceEngine:
+    """Returns an engine that runs `model` on fused kernels.
+
+    model: one of
+
+    - a Hugging Face causal language model of a supported architecture. It stays usable. Its weights are copied, unless
+      `consume_model=True`; weights that are on the GPU already, in the right type, are shared.
+    - a `weights.source.ModelSource`, whose weights are packed while they are read, so that they are in memory once.
+    - a model around BertModel, RobertaModel or DistilBertModel. Its layers are fused, and it keeps its class,
+      embeddings and heads.
+    - a name, folder or file as in `labkit.resolve`.
+    - with the option `checkpoint`, from which the weights are read: a model without memory, or its config.
+
+    config, options: options of DeepSpeed-Inference, see `Options`; a dict, a JSON file, keywords, or both.
+
+    Raises ValueError for a model or an option that is not supported or damaged, and without a GPU for options that need
+    one; NotImplementedError for options that labkit does not have yet; BuildError with impl="cpp" if the
+    kernels can't be compiled.
+    """
+    with asked_to_join(config, options):
+        read = read_options(config, options)
+        model = resolve_name(model) if isinstance(model, str | os.PathLike) else model
+        hf_config = hf_config_of(model, read)
+        policy = encoder_policy_for(model) or find_policy(hf_config)
+        if runs_without_kernels(model, read, policy):
+            return sliced_engine(model, read)
+        plan = make_plan(resolve(model, read, hf_config, policy))
+        team = join(plan)
+    with team.calls.one("init_inference"):
+        return wrap(plan, team, build(plan, team))
