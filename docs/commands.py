@@ -23,7 +23,7 @@ class Commands(SphinxDirective):
 
 
 def sections(name: str, command: Any) -> Iterator[str]:
-    """Of a command, and of the commands within it."""
+    """The sections of a command and of the commands within it."""
     if command.name and name != "labkit":
         yield from (f"## {name}", "", inspect.cleandoc(command.help or ""), "", *table(command.params), "")
     if name == "labkit sides":

@@ -15,7 +15,6 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.markup import escape
 
 from labkit.bench.bars import BarCheck, BarUnit, at_least, at_most
 from labkit.bench.page import (
@@ -24,12 +23,11 @@ from labkit.bench.page import (
     Threads,
     cell,
     checks_table,
-    err,
     followed,
+    llama_cpp_is_missing,
     machine_of,
     markdown_table,
     page_of,
-    print_checks,
     ratio_cell,
     verdict,
 )
@@ -37,7 +35,6 @@ from labkit.bench.targets import LARGER, LARGER_RATIO, STREAM_MODEL
 from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.disk_sides import ACCELERATE_DISK, HF_DISK, STREAMED
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
-from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
@@ -61,11 +58,7 @@ def main(
     """Measure several ways to run a model from the disk of this machine."""
     environment = read_environment(threads or torch.get_num_threads())
     files = BenchFiles.of(machine_of(environment), "larger-than-memory", output=output)
-    baselines = [ACCELERATE_DISK, HF_DISK]
-    if missing := PEERS[LLAMA_CPP].unavailable():
-        err.print(f"note: without llama.cpp: {escape(missing)}", style="yellow")
-    else:
-        baselines.insert(0, LLAMA_CPP)
+    baselines = [*(() if llama_cpp_is_missing() else (LLAMA_CPP,)), ACCELERATE_DISK, HF_DISK]
     weights = model_config_of(resolve(model).hf_config).weight_bytes(torch.bfloat16)
     case = comparison_case(
         model=model,
@@ -79,9 +72,7 @@ def main(
     schedule = Schedule(rounds=rounds, warm_up=WARM_UP, stages=False, scratch=scratch or files.records.parent)
     with followed(model) as follow:
         comparisons = compare_with_each(baselines, STREAMED, case, schedule, progress=follow)
-    files.write(comparisons, page(comparisons))
-    print_checks(checks(comparisons))
-    files.name_page()
+    files.finish(comparisons, page(comparisons), checks(comparisons))
 
 
 def checks(comparisons: Sequence[Comparison]) -> Iterator[BarCheck]:

@@ -31,7 +31,6 @@ from labkit.bench.page import (
     machine_of,
     markdown_table,
     page_of,
-    print_checks,
     verdict,
 )
 from labkit.bench.targets import LOAD_MEMORY, LOAD_PRECISIONS, LOAD_RATIO, LOADED, PACKED_MEMORY
@@ -133,9 +132,7 @@ def main(
     environment = read_environment(ranks)
     files = BenchFiles.of(machine_of(environment), "loading", output=output)
     measurement = measure(gigabytes, ranks, rounds, environment)
-    files.write([measurement], page(measurement))
-    print_checks(checks(measurement))
-    files.name_page()
+    files.finish([measurement], page(measurement), checks(measurement))
 
 
 def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment) -> LoadMeasurement:

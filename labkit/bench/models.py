@@ -17,13 +17,12 @@ import torch
 import typer
 from rich.markup import escape
 
-from labkit.bench.page import BenchFiles, Output, Quick, Threads, err, followed, machine_of, out
+from labkit.bench.page import BenchFiles, Output, Quick, Threads, err, followed, llama_cpp_is_missing, machine_of, out
 from labkit.bench.report import key, report, rows, summary
 from labkit.bench.targets import NEW, PROMPT, TARGETS, Target
 from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_INT8
-from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
@@ -67,13 +66,11 @@ def main(
 ) -> None:
     """Measure this machine against the targets."""
     targets = _select(only)
-    if missing := PEERS[LLAMA_CPP].unavailable():
-        err.print(f"note: without llama.cpp: {escape(missing)}", style="yellow")
     settings = Settings(
         new=QUICK_NEW if quick else NEW,
         rounds=QUICK_ROUNDS if quick else rounds,
         threads=threads or torch.get_num_threads(),
-        peer=not missing,
+        peer=not llama_cpp_is_missing(),
     )
     environment = read_environment(settings.threads)
     files = BenchFiles.of(machine_of(environment), quick=quick, output=output)
@@ -93,8 +90,7 @@ def main(
         files.write(records, report(records))
         out.print(f"{target.name}: {escape(summary(rows(comparisons)[0]))}", soft_wrap=True)
     if records:
-        files.write(records, report(records))
-        files.name_page()
+        files.finish(records, report(records))
     raise typer.Exit(1 if failed else 0)
 
 

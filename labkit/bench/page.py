@@ -12,8 +12,11 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.markup import escape
 
 from labkit.bench.bars import NOT_TRUSTED, BarCheck
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
+from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment
 from labkit.kernels.tuned import slug
@@ -56,6 +59,12 @@ class BenchFiles:
         write_whole(self.records, "".join(record.model_dump_json() + "\n" for record in records))
         write_whole(self.page, page)
 
+    def finish(self, records: Iterable[BaseModel], page: str, checks: Iterable[BarCheck] = ()) -> None:
+        """Writes both files, and prints a line for each bar and the path of the page."""
+        self.write(records, page)
+        print_checks(checks)
+        self.name_page()
+
     def name_page(self) -> None:
         """Prints the path of the page."""
         out.print(str(self.page), soft_wrap=True)
@@ -72,6 +81,14 @@ def followed(prefix: str) -> Iterator[Progress]:
     """A progress bar whose labels begin with `prefix`."""
     with progress_bar(err) as follow:
         yield lambda done, total, label: follow(done, total, f"{prefix}: {label}")
+
+
+def llama_cpp_is_missing() -> bool:
+    """Whether llama.cpp cannot be a side on this machine. A note says why."""
+    missing = PEERS[LLAMA_CPP].unavailable()
+    if missing:
+        err.print(f"note: without llama.cpp: {escape(missing)}", style="yellow")
+    return missing is not None
 
 
 def print_checks(checks: Iterable[BarCheck]) -> None:

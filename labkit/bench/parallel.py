@@ -75,8 +75,7 @@ def main(
         figures = "; ".join(f"{check.what}: {check.figure}" for check in checks(of_model))
         out.print(f"{model}: {figures}", soft_wrap=True)
         comparisons += of_model
-    files.write((*sums, *comparisons), page(sums, comparisons))
-    files.name_page()
+    files.finish((*sums, *comparisons), page(sums, comparisons))
 
 
 def _measure(model: str, rounds: int, *, quick: bool) -> list[Comparison]:

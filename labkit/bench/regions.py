@@ -47,8 +47,7 @@ def main(quick: Quick = False, output: Output = None, threads: Threads = None) -
         bars = f": {sum(met)} of {len(met)} bars met" if met else ""
         out.print(f"{_name(of_target[0])}{bars}", soft_wrap=True)
         rows += of_target
-    files.write(rows, page(rows))
-    files.name_page()
+    files.finish(rows, page(rows))
 
 
 def _measure(target: RegionTarget, threads: int | None, rounds: int) -> tuple[RegionMeasurement, ...]:

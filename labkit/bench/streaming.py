@@ -29,7 +29,6 @@ from labkit.bench.page import (
     machine_of,
     markdown_table,
     page_of,
-    print_checks,
     verdict,
 )
 from labkit.bench.targets import (
@@ -79,9 +78,7 @@ def main(
     files = BenchFiles.of(machine_of(environment), subject, output=output)
     with tempfile.TemporaryDirectory(dir=scratch or files.records.parent) as folder:
         measurements = measure(model, targets, Path(folder), turns, rounds, new, environment)
-    files.write(measurements, page(measurements))
-    print_checks(checks(measurements))
-    files.name_page()
+    files.finish(measurements, page(measurements), checks(measurements))
 
 
 def measure(

@@ -10,6 +10,7 @@ import typer
 
 from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Threads, WaitQuiet, output_option
 from labkit.system.asked_from import setting
+from labkit.system.comma_list import listed
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import progress_bar
@@ -57,8 +58,8 @@ def bench_methods(
         grid = run_bench(
             model,
             output=output,
-            methods=_listed(methods),
-            batches=[_number(size) for size in _listed(batch)],
+            methods=listed(methods),
+            batches=[_number(size) for size in listed(batch)],
             dtype=dtype,
             prompt=prompt,
             new=new,
@@ -77,10 +78,6 @@ def bench_methods(
             out.print(table)
     if page is not None:
         write_whole(page, grid.page())
-
-
-def _listed(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _number(text: str) -> int:

@@ -14,6 +14,7 @@ import typer
 from labkit.cli.measuring import output_option
 from labkit.cli.traces import Range, Rank, Window, window_of
 from labkit.stages import Phase
+from labkit.system.comma_list import listed
 from labkit.system.errors import UserError
 from labkit.system.interrupts import INTERRUPTED
 from labkit.system.progress import progress_bar
@@ -149,7 +150,7 @@ def stages(
     from labkit.nsys.analysis.stage_table import stage_table
     from labkit.nsys.reader.reading import read
 
-    table = stage_table(read(captures), tuple(name.strip() for name in by.split(",")))
+    table = stage_table(read(captures), listed(by))
     if as_json:
         rows = json.loads(table.frame.to_json(orient="records"))
         typer.echo(json.dumps({"rows": rows, "coverage": table.coverage, "clock": table.clock}))

@@ -12,6 +12,7 @@ from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import answers_table
 from labkit.figures.theme import INK, LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines
 from labkit.studies.frames import number
+from labkit.system.markdown import markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,10 +123,9 @@ def precision_table(study: PrecisionStudy) -> str:
     columns = ["precision", "weights, MB", "ms per token", "of the limit", f"against {study.first.precision}"]
     columns += ["perplexity"] if study.trained else []
     columns += ["KL, nats", "same next token", "error of the layers", "error of the LM head"]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(_row(study, side)) + " |" for side in study.by_time]
+    table = markdown_table(columns, (_row(study, side) for side in study.by_time))
     refused = [f"- `{refusal.precision}` cannot be: {refusal.reason}." for refusal in study.refused]
-    return "\n".join([*lines, "", *refused])
+    return "\n".join([table, "", *refused])
 
 
 def precision_answers(study: PrecisionStudy) -> str:

@@ -35,6 +35,7 @@ from labkit.studies.outcome import Notes, Outcome, Study
 from labkit.studies.settings import Model, NewTokens, PromptTokens, Rounds, StudySetting, Threads
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
+from labkit.system.comma_list import listed, listed_counts
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
@@ -240,7 +241,7 @@ def study_larger_than_memory(
         too_large = tuple(batch for batch in requested if batch not in fitting)
         known = {"plan": plan, "too_large": too_large, "memory": memory}
         show(so_far(StreamingStudy, **known))
-        comparisons, left_out = _compared(plan, fitting[0], parse_sides(baselines), rounds, folder, follow)
+        comparisons, left_out = _compared(plan, fitting[0], listed(baselines), rounds, folder, follow)
     study = StreamingStudy(**known, comparisons=comparisons, left_out=left_out)
     save_or_warn(study, output, save_study)
     follow(ALL, ALL, "done")
@@ -249,15 +250,7 @@ def study_larger_than_memory(
 
 def parse_batches(text: str) -> tuple[int, ...]:
     """The numbers in "1, 4, 16", each once, in increasing order. UserError for an empty list, and for other text."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise UserError(f"got batches = {text!r}, expected numbers of sequences, such as '1, 4, 16'")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def parse_sides(text: str) -> tuple[str, ...]:
-    """The names in "accelerate-disk, hf-disk", each once."""
-    return tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+    return listed_counts("batches", text, "numbers of sequences, such as '1, 4, 16'")
 
 
 def save_study(study: StreamingStudy, folder: str | os.PathLike[str]) -> Path:

@@ -21,6 +21,7 @@ from labkit.nsys.trace import Trace
 from labkit.studies.outcome import Outcome, Study
 from labkit.studies.rank_capture import capture_ranks
 from labkit.studies.settings import FloatDtype, Model, NewTokens, PromptTokens, RankThreads, Rounds, StudySetting
+from labkit.system.comma_list import listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.partly import Show, so_far, unseen
@@ -176,14 +177,12 @@ def study_parallel(
 
 
 def parse_sizes(text: str) -> list[int]:
-    """The numbers of ranks in "1,2,4" in increasing order, always with 1. ValueError for anything else."""
-    try:
-        sizes = sorted({1, *(int(part) for part in text.split(","))})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1 or sizes[-1] < 2:
-        raise UserError(f"got tp_sizes = {text!r}, expected numbers of ranks, one of them above 1, such as '1,2'")
-    return sizes
+    """The numbers of ranks in "1,2,4" in increasing order, always with 1. UserError for anything else."""
+    expected = "numbers of ranks, one of them above 1, such as '1,2'"
+    sizes = listed_counts("tp_sizes", text, expected)
+    if sizes[-1] < 2:
+        raise UserError(f"got tp_sizes = {text!r}, expected {expected}")
+    return sorted({1, *sizes})
 
 
 def _threads(count: int) -> str:

@@ -28,6 +28,7 @@ from labkit.studies.settings import (
     Rounds,
     StudySetting,
 )
+from labkit.system.comma_list import listed, listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, unseen
@@ -264,7 +265,7 @@ def study_pipeline(
 
 def parse_schedules(text: str) -> tuple[str, ...]:
     """The names in "queue, naive", each once. UserError for an empty list, and for unknown names."""
-    names = tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+    names = listed(text)
     if not names or not set(names) <= set(SCHEDULES):
         raise UserError(f"got schedules = {text!r}, expected some of {ALL_SCHEDULES}")
     return names
@@ -272,10 +273,7 @@ def parse_schedules(text: str) -> tuple[str, ...]:
 
 def parse_parts(text: str) -> tuple[int, ...]:
     """The numbers in "2, 4", each once, in increasing order. UserError for an empty list, and for other text."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise UserError(f"got micro_batches = {text!r}, expected numbers of micro-batches, such as '2, 4'")
-    return tuple(sorted({int(part) for part in parts}))
+    return listed_counts("micro_batches", text, "numbers of micro-batches, such as '2, 4'")
 
 
 def save_study(study: PipelineStudy, folder: str | os.PathLike[str]) -> Path:

@@ -33,6 +33,7 @@ from labkit.studies.matrix_errors import (
 from labkit.studies.outcome import Notes, Outcome, Study
 from labkit.studies.settings import Model, NewTokens, Question, Rounds, StudySetting, Threads
 from labkit.system.bounds import check_numbers
+from labkit.system.comma_list import listed
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, so_far, unseen
@@ -293,7 +294,7 @@ def study_precision(
 
 def parse_precisions(text: str) -> tuple[str, ...]:
     """The names in "float32, int8-32+head", each once. UserError for fewer than two names, and for unknown names."""
-    names = tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+    names = listed(text)
     for name in names:
         precision_of(name)
     if len(names) < 2:

@@ -16,7 +16,6 @@ from labkit.studies.larger_than_memory import (
     compared_case,
     load_study,
     parse_batches,
-    parse_sides,
     save_study,
     study_larger_than_memory,
 )
@@ -139,9 +138,8 @@ def test_what_cannot_be_planned_is_refused(options: dict[str, Any], message: str
         study_larger_than_memory(path=str(tmp_path), output=tmp_path, **options)
 
 
-def test_batches_and_sides_are_parsed_and_each_is_taken_once() -> None:
+def test_batches_are_parsed_and_each_is_taken_once() -> None:
     assert parse_batches(" 16,1, 4,,1") == (1, 4, 16)
-    assert parse_sides(" hf-disk, ,accelerate-disk,hf-disk") == ("hf-disk", "accelerate-disk")
 
 
 def test_the_claim_says_what_batch_pays_and_how_much_of_the_disk_that_takes() -> None:

@@ -200,5 +200,5 @@ def side_row(name: str, *, others: Iterable[str] = ()) -> SideRow:
 
 
 def names_in_help() -> str:
-    """The sides, without those of peers, for the help of an option."""
+    """The names for the help of an option; sides of peers are only mentioned."""
     return f"{', '.join(row.name for row in ROWS)}; on ranks: fused-tp2, fused-pp2-naive; or a side of a peer"
