@@ -71,12 +71,14 @@ struct AttentionParams {
   int32_t window;       // 0: all
   int32_t causal;       // 0: every token sees its whole sequence
   const float* slopes;  // [query heads]; null: no ALiBi
+  float cap;            // a score s becomes cap * tanh(s / cap); 0: no cap
 };
 
 struct MlpWeights {
   Norm norm;
   Linear up;  // gated: blocks alternate 16 gate rows, 16 up rows
   int32_t activation, gated;
+  Norm addend_norm;  // of the attention's output, before it is added to the residual
 };
 
 struct Layer {
@@ -85,6 +87,7 @@ struct Layer {
   Linear attn_out;
   MlpWeights mlp;
   Linear mlp_out;
+  Norm mlp_out_norm;  // of the MLP's output, before it is added to the residual
 };
 
 // Tokens in, rows out. With `size` 0 this range of layers has no embedding and begins with rows.
@@ -97,6 +100,7 @@ struct Embedding {
   Linear project_in;       // null weight: none
   const float* positions;  // [positions][hidden], learned; null: none
   int32_t position_offset;
+  float scale;  // multiplies the rows of the table
 };
 
 // Rows in, logits out. Without a matrix this range of layers ends with rows.
@@ -104,6 +108,7 @@ struct Head {
   Linear project_out;  // null weight: none
   Linear matrix;
   int64_t begin, vocab;  // the first token whose logit this rank computes, and the size of the whole vocabulary
+  float cap;             // a logit x becomes cap * tanh(x / cap); 0: no cap
 };
 
 // A range of layers, with or without embedding and head.

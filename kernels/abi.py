@@ -68,12 +68,24 @@ class CQkvWeights(ctypes.Structure):
 
 @mirrors("AttentionParams")
 class CAttentionParams(ctypes.Structure):
-    _fields_ = [("scale", c_float), ("window", c_int32), ("causal", c_int32), ("slopes", c_void_p)]
+    _fields_ = [
+        ("scale", c_float),
+        ("window", c_int32),
+        ("causal", c_int32),
+        ("slopes", c_void_p),
+        ("cap", c_float),
+    ]
 
 
 @mirrors("MlpWeights")
 class CMlpWeights(ctypes.Structure):
-    _fields_ = [("norm", CNorm), ("up", CLinear), ("activation", c_int32), ("gated", c_int32)]
+    _fields_ = [
+        ("norm", CNorm),
+        ("up", CLinear),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("addend_norm", CNorm),
+    ]
 
 
 @mirrors("Layer")
@@ -84,4 +96,5 @@ class CLayer(ctypes.Structure):
         ("attn_out", CLinear),
         ("mlp", CMlpWeights),
         ("mlp_out", CLinear),
+        ("mlp_out_norm", CNorm),
     ]

@@ -251,9 +251,9 @@ def _qkv(name: str, weights: QkvWeights, call: ArgumentCheck) -> None:
 
 
 def _mlp(name: str, weights: MlpWeights, call: ArgumentCheck) -> None:
-    up = weights.up
-    linear(f"{name}.up", up, call)
+    linear(f"{name}.up", up := weights.up, call)
     norm(f"{name}.norm", weights.norm, call)
+    norm(f"{name}.addend_norm", weights.addend_norm, call)
     call.one_of(f"{name}.activation", weights.activation, ACTIVATIONS)
     flag(f"{name}.gated", weights.gated, call)
     block = BLOCK if call.impl == "cpp" else 2

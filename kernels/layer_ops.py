@@ -118,7 +118,7 @@ LAYER_OPS = (
         fused=residual_add,
         unfused=lambda _: unfused_residual_add,
         case=lambda shape, _: ResidualCase(shape),
-        weights=("mlp_bias",),
+        weights=("mlp_bias", "mlp_out_norm"),
         has_product=False,
     ),
 )

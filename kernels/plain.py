@@ -16,6 +16,11 @@ def normalise(norm: Norm, x: Tensor) -> Tensor:
     return x
 
 
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
+
+
 def argmax_or_minus_one(logits: Tensor) -> Tensor:
     """argmax over the last dimension; -1 where all logits are NaN."""
     finite = logits.masked_fill(logits.isnan(), -float("inf"))

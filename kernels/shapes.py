@@ -75,6 +75,7 @@ class LayerShape:
     parallel: bool = False  # attention and MLP start from the same rows
     shared_norm: bool = False  # the MLP takes the rows of attention's norm
     qk_norm: bool = False  # queries and keys of each head have a norm of their own
+    output_norms: bool = False  # the outputs of attention and MLP have norms
 
     @property
     def norm_numbers(self) -> int:

@@ -208,4 +208,10 @@ inline vf erf(vf x) {
   return with_sign_of(1.0f - p * exp(-a * a), x);
 }
 
+// cap * tanh(x / cap), absolute error below 1e-7 * cap; cap * -1 for -inf.
+inline vf soft_capped(vf x, float cap) {
+  const vf t = exp(magnitude(x) * (-2.0f / cap));
+  return with_sign_of(cap * (1.0f - t) / (1.0f + t), x);
+}
+
 }  // namespace labkit

@@ -25,6 +25,14 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
+def soft_capped(x, CAP: tl.constexpr):
+    """CAP * tanh(x / CAP), written with exp, because Triton's interpreter has no tanh."""
+    t = tl.exp(tl.abs(x) * (-2.0 / CAP))
+    y = CAP * (1.0 - t) / (1.0 + t)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
 def code_of(words, part, BITS: tl.constexpr, RAISED: tl.constexpr):
     """Code number `part` of words of four 8-bit codes or eight 4-bit codes (codes.pack_words), as float32. RAISED: the
     lowest code counts as 0.
@@ -115,6 +123,19 @@ def normed(x, mean, rstd, gain_ptr, shift_ptr, k, inside, NORM: tl.constexpr, SH
         x = (x - mean[:, None]) * rstd[:, None] * tl.load(gain_ptr + k, mask=inside, other=0.0)[None, :]
         if SHIFT:
             x += tl.load(shift_ptr + k, mask=inside, other=0.0)[None, :]
+    return x
+
+
+@triton.jit
+def normed_row(x, gain_ptr, shift_ptr, eps, k, K: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr):
+    """norm(x) of a whole row of K numbers, at the columns k; columns from K on are 0, and stay 0."""
+    if NORM != "none":
+        inside = k < K
+        if NORM == "layer":
+            x = tl.where(inside, x - tl.sum(x) / K, 0.0)
+        x = x * tl.rsqrt(tl.sum(x * x) / K + eps) * tl.load(gain_ptr + k, mask=inside, other=0.0)
+        if SHIFT:
+            x += tl.load(shift_ptr + k, mask=inside, other=0.0)
     return x
 
 

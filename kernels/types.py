@@ -63,6 +63,9 @@ class Norm:
         return CNorm(NORM_KINDS.index(self.kind), self.eps, pointer(self.weight), pointer(self.bias))
 
 
+NO_NORM = Norm()
+
+
 @dataclass(frozen=True)
 class Linear:
     """y = x W^T + b.
@@ -246,14 +249,15 @@ class QkvWeights:
 class AttentionParams:
     """Region 2: softmax(scale q k^T + slope * key position) v over the last `window` slots (None: all).
 
-    Unless `causal`, a token sees later tokens too. A window then raises ValueError, because it ends at the token's
-    slot.
+    cap: a score s = scale q k^T becomes cap * tanh(s / cap); None: no cap. Unless `causal`, a token sees later tokens
+    too. A window then raises ValueError, because it ends at the token's slot.
     """
 
     scale: float
     window: int | None = None
     slopes: Tensor | None = None
     causal: bool = True
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
@@ -261,24 +265,31 @@ class AttentionParams:
                 f"got window = {self.window} with causal = False; a window ends at each token's own slot, so leave out "
                 "one of the two"
             )
+        if self.cap is not None and not (isinstance(self.cap, float) and 0 < self.cap < float("inf")):
+            raise UserError(f"got cap = {self.cap!r}, expected a finite float above 0, or None")
 
     @cached_property
     def c(self) -> CAttentionParams:
-        return CAttentionParams(self.scale, self.window or 0, self.causal, pointer(self.slopes))
+        return CAttentionParams(self.scale, self.window or 0, self.causal, pointer(self.slopes), self.cap or 0.0)
 
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """Region 3: norm, first MLP matrix, activation. gated: activation(gate) * up, from one interleaved matrix."""
+    """Region 3: norm, first MLP matrix, activation. gated: activation(gate) * up, from one interleaved matrix.
+
+    addend_norm: norm of the attention's output, before it is added to the residual.
+    """
 
     norm: Norm
     up: Linear
     activation: str
     gated: bool = False
+    addend_norm: Norm = NO_NORM
 
     @cached_property
     def c(self) -> CMlpWeights:
-        return CMlpWeights(self.norm.c, self.up.c, ACTIVATIONS.index(self.activation), int(self.gated))
+        activation = ACTIVATIONS.index(self.activation)
+        return CMlpWeights(self.norm.c, self.up.c, activation, int(self.gated), self.addend_norm.c)
 
 
 def check_heads(heads: Heads, impl: str) -> None:

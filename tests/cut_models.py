@@ -38,6 +38,7 @@ ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # the heads can be divided among
     "mistral": {},
     "qwen2": {},
     "qwen3": {},
+    "gemma2": {},
 }
 
 
@@ -150,8 +151,7 @@ def in_low_precision(ranks: int, names: Iterable[str]) -> dict[str, Any]:
 
 
 def by_gloo() -> tuple[bool, float, str]:
-    own_system = (str(dist.get_rank()),)
-    with mock.patch("labkit.kernels.shared_memory.system", return_value=own_system):
+    with mock.patch("labkit.kernels.shared_memory.system", return_value=(str(dist.get_rank()),)):
         comparisons = against_one_process(2, torch.float32, "cpp", {"gptj": {}, "llama": {}})
     llama = comparisons["llama"]
     return all(comparison.tokens_equal for comparison in comparisons.values()), llama.logits, llama.transport

@@ -26,6 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "llama": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "use_sliding_window": False},
     "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "use_sliding_window": False},
+    "gemma2": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16},
     "gpt2": {"n_embd": 64, "n_head": 4, "n_inner": 256},
     "bloom": {"hidden_size": 64, "n_head": 4},
 }
@@ -36,7 +37,7 @@ _ADD: dict[type, Callable[[gguf.GGUFWriter, str, Any], None]] = {
     str: gguf.GGUFWriter.add_string,
     list: gguf.GGUFWriter.add_array,
 }
-for _sizes in (SIZES["llama"], SIZES["qwen2"], SIZES["qwen3"]):
+for _sizes in (SIZES["llama"], SIZES["qwen2"], SIZES["qwen3"], SIZES["gemma2"]):
     _sizes |= {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
@@ -122,6 +123,8 @@ def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
         if config.model_type == "llama" and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        if config.model_type == "gemma2" and "norm" in name:
+            tensor = tensor + 1
         if config.model_type == "bloom" and ".query_key_value." in name:
             tensor = tensor.unflatten(0, (config.n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
         tensors[stored] = tensor.contiguous()
@@ -153,6 +156,10 @@ def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_key_length(16)
     writer.add_value_length(16)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if config.model_type == "gemma2":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _tokenizer(writer: gguf.GGUFWriter, tokens: int) -> None:

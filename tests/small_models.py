@@ -13,6 +13,7 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    Gemma2Config,
     GPT2Config,
     GPTJConfig,
     GPTNeoConfig,
@@ -66,6 +67,16 @@ LLAMA = partial(LlamaConfig, **GROUPED, hidden_size=72, head_dim=20)
 MISTRAL = partial(MistralConfig, **GROUPED, hidden_size=72, head_dim=20)
 QWEN2 = partial(Qwen2Config, **GROUPED, hidden_size=120)
 QWEN3 = partial(Qwen3Config, **GROUPED, hidden_size=72, head_dim=20)
+GEMMA2 = partial(
+    Gemma2Config,
+    **GROUPED,
+    hidden_size=72,
+    head_dim=20,
+    sliding_window=WINDOW,
+    query_pre_attn_scalar=15,
+    attn_logit_softcapping=3.0,
+    final_logit_softcapping=2.0,
+)
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.5}
 LLAMA3_ROPE = {
@@ -123,6 +134,18 @@ SMALL_CONFIGS: dict[str, Callable[..., PretrainedConfig]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         tie_word_embeddings=True,
     ),
+    "gemma2": GEMMA2,
+    "gemma2-biased": partial(
+        GEMMA2,
+        attention_bias=True,
+        query_pre_attn_scalar=30,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        hidden_activation="silu",
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        rope_parameters=LINEAR_ROPE,
+        tie_word_embeddings=False,
+    ),
 }
 
 
@@ -145,6 +168,7 @@ def randomised(model: PreTrainedModel, seed: int = 5) -> PreTrainedModel:
     """
     generator = torch.Generator().manual_seed(seed)
     linears = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
+    gain = 0.0 if model.config.model_type.startswith("gemma") else 1.0  # Gemma's norms add 1
     with torch.no_grad():
         for parameter_name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
@@ -156,5 +180,5 @@ def randomised(model: PreTrainedModel, seed: int = 5) -> PreTrainedModel:
             elif parameter_name.endswith("bias"):
                 parameter.copy_(noise * 0.05)
             else:
-                parameter.copy_((noise * 0.2 + 1.0) * (0.2 if embeds else 1.0))
+                parameter.copy_((noise * 0.2 + gain) * (0.2 if embeds else 1.0))
     return model.eval()

@@ -126,9 +126,11 @@ void weighted_values(const T* values, int padded_dim, int64_t begin, int64_t end
 
 // Turns the scores of the slots [begin, end) into probabilities in place. The rows of a tile share the slots that any
 // of them sees, so slots that are hidden or outside [low, high) of this row get 0.
-inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const int32_t* key_positions, int64_t begin,
-                    int64_t end, float* s) {
+inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const int32_t* key_positions, float cap,
+                    int64_t begin, int64_t end, float* s) {
   const int64_t count = end - begin, low = tile.low[r] - begin, high = tile.high[r] - begin;
+  if (cap != 0.0f)
+    for (int64_t j = 0; j < count; j += kWidth) store(s + j, soft_capped(load(s + j), cap));
   if (tile.slope[r] != 0.0f)
     for (int64_t j = low; j < high; ++j) s[j] += tile.slope[r] * float(key_positions[begin + j]);
   for (int64_t j = 0; j < low; ++j) s[j] = -INFINITY;
@@ -157,33 +159,34 @@ inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const 
 
 // A value's scale is applied to its probability, so that the values are multiplied in their stored type.
 template <class T, int R = kQueries>
-void attend(const QueryTile& tile, const HeadSlots<T>& head, float scale, const uint8_t* visible,
+void attend(const QueryTile& tile, const HeadSlots<T>& head, const AttentionParams& params, const uint8_t* visible,
             const int32_t* key_positions, const Cold* cold, float* scores, int64_t stride, float (*out)[kMostDim]) {
   if constexpr (R > 1) {
-    if (tile.count < R) return attend<T, R - 1>(tile, head, scale, visible, key_positions, cold, scores, stride, out);
+    if (tile.count < R) return attend<T, R - 1>(tile, head, params, visible, key_positions, cold, scores, stride, out);
   }
   const auto [begin, end] = tile.seen();
-  score<T, R>(tile, head, scale, begin, end, cold, scores, stride);
+  score<T, R>(tile, head, params.scale, begin, end, cold, scores, stride);
   if (cold) prefetch_next_head(*cold, head.keys, head.padded_dim, begin, end);
   for (int r = 0; r < R; ++r) {
     float* row = scores + r * stride;
     if constexpr (HeadSlots<T>::kScaled) multiply_by_scales(head.key_scales + begin, end - begin, row);
-    softmax(tile, r, visible, key_positions, begin, end, row);
+    softmax(tile, r, visible, key_positions, params.cap, begin, end, row);
     if constexpr (HeadSlots<T>::kScaled) multiply_by_scales(head.value_scales + begin, end - begin, row);
   }
   weighted_values<T, R>(head.values, head.padded_dim, begin, end, scores, stride, out);
 }
 
 // As `attend`, for queries of a prompt with a packed head. queries: of the tile, [count][padded_dim].
-inline void attend_packed(const PackedHead& head, const QueryTile& tile, const float* queries, float scale,
-                          const uint8_t* visible, const int32_t* key_positions, float* scores, int64_t stride,
-                          float (*out)[kMostDim]) {
+inline void attend_packed(const PackedHead& head, const QueryTile& tile, const float* queries,
+                          const AttentionParams& params, const uint8_t* visible, const int32_t* key_positions,
+                          float* scores, int64_t stride, float (*out)[kMostDim]) {
   const Range seen = tile.seen();
   const int64_t low = seen.begin < head.begin() ? head.begin() : seen.begin;  // a padding row sees an empty range
   const int64_t first = head.block_of(low), last = seen.end > low ? head.block_of(seen.end - 1) + 1 : first;
   const int64_t begin = head.first_slot(first), end = seen.end > begin ? seen.end : begin;
-  head.score(tile.count, queries, scale, first, last, scores, stride);
-  for (int r = 0; r < tile.count; ++r) softmax(tile, r, visible, key_positions, begin, end, scores + r * stride);
+  head.score(tile.count, queries, params.scale, first, last, scores, stride);
+  for (int r = 0; r < tile.count; ++r)
+    softmax(tile, r, visible, key_positions, params.cap, begin, end, scores + r * stride);
   head.weigh(tile.count, scores, stride, begin, end, out);
 }
 
@@ -241,10 +244,10 @@ void attend_all(Team& team, int thread, const AttentionParams& params, const Hea
     const int32_t* key_positions = rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr;
     if (packs) {
       packed.pack(id, slots_of_head, rows.first[b], slots);
-      attend_packed(packed, tile, queries, params.scale, visible, key_positions, scores, stride, out);
+      attend_packed(packed, tile, queries, params, visible, key_positions, scores, stride, out);
     } else {
-      attend<T>(tile, slots_of_head, params.scale, visible, key_positions, over_tokens ? nullptr : &cold, scores,
-                stride, out);
+      attend<T>(tile, slots_of_head, params, visible, key_positions, over_tokens ? nullptr : &cold, scores, stride,
+                out);
     }
     for (int r = 0; r < tile.count; ++r) {
       const int64_t at = head_of[r] * heads.dim, end = at + heads.dim == width ? padded : at + heads.dim;

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..int8_cache import read_heads
+from ..plain import soft_capped
 from ..types import AttentionParams, Heads, LayerCache, Rows
 
 
@@ -24,6 +25,8 @@ def attention(
     if heads.query > heads.kv:
         k, v = (part.repeat_interleave(heads.query // heads.kv, dim=1) for part in (k, v))
     scores = q @ k.transpose(2, 3) * params.scale
+    if params.cap is not None:
+        scores = soft_capped(scores, params.cap)
     if params.slopes is not None and rows.key_positions is not None:
         scores = scores + params.slopes.view(1, -1, 1, 1) * rows.key_positions[:, None, None, :total]
     if all_seen:

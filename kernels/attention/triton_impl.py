@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..gpu import Launcher, dot_type, interpreted, optional, processors
-from ..tiles import wait_for_previous
+from ..tiles import soft_capped, wait_for_previous
 from ..tuned import Tile
 from ..types import AttentionParams, Heads, LayerCache, Rows
 
@@ -38,9 +38,13 @@ def times_scales(x, scales_ptr, j, live, SCALED: tl.constexpr):
 @triton.jit
 def masked_scores(
     scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride,
-    ALIBI: tl.constexpr, HOLES: tl.constexpr,
+    CAP: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """scores [rows, BS] with the position bias, and -inf for unseen slots. `live` [BS]: slots of this share."""
+    """scores [rows, BS] under the cap, with the position bias, and -inf for unseen slots. `live` [BS]: slots of this
+    share.
+    """
+    if CAP != 0.0:
+        scores = soft_capped(scores, CAP)
     if ALIBI:
         places = tl.load(key_positions_ptr + b * stride + j, mask=live, other=0).to(tl.float32)
         scores += slope[:, None] * places[None, :]
@@ -64,7 +68,7 @@ def _attend_one(
     context_ptr, partial_ptr, sums_ptr, arrived_ptr, queries_ptr, keys_ptr, values_ptr,
     key_scales_ptr, value_scales_ptr, C, scale, slopes_ptr, first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
     HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    WINDOW: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr, SCALED: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr, SCALED: tl.constexpr,
     SPLITS: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One new token per sequence. Program (split, KV head, sequence) takes a share of the slots, for the G query heads
@@ -113,7 +117,9 @@ def _attend_one(
             scores = tl.dot(q.to(DOT), tl.trans(k).to(DOT), input_precision="ieee")
         scores = times_scales(scores, key_scales_ptr + slots, j, live, SCALED)
         seen = live[None, :] & (g < GP)[:, None]
-        scores = masked_scores(scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride, ALIBI, HOLES)
+        scores = masked_scores(
+            scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride, CAP, ALIBI, HOLES
+        )
         p, correction, largest, total = softmax_step(scores, largest, total)
         p = times_scales(p, value_scales_ptr + slots, j, live, SCALED)
         if GP == 1:
@@ -159,8 +165,8 @@ def _attend_many(
     context_ptr, queries_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, T, C, scale, slopes_ptr,
     first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr, SCALED: tl.constexpr,
-    BQ: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
+    SCALED: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Several new tokens per sequence: program (BQ of the tokens, query head, sequence) walks over the slots.
 
@@ -202,7 +208,9 @@ def _attend_many(
             seen = live[None, :] & (j[None, :] <= own[:, None])
         if WINDOW != 0:
             seen = seen & (j[None, :] > own[:, None] - WINDOW)
-        scores = masked_scores(scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride, ALIBI, HOLES)
+        scores = masked_scores(
+            scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride, CAP, ALIBI, HOLES
+        )
         p, correction, largest, total = softmax_step(scores, largest, total)
         p = times_scales(p, value_scales_ptr + slots, j, live, SCALED)
         acc = tl.dot(p.to(DOT), v.to(DOT), acc * correction[:, None], input_precision="ieee")
@@ -264,6 +272,7 @@ def attention(
         "DP": cache.keys.shape[3],
         "DB": max(width, 16),
         "WINDOW": params.window or 0,
+        "CAP": params.cap or 0.0,
         "ALIBI": alibi,
         "HOLES": rows.visible is not None,
         "SCALED": cache.key_scales is not None,

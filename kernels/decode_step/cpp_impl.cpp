@@ -29,8 +29,8 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   const int64_t act_stride = row_stride(model.intermediate), bytes = rows * stride * int64_t(sizeof(float));
   const bool from_norm = model.residual_from_norm, parallel = model.parallel_residual;
 
-  Normalised<Weight> input = normalised_rows<Weight>(team, thread, layer.qkv.norm, work.h, stride, {}, nullptr,
-                                                     from_norm, rows, hidden, stride, work.x, work.residual, scratch);
+  Normalised<Weight> input = normalised_rows<Weight>(team, thread, layer.qkv.norm, work.h, stride, {}, from_norm, rows,
+                                                     hidden, stride, work.x, work.residual, scratch);
   const float* residual = input.residual;
   qkv_region<Weight>(team, thread, layer.qkv, rotary, model.heads, chunk.rows, cache, input, work.qkv, qkv_stride,
                      scratch);
@@ -53,12 +53,13 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   }
 
   if (!parallel) {
-    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, residual, stride, attention, layer.attn_out.bias,
-                                    from_norm, rows, hidden, stride, work.x, work.residual, scratch);
+    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, residual, stride,
+                                    {attention, layer.attn_out.bias, layer.mlp.addend_norm}, from_norm, rows, hidden,
+                                    stride, work.x, work.residual, scratch);
     residual = input.residual;
   } else if (layer.mlp.norm.kind != kNoNorm) {  // GPT-NeoX; GPT-J's MLP takes the same rows as its attention
-    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, work.h, stride, {}, nullptr, false, rows, hidden,
-                                    stride, work.x, work.residual, scratch);
+    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, work.h, stride, {}, false, rows, hidden, stride,
+                                    work.x, work.residual, scratch);
   }
   mlp_region<Weight>(team, thread, layer.mlp, input, rows, work.act, act_stride, scratch);
   clock.stamp(LayerStage::kMlp);
@@ -69,7 +70,7 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
     team.barrier();
     clock.stamp(LayerStage::kMlpOut);
     residual_share(team, thread, residual, stride, {parallel ? attention : Parts(), layer.attn_out.bias},
-                   {Parts(work.mlp_out, stride), layer.mlp_out.bias}, rows, hidden, work.h, stride);
+                   {Parts(work.mlp_out, stride), layer.mlp_out.bias, layer.mlp_out_norm}, rows, hidden, work.h, stride);
   } else {  // with a parallel residual the attention's part is added, and mlp_out's bias is the sum of both biases
     gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, ranks.own<float>(), stride, scratch,
                       parallel ? attended : nullptr);
@@ -77,8 +78,8 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
     clock.stamp(LayerStage::kMlpOut);
     ranks.meet(team, thread, bytes);
     clock.stamp(LayerStage::kAllReduce);
-    residual_share(team, thread, residual, stride, {}, {Parts(ranks, stride), layer.mlp_out.bias}, rows, hidden, work.h,
-                   stride);
+    residual_share(team, thread, residual, stride, {}, {Parts(ranks, stride), layer.mlp_out.bias, layer.mlp_out_norm},
+                   rows, hidden, work.h, stride);
   }
   team.barrier();
   clock.stamp(LayerStage::kResidual);

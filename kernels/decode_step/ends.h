@@ -17,7 +17,7 @@ inline void look_up(const Embedding& embedding, int64_t token, float* row) {
     for (int64_t k = 0; k < width; ++k) row[k] = weight_of<Weight>(embedding.packed, n, k);
 }
 
-// h = token embedding (normed, projected) + learned position.
+// h = token embedding (scaled, normed, projected) + learned position.
 inline void embed(Team& team, int thread, Ranks& ranks, const Model& model, const Chunk& chunk, Workspace& work,
                   int64_t stride, ThreadScratch& scratch) {
   const Embedding& embedding = model.embedding;
@@ -36,6 +36,8 @@ inline void embed(Team& team, int thread, Ranks& ranks, const Model& model, cons
       look_up(embedding, chunk.tokens[m], row);
     else
       add_parts(Parts(ranks, stride), m, 0, width, [=](int64_t i, float sum) { row[i] = sum; });
+    if (embedding.scale != 1.0f)
+      for (int64_t i = 0; i < width; ++i) row[i] *= embedding.scale;
     if (embedding.norm.kind != kNoNorm) normalise(embedding.norm, row, width, row);
     if (project) to_activation(row, width, padded_depth<Weight>(width), work.x + m * stride);
   }
@@ -93,6 +95,18 @@ inline void gather_logits(Team& team, int thread, Ranks& ranks, const Model& mod
   }
 }
 
+// Caps this rank's columns of the logits [rows][vocab]. Ends after a barrier.
+inline void cap_logits(Team& team, int thread, const Head& head, int64_t rows, float* logits) {
+  const Range mine = team.share(head.matrix.outputs, thread);
+  for (int64_t m = 0; m < rows; ++m) {
+    float* row = logits + m * head.vocab + head.begin;
+    int64_t i = mine.begin;
+    for (; i + kWidth <= mine.end; i += kWidth) store(row + i, soft_capped(load(row + i), head.cap));
+    for (; i < mine.end; ++i) row[i] = soft_capped(broadcast(row[i]), head.cap)[0];
+  }
+  team.barrier();
+}
+
 // Logits or argmax of the last `keep` tokens of each sequence.
 inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, const Chunk& chunk, bool own_logits,
                       Workspace& work, int64_t stride, ThreadScratch& scratch) {
@@ -107,7 +121,7 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
     team.barrier();
     h = work.mlp_out;
   }
-  Normalised<Weight> input = normalised_rows<Weight>(team, thread, model.final_norm, h, stride, {}, nullptr, true, kept,
+  Normalised<Weight> input = normalised_rows<Weight>(team, thread, model.final_norm, h, stride, {}, true, kept,
                                                      model.hidden, stride, work.x, work.residual, scratch);
   if (chunk.hidden && thread == 0)
     for (int64_t m = 0; m < kept; ++m)
@@ -129,9 +143,11 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
     gemm_into<Weight>(team, thread, head.matrix, input.x, input.stride, kept, chunk.logits + head.begin, head.vocab,
                       scratch);
     team.barrier();
+    if (head.cap != 0.0f) cap_logits(team, thread, head, kept, chunk.logits);
     if (!ranks.alone() && !own_logits) gather_logits(team, thread, ranks, model, kept, chunk.logits);
     return;
   }
+  // A cap keeps the order of the logits.
   gemm_argmax<Weight>(team, thread, head.matrix, input.x, input.stride, kept, work.best + thread * kept, scratch);
   team.barrier();
   Best* best = ranks.alone() ? work.best : ranks.own<Best>();

@@ -5,17 +5,17 @@ import triton.language as tl
 
 from ..mlp_gemm.triton_impl import mlp_gemm_kernel
 from ..qkv_gemm.triton_impl import qkv_gemm_kernel
-from ..tiles import code_of, product, wait_for_previous
+from ..tiles import code_of, normed_row, product, wait_for_previous
 
 
 @triton.jit
 def embed(
     out_ptr, table_ptr, scales_ptr, tokens_ptr, begin, position_table_ptr, positions_ptr, offset,
-    eps, gain_ptr, shift_ptr,
+    scale, eps, gain_ptr, shift_ptr,
     E: tl.constexpr, CODES: tl.constexpr, POSITIONS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [M, E] = norm(table[begin + token]) + position_table[position + offset], one row per program."""
+    """out [M, E] = norm(scale * table[begin + token]) + position_table[position + offset], one row per program."""
     wait_for_previous(PDL)
     m = tl.program_id(0)
     token = (begin + tl.maximum(tl.load(tokens_ptr + m), 0)).to(tl.int64)  # -1: all logits were NaN
@@ -35,12 +35,7 @@ def embed(
         x *= tl.load(scales, mask=inside, other=0.0).to(tl.float32)
         if NUMBERS == 2:
             x += tl.load(scales + 1, mask=inside, other=0.0).to(tl.float32)
-    if NORM != "none":
-        if NORM == "layer":
-            x = tl.where(inside, x - tl.sum(x) / E, 0.0)
-        x = x * tl.rsqrt(tl.sum(x * x) / E + eps) * tl.load(gain_ptr + k, mask=inside, other=0.0)
-        if SHIFT:
-            x += tl.load(shift_ptr + k, mask=inside, other=0.0)
+    x = normed_row(x * scale, gain_ptr, shift_ptr, eps, k, E, NORM, SHIFT)
     if POSITIONS:
         position = (tl.load(positions_ptr + m) + offset).to(tl.int64)
         x += tl.load(position_table_ptr + position * E + k, mask=inside, other=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from labkit.stages import Stage
 from ..abi import CHeads, CLayer, CLinear, CNorm
 from ..build import mirrors, same_in_cpp
 from ..layer_ops import LAYER_OPS
-from ..types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
+from ..types import NO_NORM, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
 
 STAGES_PER_LAYER = tuple(op.stage for op in LAYER_OPS)
 _MLP = STAGES_PER_LAYER.index(Stage.MLP)
@@ -39,6 +39,7 @@ class CEmbedding(ctypes.Structure):
         ("project_in", CLinear),
         ("positions", c_void_p),
         ("position_offset", c_int32),
+        ("scale", c_float),
     ]
 
 
@@ -49,6 +50,7 @@ class CHead(ctypes.Structure):
         ("matrix", CLinear),
         ("begin", c_int64),
         ("vocab", c_int64),
+        ("cap", c_float),
     ]
 
 
@@ -82,6 +84,7 @@ class LayerWeights:
     mlp: MlpWeights
     mlp_out: Linear
     mlp_bias: Tensor | None
+    mlp_out_norm: Norm = NO_NORM  # of the MLP's output, before it is added to the residual
     shared_norm: bool = False
 
     def with_matrices(self, at: Callable[[Tensor], Tensor]) -> LayerWeights:
@@ -103,19 +106,20 @@ class LayerWeights:
     def c(self) -> CLayer:
         mlp = self.mlp.c
         if self.shared_norm:
-            mlp = type(mlp)(Norm().c, mlp.up, mlp.activation, mlp.gated)
+            mlp = type(mlp)(NO_NORM.c, mlp.up, mlp.activation, mlp.gated, mlp.addend_norm)
         return CLayer(
             self.qkv.c,
             self.attention.c,
             self.attn_out.c_with(self.attn_bias),
             mlp,
             self.mlp_out.c_with(self.mlp_bias),
+            self.mlp_out_norm.c,
         )
 
 
 @dataclass(frozen=True)
 class EmbeddingWeights:
-    """Tokens in, rows out: norm(row of the token), projected, plus positions[position + position_offset]."""
+    """Tokens in, rows out: norm(scale * row of the token), projected, plus positions[position + position_offset]."""
 
     table: Tensor | None  # [rows, size]; None: the rows are in `packed`
     packed: Linear | None  # the matrix of a tied LM head
@@ -125,6 +129,7 @@ class EmbeddingWeights:
     project_in: Linear | None = None
     positions: Tensor | None = None  # float32 [P, H]
     position_offset: int = 0
+    scale: float = 1.0
 
     @property
     def c(self) -> CEmbedding:
@@ -138,22 +143,24 @@ class EmbeddingWeights:
             self.project_in.c if self.project_in else CLinear(),
             pointer(self.positions),
             self.position_offset,
+            self.scale,
         )
 
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Rows in, logits out."""
+    """Rows in, logits out. cap: a logit x becomes cap * tanh(x / cap); None: no cap."""
 
     matrix: Linear
     vocab: range  # the tokens whose logits this rank computes
     vocab_size: int  # of all ranks
     project_out: Linear | None = None
+    cap: float | None = None
 
     @property
     def c(self) -> CHead:
         project_out = self.project_out.c if self.project_out else CLinear()
-        return CHead(project_out, self.matrix.c, self.vocab.start, self.vocab_size)
+        return CHead(project_out, self.matrix.c, self.vocab.start, self.vocab_size, self.cap or 0.0)
 
 
 @dataclass(frozen=True)

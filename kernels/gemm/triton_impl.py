@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
 from ..plain import normalise
+from ..plain import soft_capped as soft_capped_rows
 from ..residual_add.triton_impl import add_rows
-from ..tiles import product
+from ..tiles import product, soft_capped
 from ..types import Linear, Norm
 
 PLAIN = Norm()
@@ -22,10 +23,10 @@ def _gemm(
     out_ptr, residual_ptr, M, N, eps, gain_ptr, shift_ptr,
     x_ptr, w_ptr, scales_ptr, bias_ptr, x2_ptr, w2_ptr, scales2_ptr, bias2_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
-    K2: tl.constexpr, CODES2: tl.constexpr, BIAS2: tl.constexpr, RESIDUAL: tl.constexpr,
+    K2: tl.constexpr, CODES2: tl.constexpr, BIAS2: tl.constexpr, RESIDUAL: tl.constexpr, CAP: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = norm(x) W^T + bias (+ x2 W2^T + bias2) (+ residual), each [M, N].
+    """out = norm(x) W^T + bias (+ x2 W2^T + bias2) (+ residual) [M, N], under the cap.
 
     Two products in one kernel serve a parallel residual, to which attention output and second MLP matrix are both
     added: that saves a launch and writing the sum in between. The wait of the first product serves both.
@@ -50,6 +51,8 @@ def _gemm(
     at = m[None, :] * N + rows[:, None]
     if RESIDUAL:
         y += tl.load(residual_ptr + at, mask=mask, other=0.0)
+    if CAP != 0.0:
+        y = soft_capped(y, CAP)
     tl.store(out_ptr + at, y, mask=mask)
 
 
@@ -63,10 +66,12 @@ def gemm(
     norm: Norm = PLAIN,
     also: tuple[Tensor, Linear, Tensor | None] | None = None,
     residual: Tensor | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """out [M, N] = norm(x) W^T + bias + residual. `also`: (x2, W2, bias2); its product is added in the same kernel.
 
-    `bias` replaces the bias of `weights`. `residual` is float32, the other tensors are of any floating type.
+    `bias` replaces the bias of `weights`. cap: a sum y becomes cap * tanh(y / cap). `residual` is float32, the other
+    tensors are of any floating type.
     """
     bias = weights.bias if bias is None else bias
     x2, weights2, bias2 = also or (None, None, None)
@@ -75,7 +80,8 @@ def gemm(
         wide = [matmul(normalise(norm, x), weights)]
         if x2 is not None and weights2 is not None:
             wide.append(matmul(x2, weights2))
-        return add_rows([*wide, residual], [bias, bias2], out, launch)
+        add_rows([*wide, residual], [bias, bias2], out, launch)
+        return out if cap is None else out.copy_(soft_capped_rows(out, cap))
     op = "gemm" if weights2 is None else "two_gemms"
     tile = launch.tile(op, tile_type(weights), rows, weights.outputs, weights.inputs)
     launch(
@@ -106,6 +112,7 @@ def gemm(
         CODES2=codes(weights2) if weights2 else (0, 0, 0),
         BIAS2=bias2 is not None,
         RESIDUAL=residual is not None,
+        CAP=cap or 0.0,
         BN=tile.rows,
         BK=tile.depth,
         MP=padded_rows(rows),

@@ -36,8 +36,9 @@ def mlp_gemm(
 ) -> tuple[Tensor, Tensor]:
     """hidden, addend [N, H] float32 -> (act [N, >= I], residual [N, H]).
 
-    residual = hidden + addend + addend_bias (or its norm, `residual_from_norm`); act = activation(norm(sum) W^T + b),
-    gated: activation(gate) * up. Columns of act past the true I (padding of an interleaved gated matrix) are zero.
+    residual = hidden + addend_norm(addend + addend_bias) (or its norm, `residual_from_norm`);
+    act = activation(norm(sum) W^T + b), gated: activation(gate) * up. Columns of act past the true I (padding of an
+    interleaved gated matrix) are zero.
     """
     run = choose("mlp_gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
     return run(hidden, addend, addend_bias, weights, residual_from_norm, threads)

@@ -21,9 +21,10 @@ class MlpCase:
         return self.shape.intermediate * (2 if self.shape.gated else 1)
 
     def bytes(self, rows: int, sizes: Sizes) -> int:
-        """The matrix once, the norm, and the bias of the attention output unless it is added after the MLP."""
+        """The matrix once, the norms, and the bias of the attention output unless it is added after the MLP."""
         shape = self.shape
         vectors = 0 if shape.shared_norm else shape.norm_numbers
+        vectors += shape.norm_numbers if shape.output_norms else 0
         if "attn_out" in shape.biases and not shape.parallel:
             vectors += shape.hidden
         return sizes.vector * vectors + sizes.of_matrix(self.outputs, shape.hidden, bias="ff1" in shape.biases)

@@ -49,8 +49,8 @@ void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normali
 
 }  // namespace labkit
 
-// x = norm(h + addend + bias); act: [rows][width] = activation(x * up^T + bias); residual: [rows][hidden]. addend may
-// be null.
+// x = norm(h + addend_norm(addend + bias)); act: [rows][width] = activation(x * up^T + bias); residual: [rows][hidden].
+// addend may be null.
 extern "C" int64_t labkit_mlp_gemm(const labkit::MlpWeights* weights, const float* h, const float* addend,
                                    const float* bias, int32_t from_norm, int64_t rows, float* act, float* residual,
                                    int32_t threads) {
@@ -66,9 +66,9 @@ extern "C" int64_t labkit_mlp_gemm(const labkit::MlpWeights* weights, const floa
     Act* staged = buffers.context.get<Act>(rows * act_stride);
     run_team(team, threads, [&](int thread) {
       ThreadScratch& scratch = thread_scratch();
-      const Normalised<Weight> input =
-          normalised_rows<Weight>(team, thread, weights->norm, h, hidden, Parts(addend, hidden), bias, from_norm, rows,
-                                  hidden, stride, x, shared_residual, scratch);
+      const Normalised<Weight> input = normalised_rows<Weight>(
+          team, thread, weights->norm, h, hidden, {Parts(addend, hidden), bias, weights->addend_norm}, from_norm, rows,
+          hidden, stride, x, shared_residual, scratch);
       mlp_region<Weight>(team, thread, *weights, input, rows, staged, act_stride, scratch);
       const Range mine = team.share(rows, thread);
       for (int64_t m = mine.begin; m < mine.end; ++m)

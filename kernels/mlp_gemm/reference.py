@@ -27,7 +27,8 @@ def mlp_gemm(
     multiply: Callable[[Tensor, Linear], Tensor] = linear,
 ) -> tuple[Tensor, Tensor]:
     if addend is not None:
-        hidden = hidden + (addend if addend_bias is None else addend + addend_bias)
+        addend = addend if addend_bias is None else addend + addend_bias
+        hidden = hidden + normalise(weights.addend_norm, addend)
     normed = normalise(weights.norm, hidden)
     wide = multiply(normed, weights.up)
     activation = ACTIVATION[weights.activation]

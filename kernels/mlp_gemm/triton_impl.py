@@ -8,7 +8,7 @@ from torch import Tensor
 from ..gemm.triton_impl import codes, matmul, tile_type
 from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
 from ..plain import normalise
-from ..residual_add.triton_impl import add_rows
+from ..residual_add.triton_impl import add_normed, add_rows
 from ..tiles import product, wait_for_previous
 from ..tuned import Tile
 from ..types import MlpWeights
@@ -102,6 +102,11 @@ def mlp_gemm(
     residual_from_norm: bool = False,
 ) -> None:
     """Writes act [M, N] of any floating type and, if given, residual [M, H] float32; see the op's contract."""
+    if addend is not None and weights.addend_norm.kind != "none":
+        total = torch.empty_like(hidden) if residual is None or residual_from_norm else residual
+        hidden = add_normed(hidden, addend, addend_bias, weights.addend_norm, total, launch)
+        addend, addend_bias = None, None
+        residual = residual if residual_from_norm else None
     if len(hidden) > FEW_ROWS:
         if addend is not None:
             hidden = add_rows([hidden, addend], [addend_bias], torch.empty_like(hidden), launch)

@@ -4,7 +4,7 @@
 
 #include "../gemm/cpp_impl.cpp"
 
-#include "../all_reduce/exchange.h"
+#include "../addend.h"
 #include "../int8_cache.h"
 
 namespace labkit {
@@ -20,30 +20,25 @@ struct Normalised {
   int64_t residual_stride;
 };
 
-// x = norm(h + addend + bias). The addend is whole, or consists of the parts of all ranks, which are added up in the
-// same pass. The residual is the sum, or x itself if the model takes it after the norm.
+// x = norm(h + addend). The addend is whole, or consists of the parts of all ranks, which are added up in the same
+// pass. The residual is the sum, or x itself if the model takes it after the norm.
 template <class T>
 Normalised<T> normalised_rows(Team& team, int thread, const Norm& norm, const float* h, int64_t h_stride,
-                              const Parts& addend, const float* bias, bool residual_from_norm, int64_t rows,
-                              int64_t hidden, int64_t stride, Activation<T>* shared_x, float* shared_residual,
-                              ThreadScratch& scratch) {
+                              const Addend& addend, bool residual_from_norm, int64_t rows, int64_t hidden,
+                              int64_t stride, Activation<T>* shared_x, float* shared_residual, ThreadScratch& scratch) {
   const int64_t padded = padded_depth<T>(hidden);
   const bool own = rows == 1;
   const size_t floats = size_t(stride);
   float* work = scratch.rows.get<float>(3 * floats);  // the normalised row, then (own only) the residual and x
   Activation<T>* x = own ? reinterpret_cast<Activation<T>*>(work + 2 * floats) : shared_x;
   float* residual = own ? work + floats : shared_residual;
-  const bool keep_sum = addend.count || residual_from_norm;
+  const bool adds = addend.rows.count, keep_sum = adds || residual_from_norm;
   const Range mine = own ? Range{0, 1} : team.share(rows, thread);
   for (int64_t m = mine.begin; m < mine.end; ++m) {
     const float* row = h + m * h_stride;
-    if (addend.count) {
-      float* total = residual + m * stride;
-      if (bias)
-        add_parts(addend, m, 0, hidden, [=](int64_t i, float sum) { total[i] = row[i] + sum + bias[i]; });
-      else
-        add_parts(addend, m, 0, hidden, [=](int64_t i, float sum) { total[i] = row[i] + sum; });
-      row = total;
+    if (adds) {
+      add_row(addend, m, hidden, row, residual + m * stride);
+      row = residual + m * stride;
     }
     normalise(norm, row, hidden, work);
     if (residual_from_norm) std::memcpy(residual + m * stride, work, size_t(hidden) * 4);
@@ -136,9 +131,8 @@ extern "C" int64_t labkit_qkv_gemm(const labkit::QkvWeights* weights, const labk
     float* qkv = buffers.wide.get<float>(count * qkv_stride);
     run_team(team, threads, [&](int thread) {
       ThreadScratch& scratch = thread_scratch();
-      const Normalised<Weight> input =
-          normalised_rows<Weight>(team, thread, weights->norm, h, hidden, {}, nullptr, from_norm, count, hidden, stride,
-                                  x, shared_residual, scratch);
+      const Normalised<Weight> input = normalised_rows<Weight>(team, thread, weights->norm, h, hidden, {}, from_norm,
+                                                               count, hidden, stride, x, shared_residual, scratch);
       qkv_region<Weight>(team, thread, *weights, *rotary, *heads, *rows, *cache, input, qkv, qkv_stride, scratch);
       if (thread == 0)
         for (int64_t m = 0; m < count; ++m) {

@@ -1,18 +1,22 @@
 """Region 4: output bias + residual (+ the attention output of a parallel residual)."""
 
+from ctypes import byref
+
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
-from ..checks import checked, floats, maybe
+from ..checks import checked, floats, maybe, norm
 from ..dispatch import choose
-from ..types import pointer
+from ..types import NO_NORM, Norm, pointer
 from .reference import residual_add as reference
 
 __all__ = ["residual_add"]
 
-build.declare("labkit_residual_add", *[POINTER] * 5, LONG, LONG, POINTER, INT, allocates=True)
+build.declare("labkit_residual_add", *[POINTER] * 6, LONG, LONG, POINTER, INT, allocates=True)
 
 
 @checked(
@@ -21,6 +25,7 @@ build.declare("labkit_residual_add", *[POINTER] * 5, LONG, LONG, POINTER, INT, a
     mlp_bias=maybe(floats("width")),
     attn_out=maybe(floats("rows", "width")),
     attn_bias=maybe(floats("width")),
+    mlp_norm=norm,
 )
 def residual_add(
     residual: Tensor,
@@ -28,13 +33,19 @@ def residual_add(
     mlp_bias: Tensor | None,
     attn_out: Tensor | None = None,
     attn_bias: Tensor | None = None,
+    mlp_norm: Norm = NO_NORM,
     *,
     threads: int = 1,
     impl: str,
 ) -> Tensor:
-    """[N, H] float32 each -> residual + attn_out + attn_bias + mlp_out + mlp_bias [N, H]; biases are [H] or None."""
+    """[N, H] float32 each -> residual + attn_out + attn_bias + mlp_norm(mlp_out + mlp_bias) [N, H].
+
+    Biases are [H] or None. With a norm there is no attn_out.
+    """
+    if mlp_norm.kind != "none" and attn_out is not None:
+        raise UserError("got attn_out and mlp_norm, expected one of them: only an MLP's own output is normed")
     run = choose("residual_add", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
-    return run(residual, mlp_out, mlp_bias, attn_out, attn_bias, threads)
+    return run(residual, mlp_out, mlp_bias, attn_out, attn_bias, mlp_norm, threads)
 
 
 def _cpp(
@@ -43,6 +54,7 @@ def _cpp(
     mlp_bias: Tensor | None,
     attn_out: Tensor | None,
     attn_bias: Tensor | None,
+    mlp_norm: Norm,
     threads: int,
 ) -> Tensor:
     out = torch.empty_like(residual)
@@ -52,6 +64,7 @@ def _cpp(
         pointer(attn_bias),
         pointer(mlp_out),
         pointer(mlp_bias),
+        byref(mlp_norm.c),
         residual.shape[0],
         residual.shape[1],
         pointer(out),
@@ -66,10 +79,13 @@ def _triton(
     mlp_bias: Tensor | None,
     attn_out: Tensor | None,
     attn_bias: Tensor | None,
+    mlp_norm: Norm,
     threads: int,
 ) -> Tensor:
     gpu.require()
-    from .triton_impl import add_rows
+    from .triton_impl import add_normed, add_rows
 
+    if mlp_norm.kind != "none":
+        return add_normed(residual, mlp_out, mlp_bias, mlp_norm, torch.empty_like(residual), gpu.default_launcher())
     parts, biases = [residual, attn_out, mlp_out], [attn_bias, mlp_bias]
     return add_rows(parts, biases, torch.empty_like(residual), gpu.default_launcher())

@@ -16,9 +16,10 @@ class ResidualCase:
         return self.shape.model
 
     def bytes(self, rows: int, sizes: Sizes) -> int:
-        """The biases once."""
+        """The biases and the norm once."""
         biases = ("ff2" in self.shape.biases) + (self.shape.parallel and "attn_out" in self.shape.biases)
-        return sizes.vector * self.shape.hidden * biases
+        norm = self.shape.norm_numbers if self.shape.output_norms else 0
+        return sizes.vector * (self.shape.hidden * biases + norm)
 
     def flops(self, rows: int) -> int:
         """Zero: there is no product."""

@@ -3,22 +3,24 @@
 
 #include <initializer_list>
 
-#include "../all_reduce/exchange.h"
+#include "../addend.h"
 #include "../gemm/panels.h"
 
 namespace labkit {
 
 constexpr int64_t kWorthATeam = 32768;  // numbers: for fewer, waking a thread takes longer than adding them
 
-struct Addend {
-  Parts rows;         // no parts: nothing is added
-  const float* bias;  // may be null
-};
-
-// out = residual + a + a.bias + b + b.bias; out may be residual.
+// out = residual + a + b, each with its bias. Threads share the columns, and out may be residual. If b has a norm,
+// there is no a, out is not residual, and threads share the rows.
 inline void residual_share(const Team& team, int thread, const float* residual, int64_t residual_stride,
                            const Addend& a, const Addend& b, int64_t rows, int64_t hidden, float* out,
                            int64_t out_stride) {
+  if (b.norm.kind != kNoNorm) {
+    const Range mine = team.share(rows, thread);
+    for (int64_t m = mine.begin; m < mine.end; ++m)
+      add_row(b, m, hidden, residual + m * residual_stride, out + m * out_stride);
+    return;
+  }
   const auto [begin, end] = team.share(hidden, thread);
   for (int64_t m = 0; m < rows; ++m) {
     float* to = out + m * out_stride;
@@ -38,14 +40,15 @@ inline void residual_share(const Team& team, int thread, const float* residual, 
 }  // namespace labkit
 
 extern "C" int64_t labkit_residual_add(const float* residual, const float* a, const float* a_bias, const float* b,
-                                       const float* b_bias, int64_t rows, int64_t hidden, float* out, int32_t threads) {
+                                       const float* b_bias, const labkit::Norm* b_norm, int64_t rows, int64_t hidden,
+                                       float* out, int32_t threads) {
   using namespace labkit;
   return guarded([&]() -> int64_t {
     if (rows * hidden < kWorthATeam) threads = 1;
     Team team(threads);
     run_team(team, threads, [&](int thread) {
-      residual_share(team, thread, residual, hidden, {Parts(a, hidden), a_bias}, {Parts(b, hidden), b_bias}, rows,
-                     hidden, out, hidden);
+      residual_share(team, thread, residual, hidden, {Parts(a, hidden), a_bias}, {Parts(b, hidden), b_bias, *b_norm},
+                     rows, hidden, out, hidden);
     });
     return 0;
   });

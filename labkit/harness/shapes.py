@@ -25,6 +25,7 @@ def layer_shape(config: ModelConfig) -> LayerShape:
         parallel=config.parallel_residual,
         shared_norm=config.shared_norm,
         qk_norm=config.qk_norm,
+        output_norms=config.output_norms,
     )
 
 

@@ -84,6 +84,11 @@ class ModelConfig:
     final_norm: bool = True
     embedding_norm: bool = False  # BLOOM
     qk_norm: bool = False  # RMS norm over each query and key head before the rotation (Qwen3)
+    output_norms: bool = False  # h += attn_out_norm(attn(norm1(h))); h += mlp_out_norm(mlp(norm2(h))) (Gemma 2)
+    norm_offset: float = 0.0  # added to the stored weights of all norms (Gemma: 1)
+    embedding_scale: float = 1.0  # multiplies the rows of the embedding, rounded to its type (Gemma)
+    attention_cap: float | None = None  # a score s becomes cap * tanh(s / cap) before the mask (Gemma 2)
+    logit_cap: float | None = None  # the same for a logit
     tied_head: bool = False
 
     def __post_init__(self) -> None:
@@ -99,6 +104,8 @@ class ModelConfig:
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly; "
                 f"use a number of key/value heads that divides {self.num_heads}"
             )
+        if self.output_norms and (self.parallel_residual or self.residual_from_norm or not self.pre_norm):
+            raise UserError("output_norms need a sequential layer whose residual is not normed")
         for per_layer in ("attention_scales", "windows"):
             if (got := len(getattr(self, per_layer))) != self.num_layers:
                 raise UserError(f"{per_layer} has {got} entries for {self.num_layers} layers; give one per layer")
@@ -121,6 +128,8 @@ class ModelConfig:
         if self.qk_norm:
             shapes |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
         shapes |= self._linear_shapes("attn_out", hidden, query)
+        if self.output_norms:
+            shapes |= self._norm_shapes("attn_out_norm") | self._norm_shapes("mlp_out_norm")
         if not self.shared_norm:
             shapes |= self._norm_shapes("norm2")
         shapes |= self._linear_shapes("ff1", 2 * inner if self.gated else inner, hidden)

@@ -36,12 +36,14 @@ def _size(most: int, *, least: int = 1, optional: bool = False) -> FieldCheck:
     return check
 
 
-def _number(*, above: float | None = None, most: float = math.inf) -> FieldCheck:
+def _number(*, above: float | None = None, most: float = math.inf, optional: bool = False) -> FieldCheck:
     """A finite number, at least zero or larger than `above`."""
     expected = "a number of at least 0" if above is None else f"a number above {above:g}"
-    expected += "" if most == math.inf else f" and at most {most:g}"
+    expected += ("" if most == math.inf else f" and at most {most:g}") + (" or null" if optional else "")
 
     def check(value: Any) -> str | None:
+        if value is None and optional:
+            return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return expected
         return None if (value >= 0 if above is None else value > above) and value <= most else expected
@@ -120,7 +122,9 @@ FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit 
     | {"max_window_layers": _size(MOST_LAYERS, least=0, optional=True)}
     | dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"), _number())
     | dict.fromkeys(("initializer_range", "init_std"), _number())
-    | dict.fromkeys(("activation_function", "hidden_act", "activation", "model_type"), _text)
+    | dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _number(above=0, most=1e30, optional=True))
+    | {"query_pre_attn_scalar": _number(above=0, most=1e30)}
+    | dict.fromkeys(("activation_function", "hidden_act", "hidden_activation", "activation", "model_type"), _text)
     | dict.fromkeys(("architectures", "layer_types", "attention_layers"), _texts)
     | dict.fromkeys(("rope_parameters", "rope_scaling"), _rope)
     | dict.fromkeys(("dtype", "torch_dtype"), _float_type)

@@ -183,6 +183,7 @@ def read_opt(hf: PretrainedConfig) -> Fields:
 def _llama_like(hf: PretrainedConfig, **fields: Any) -> Fields:
     head_dim = getattr(hf, "head_dim", None) or _head_dim(hf)
     common = {
+        "activation": getattr(hf, "hidden_act", None),
         "num_kv_heads": hf.num_key_value_heads or hf.num_attention_heads,
         "max_positions": hf.max_position_embeddings,
         "position": "rotary",
@@ -191,13 +192,7 @@ def _llama_like(hf: PretrainedConfig, **fields: Any) -> Fields:
         "norm_eps": hf.rms_norm_eps,
         "gated": True,
     }
-    return _fields(
-        hf,
-        activation=hf.hidden_act,
-        intermediate_size=hf.intermediate_size,
-        head_dim=head_dim,
-        **(common | fields),
-    )
+    return _fields(hf, intermediate_size=hf.intermediate_size, head_dim=head_dim, **(common | fields))
 
 
 def read_llama(hf: PretrainedConfig) -> Fields:
@@ -216,6 +211,23 @@ def read_qwen2(hf: PretrainedConfig) -> Fields:
 def read_qwen3(hf: PretrainedConfig) -> Fields:
     biases = frozenset({"qkv", "attn_out"} if hf.attention_bias else ())
     return _llama_like(hf, biases=biases, windows=_layer_windows(hf), qk_norm=True)
+
+
+def read_gemma2(hf: PretrainedConfig) -> Fields:
+    """Gemma 2. Its attention is scaled by a number of its own, and capped; so are its logits."""
+    _require(hf, use_bidirectional_attention=False)
+    return _llama_like(
+        hf,
+        activation=hf.hidden_activation,
+        scales=(hf.query_pre_attn_scalar**-0.5,) * hf.num_hidden_layers,
+        windows=_layer_windows(hf),
+        biases=frozenset({"qkv", "attn_out"} if hf.attention_bias else ()),
+        output_norms=True,
+        norm_offset=1.0,
+        embedding_scale=hf.hidden_size**0.5,
+        attention_cap=hf.attn_logit_softcapping,
+        logit_cap=hf.final_logit_softcapping,
+    )
 
 
 def read_bert(hf: PretrainedConfig) -> Fields:
@@ -284,6 +296,7 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
 
 
 def _require(hf: PretrainedConfig, **switches: object) -> None:
+    """Raises UserError for a switch of another value. None counts as False, as in transformers' models."""
     for name, expected in switches.items():
-        if (got := getattr(hf, name, expected)) != expected:
+        if (got := getattr(hf, name, expected)) != expected and (got is not None or expected is not False):
             raise UserError(f"{name} = {got!r} is not supported for {hf.model_type}; expected {expected!r}")

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from labkit.models.config import ModelConfig
 from labkit.models.hf_config import (
     read_bloom,
+    read_gemma2,
     read_gpt2,
     read_gpt_neo,
     read_gpt_neox,
@@ -138,9 +139,19 @@ QWEN3 = replace(
     q_norm="self_attn.q_norm",
     k_norm="self_attn.k_norm",
 )
+GEMMA2 = replace(
+    LLAMA,
+    architecture="Gemma2ForCausalLM",
+    model_type="gemma2",
+    read=read_gemma2,
+    attn_out_norm="post_attention_layernorm",
+    norm2="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)
 
 POLICIES: dict[str, Policy] = {
-    policy.architecture: policy for policy in (GPT2, GPTJ, GPT_NEO, GPT_NEOX, BLOOM, OPT, LLAMA, MISTRAL, QWEN2, QWEN3)
+    policy.architecture: policy
+    for policy in (GPT2, GPTJ, GPT_NEO, GPT_NEOX, BLOOM, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2)
 }
 
 

@@ -76,6 +76,8 @@ class Policy:
     head: str = "lm_head"
     q_norm: str | None = None
     k_norm: str | None = None
+    attn_out_norm: str | None = None
+    mlp_out_norm: str | None = None
     transposed: bool = False  # linears are stored [in, out] (GPT-2's Conv1D)
     interleaved_qkv: bool = False  # QKV rows are stored [heads, 3, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's

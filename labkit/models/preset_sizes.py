@@ -68,4 +68,7 @@ PRESET_SIZES = {
     "qwen3-1.7b": PresetSize("Qwen3ForCausalLM", 28, 2048, 16, 151936, 1_720_574_976),
     "qwen3-4b": PresetSize("Qwen3ForCausalLM", 36, 2560, 32, 151936, 4_022_468_096),
     "qwen3-8b": PresetSize("Qwen3ForCausalLM", 36, 4096, 32, 151936, 8_190_735_360),
+    "gemma-2-2b": PresetSize("Gemma2ForCausalLM", 26, 2304, 8, 256000, 2_614_341_888),
+    "gemma-2-9b": PresetSize("Gemma2ForCausalLM", 42, 3584, 16, 256000, 9_241_705_984),
+    "gemma-2-27b": PresetSize("Gemma2ForCausalLM", 46, 4608, 32, 256000, 27_227_128_320),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import (
     BloomConfig,
+    Gemma2Config,
     GPT2Config,
     GPTJConfig,
     GPTNeoConfig,
@@ -115,6 +116,9 @@ _llama3_rope = {
 _mistral = partial(_llama, family=MistralConfig, rms_norm_eps=1e-5, sliding_window=4096, positions=32768)
 _qwen2 = partial(_llama, family=Qwen2Config, theta=1_000_000.0, positions=131072)
 _qwen3 = partial(_llama, family=Qwen3Config, theta=1_000_000.0, positions=40960, head_dim=128, vocab=151936)
+_gemma2 = partial(
+    _llama, family=Gemma2Config, vocab=256000, positions=8192, head_dim=256, tie_word_embeddings=True, rms_norm_eps=1e-6
+)
 SMOLLM2 = _llama(30, 576, 9, 3, 1536, vocab=49152, positions=8192, theta=100_000.0, tie_word_embeddings=True)
 
 PRESETS: dict[str, Preset] = {
@@ -180,6 +184,13 @@ PRESETS: dict[str, Preset] = {
         ("qwen3-1.7b", "Qwen/Qwen3-1.7B", _qwen3(28, 2048, 16, 8, 6144, tie_word_embeddings=True)),
         ("qwen3-4b", "Qwen/Qwen3-4B", _qwen3(36, 2560, 32, 8, 9728, tie_word_embeddings=True)),
         ("qwen3-8b", "Qwen/Qwen3-8B", _qwen3(36, 4096, 32, 8, 12288)),
+        ("gemma-2-2b", "google/gemma-2-2b", _gemma2(26, 2304, 8, 4, 9216)),
+        ("gemma-2-9b", "google/gemma-2-9b", _gemma2(42, 3584, 16, 8, 14336)),
+        (
+            "gemma-2-27b",
+            "google/gemma-2-27b",
+            _gemma2(46, 4608, 32, 16, 36864, head_dim=128, query_pre_attn_scalar=144),
+        ),
     )
 }
 

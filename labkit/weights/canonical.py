@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from labkit.kernels.gemm import interleave_gate
 from labkit.kernels.types import Linear
+from labkit.system.rounding import BLOCK, ceil_div, round_up
 
 MATRICES = frozenset({"qkv", "attn_out", "ff1", "ff2", "embed", "head", "project_in", "project_out"})
 
@@ -27,6 +30,23 @@ class RowBlocks:
 
     def whole(self) -> Tensor:
         return self.rows(0, self.shape[0])
+
+
+def interleaved(matrix: RowBlocks) -> RowBlocks:
+    """A view of a matrix of gate rows, then up rows, in blocks that hold both."""
+    inner = matrix.shape[0] // 2
+
+    def rows(begin: int, end: int) -> Tensor:
+        first, last = begin // 2, min(end // 2, inner)
+        parts = (matrix.rows(first, last), matrix.rows(inner + first, inner + last))
+        return interleave_gate(torch.cat(parts))
+
+    return RowBlocks(matrix.shape, rows)
+
+
+def interleaved_rows(outputs: int) -> int:
+    """Rows of a matrix once gate and up rows are interleaved, each padded to half blocks."""
+    return 2 * round_up(ceil_div(outputs, 2), BLOCK // 2)
 
 
 Weight = Tensor | Linear | RowBlocks

@@ -24,8 +24,8 @@ from labkit.kernels.memory import Place
 from labkit.kernels.types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.shards import SUMMED, Cut
-from labkit.system.rounding import BLOCK, ceil_div, round_up
-from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
+from labkit.system.rounding import BLOCK, ceil_div
+from labkit.weights.canonical import Canonical, RowBlocks, Weight, interleaved, interleaved_rows, vectors_of
 from labkit.weights.quantise import Scheme
 from labkit.weights.spec import WeightSpec
 
@@ -95,8 +95,8 @@ class Builder:
         """Packs a matrix, and quantises it if there is a scheme, some rows at a time."""
         parts = []
         (outputs, inputs), taken = matrix.shape, columns.ranges[0] if columns else (0, matrix.shape[1])
-        rows_of = _gated(matrix) if gated else matrix
-        stored = _padded(outputs, gated)
+        rows_of = interleaved(matrix) if gated else matrix
+        stored = interleaved_rows(outputs) if gated else outputs
         dtype = PACKED[scheme.bits] if scheme else float_dtype(self.spec.dtype)
         panels = self.place.empty(packed_shape(stored, taken[1] - taken[0], dtype), dtype)
         group = 0
@@ -158,8 +158,15 @@ class Builder:
         return replace(linear, bias=self.vector(bias))
 
     def norm(self, tensors: dict[str, Tensor], name: str) -> Norm:
-        weight, bias = self.vector(tensors[f"{name}.weight"]), self.vector(tensors.get(f"{name}.bias"))
-        return Norm(self.config.norm, weight, bias, self.config.norm_eps)
+        """The norm of this canonical name; an empty `Norm` where the model has none."""
+        if (weight := self.gain(tensors.get(f"{name}.weight"))) is None:
+            return Norm()
+        return Norm(self.config.norm, weight, self.vector(tensors.get(f"{name}.bias")), self.config.norm_eps)
+
+    def gain(self, stored: Tensor | None) -> Tensor | None:
+        """The weight of a norm, from the stored one."""
+        weight, offset = self.vector(stored), self.config.norm_offset
+        return weight if weight is None or not offset else weight.add_(offset)
 
     def last_norm(self, tensors: Canonical) -> Norm:
         """The norm of the output of a post-norm layer with these tensors; an empty `Norm` for pre-norm layers."""
@@ -194,16 +201,19 @@ class Builder:
         if config.parallel_residual and self.spec.part.size > 1:  # one sum of the ranks for both
             attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
         up = self.with_bias(matrix("ff1.weight", gated=config.gated), up_bias)
-        head_norms = {name: self.vector(vectors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
+        head_norms = {name: self.gain(vectors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
         qkv = self.with_bias(matrix("qkv.weight"), vectors.get("qkv.bias"))
         return LayerWeights(
             qkv=QkvWeights(norm1, qkv, **head_norms, qk_eps=config.norm_eps),
-            attention=AttentionParams(config.attention_scales[local], config.windows[local], slopes, config.causal),
+            attention=AttentionParams(
+                config.attention_scales[local], config.windows[local], slopes, config.causal, config.attention_cap
+            ),
             attn_out=matrix("attn_out.weight", columns=cuts["attn_out.weight"]),
             attn_bias=self.vector(attn_bias),
-            mlp=MlpWeights(norm2, up, config.activation, config.gated),
+            mlp=MlpWeights(norm2, up, config.activation, config.gated, self.norm(vectors, "attn_out_norm")),
             mlp_out=matrix("ff2.weight", columns=cuts["ff2.weight"]),
             mlp_bias=self.vector(mlp_bias),
+            mlp_out_norm=self.norm(vectors, "mlp_out_norm"),
             shared_norm=config.shared_norm,
         )
 
@@ -223,17 +233,22 @@ class Builder:
                 packed=matrix if config.tied_head else None,
                 size=config.embedding_size,
                 vocab=part.vocab,
-                norm=self.norm(vectors, "embed_norm") if config.embedding_norm else Norm(),
+                norm=self.norm(vectors, "embed_norm"),
                 project_in=project_in,
                 positions=self.vector(vectors.get("positions.weight")),
                 position_offset=config.position_offset,
+                scale=self._embedding_scale,
             )
         if part.head:
             assert matrix is not None
-            head = HeadWeights(
-                self.with_bias(matrix, vectors.get("head.bias")), part.vocab, config.vocab_size, project_out
-            )
+            matrix, vocab = self.with_bias(matrix, vectors.get("head.bias")), config.vocab_size
+            head = HeadWeights(matrix, part.vocab, vocab, project_out, config.logit_cap)
         return Outside(embedding, self.norm(vectors, "final_norm") if "final_norm.weight" in vectors else None, head)
+
+    @property
+    def _embedding_scale(self) -> float:
+        """The scale in the type of the embedding, in which transformers multiplies."""
+        return float(torch.tensor(self.config.embedding_scale, dtype=float_dtype(self.spec.dtype)))
 
     def _tied_table(self, head: Linear | None) -> Tensor | None:
         """The rows of an embedding that the head shares; None where the head's packed matrix serves lookups."""
@@ -314,24 +329,6 @@ def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if first is None or second is None:
         return second if first is None else first
     return first.float() + second.float()
-
-
-def _padded(outputs: int, gated: bool) -> int:
-    """Rows of a matrix once gate and up rows are interleaved, each padded to half blocks."""
-    half = BLOCK // 2
-    return 2 * round_up(ceil_div(outputs, 2), half) if gated else outputs
-
-
-def _gated(matrix: RowBlocks) -> RowBlocks:
-    """A view of a matrix of gate rows, then up rows, in blocks that hold both."""
-    inner = matrix.shape[0] // 2
-
-    def rows(begin: int, end: int) -> Tensor:
-        first, last = begin // 2, min(end // 2, inner)
-        parts = (matrix.rows(first, last), matrix.rows(inner + first, inner + last))
-        return interleave_gate(torch.cat(parts))
-
-    return RowBlocks(matrix.shape, rows)
 
 
 def _some_columns(columns: Cut, codes: Tensor, scales: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor, int]:

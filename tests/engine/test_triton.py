@@ -33,6 +33,14 @@ PROJECTED = (("embed", "embed"),) * 2 + (("gemm", "embed"),)
 REST = (("attend_one", "attention"), ("gemm", "attn_out"), ("mlp_gemm", "mlp"), ("gemm", "mlp_out"))
 FIVE = (("qkv_gemm", "qkv"), *REST)
 HEAD_NORMS = (("gemm", "qkv"), ("finish_heads", "qkv"), *REST)
+NORMED = (
+    ("gemm", "attn_out"),
+    ("add_normed", "mlp"),
+    ("mlp_gemm", "mlp"),
+    ("gemm", "mlp_out"),
+    ("add_normed", "residual"),
+)
+SEVEN = (*FIVE[:2], *NORMED)
 THREE = (("qkv_and_mlp", "qkv+mlp"), ("attend_one", "attention"), ("gemm", "attn_out+mlp_out"))
 KERNELS = {  # (kernel, stage) before the layers, of a layer, after them
     "gpt2": (EMBED, FIVE, HEAD),
@@ -43,6 +51,7 @@ KERNELS = {  # (kernel, stage) before the layers, of a layer, after them
     "opt-post-norm": (PROJECTED, FIVE, (("gemm", "lm_head"), *HEAD)),
     "llama": (EMBED, FIVE, HEAD),
     "qwen3": (EMBED, HEAD_NORMS, HEAD),
+    "gemma2": (EMBED, SEVEN, HEAD),
 }
 
 
@@ -69,7 +78,7 @@ def test_greedy_tokens_of_a_padded_batch_equal_vanilla(name: str) -> None:
     assert engine_of(name).graph_nodes == expected_nodes(name)
 
 
-@pytest.mark.parametrize("name", swept(["bloom-normed-residual", "opt", "qwen3"], []))
+@pytest.mark.parametrize("name", swept(["bloom-normed-residual", "opt", "qwen3", "gemma2"], []))
 @pytest.mark.usefixtures("poisoned")
 def test_logits_of_prompt_and_steps_equal_the_full_forward(name: str) -> None:
     model, text = engine_of(name).module, prompt(2, 7)

@@ -26,7 +26,8 @@ from triton.compiler import ASTSource
 
 from labkit.kernels import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention import triton_impl as attention_impl
-from labkit.kernels.decode_step.triton_impl import Buffers, StepInputs, StepState, TritonStep
+from labkit.kernels.decode_step.triton_ends import Buffers, StepInputs, StepState
+from labkit.kernels.decode_step.triton_impl import TritonStep
 from labkit.kernels.gemm.triton_impl import gemm
 from labkit.kernels.mlp_gemm.triton_impl import mlp_gemm
 from labkit.kernels.qkv_gemm.triton_impl import qkv_gemm

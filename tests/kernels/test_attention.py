@@ -16,6 +16,7 @@ PARAMS = {
     "all": AttentionParams(0.25),
     "window": AttentionParams(0.25, window=7),
     "window-1": AttentionParams(0.25, window=1),
+    "cap": AttentionParams(2.0, window=7, cap=1.5),
     "alibi": AttentionParams(0.25, slopes=torch.tensor([0.5, 0.25, 0.0625, 0.7, 0.03, 0.2])),
     "whole": AttentionParams(0.25, causal=False),
 }

@@ -27,7 +27,7 @@ def act_tolerance(dtype: torch.dtype) -> float:
 def test_cpp_equals_reference(dtype: torch.dtype, norm: str, activation: str, gated: bool) -> None:
     draw = Draw(dtype)
     plain, packed = draw.linear(INNER, HIDDEN, gated=gated)
-    norm_weights = draw.norm(norm, HIDDEN)
+    norm_weights, addend_norm = draw.norm(norm, HIDDEN), draw.norm(norm if gated else "none", HIDDEN)
     bias = draw.normal(HIDDEN)
     for rows in ROWS:
         hidden, addend = draw.normal(rows, HIDDEN), draw.normal(rows, HIDDEN)
@@ -35,13 +35,13 @@ def test_cpp_equals_reference(dtype: torch.dtype, norm: str, activation: str, ga
             arguments = (hidden, added, added_bias)
             expected = mlp_gemm(
                 *arguments,
-                MlpWeights(norm_weights, plain, activation, gated),
+                MlpWeights(norm_weights, plain, activation, gated, addend_norm),
                 residual_from_norm=from_norm,
                 impl="reference",
             )
             actual = mlp_gemm(
                 *arguments,
-                MlpWeights(norm_weights, packed, activation, gated),
+                MlpWeights(norm_weights, packed, activation, gated, addend_norm),
                 residual_from_norm=from_norm,
                 impl="cpp",
             )

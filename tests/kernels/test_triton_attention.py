@@ -36,7 +36,9 @@ def attention_inputs(
     cache, _ = draw.cache(heads, rows, total, capacity)
     slopes = 2.0 ** -torch.arange(1.0, heads.query + 1) if case.shape.alibi else None
     queries = draw.normal(batch * case.tokens, heads.query * heads.dim)
-    return queries, AttentionParams(0.25, case.window, slopes, case.causal), heads, rows, replace(cache, past=case.past)
+    cap = 1.5 if case.window else None
+    params = AttentionParams(0.25, case.window, slopes, case.causal, cap)
+    return queries, params, heads, rows, replace(cache, past=case.past)
 
 
 @pytest.mark.parametrize(

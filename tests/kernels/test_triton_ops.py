@@ -125,6 +125,9 @@ def test_gemm_with_all_that_may_surround_it(dtype: torch.dtype) -> None:
         fused_gemm(x, weights, out, launch, bias=bias, norm=norm, also=also, residual=residual)
         assert distance(out, first + bias + second + bias2 + residual) <= TOLERANCES[dtype]
         assert launch.launched == ["gemm" if rows <= gpu.FEW_ROWS else "add_rows"]
+        fused_gemm(x, weights, out, launch, cap=1.5)
+        expected = 1.5 * torch.tanh(gemm_reference(x.double(), double(first_linear)) / 1.5)
+        assert distance(out, expected) <= TOLERANCES[dtype]
         fused_gemm(x, weights, out, launch, norm=norm, also=(x2, weights2, None))
         assert distance(out, first + second) <= TOLERANCES[dtype]
 
@@ -132,7 +135,8 @@ def test_gemm_with_all_that_may_surround_it(dtype: torch.dtype) -> None:
 def check_mlp(draw: Draw, case: mlp_cases.MlpCase, counts: Sequence[int]) -> None:
     shape = case.shape
     plain, _ = draw.linear(shape.intermediate, shape.hidden, bias="ff1" in shape.biases, gated=shape.gated)
-    weights = MlpWeights(draw.norm(shape.norm, shape.hidden), plain, shape.activation, shape.gated)
+    addend_norm = draw.norm(shape.norm if shape.gated else "none", shape.hidden)
+    weights = MlpWeights(draw.norm(shape.norm, shape.hidden), plain, shape.activation, shape.gated, addend_norm)
     on_gpu = replace(weights, up=packed(plain, "triton"))
     for rows in counts:
         hidden, addend, bias = (

@@ -30,7 +30,7 @@ ACTIVATION = {
 
 def forward(config: ModelConfig, top: Weights, layers: list[Weights], ids: Tensor) -> Tensor:
     """Logits [T, V] of one unpadded sequence [T], with canonical weights, in fp32."""
-    x = top["embed.weight"][ids]
+    x = top["embed.weight"][ids] * config.embedding_scale
     if "project_in.weight" in top:
         x = linear(top, "project_in", x)
     if config.embedding_norm:
@@ -43,7 +43,8 @@ def forward(config: ModelConfig, top: Weights, layers: list[Weights], ids: Tenso
         x = norm(config, top, "final_norm", x)
     if "project_out.weight" in top:
         x = linear(top, "project_out", x)
-    return F.linear(x, top["embed.weight" if config.tied_head else "head.weight"], top.get("head.bias"))
+    logits = F.linear(x, top["embed.weight" if config.tied_head else "head.weight"], top.get("head.bias"))
+    return capped(logits, config.logit_cap)
 
 
 def layer(config: ModelConfig, index: int, weights: Weights, x: Tensor) -> Tensor:
@@ -54,9 +55,14 @@ def layer(config: ModelConfig, index: int, weights: Weights, x: Tensor) -> Tenso
     attended = attention(config, index, weights, normed)
     if config.parallel_residual:
         return x + attended + mlp(config, weights, normed if config.shared_norm else norm(config, weights, "norm2", x))
+    if config.output_norms:
+        attended = norm(config, weights, "attn_out_norm", attended)
     x = (normed if config.residual_from_norm else x) + attended
     normed = norm(config, weights, "norm2", x)
-    return (normed if config.residual_from_norm else x) + mlp(config, weights, normed)
+    added = mlp(config, weights, normed)
+    if config.output_norms:
+        added = norm(config, weights, "mlp_out_norm", added)
+    return (normed if config.residual_from_norm else x) + added
 
 
 def attention(config: ModelConfig, index: int, weights: Weights, x: Tensor) -> Tensor:
@@ -69,13 +75,17 @@ def attention(config: ModelConfig, index: int, weights: Weights, x: Tensor) -> T
         q, k = rotate(config, q), rotate(config, k)
     k, v = (part.repeat_interleave(heads // kv_heads, dim=0) for part in (k, v))
     distance = torch.arange(length)[:, None] - torch.arange(length)
-    scores = config.attention_scales[index] * q @ k.transpose(1, 2)
+    scores = capped(config.attention_scales[index] * q @ k.transpose(1, 2), config.attention_cap)
     if config.position == "alibi":
         scores = scores - torch.tensor(alibi_slopes(heads))[:, None, None] * distance
     window = config.windows[index]
     hidden = (distance < 0) | (distance >= (length if window is None else window))
     context = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
     return linear(weights, "attn_out", context.transpose(0, 1).reshape(length, -1))
+
+
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else cap * torch.tanh(x / cap)
 
 
 def mlp(config: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
@@ -112,7 +122,7 @@ def norm(config: ModelConfig, weights: Weights, name: str, x: Tensor) -> Tensor:
 
 
 def rms(config: ModelConfig, weight: Tensor, x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], weight, config.norm_eps)
+    return F.rms_norm(x, x.shape[-1:], weight + config.norm_offset, config.norm_eps)
 
 
 def whole(tensors: Weights) -> Callable[[str, Cut | None], Tensor]:

@@ -15,7 +15,8 @@ from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
 from labkit.kernels import ModelWeights
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import StreamedLayers
-from labkit.kernels.decode_step.triton_impl import Buffers, StepInputs, StepState, TritonStep
+from labkit.kernels.decode_step.triton_ends import Buffers, StepInputs, StepState
+from labkit.kernels.decode_step.triton_impl import TritonStep
 from labkit.kernels.gpu import Launcher
 from labkit.kernels.slot_stream import require_whole
 from labkit.kernels.types import Rotary, Rows

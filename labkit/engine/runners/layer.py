@@ -81,7 +81,7 @@ def run_layer(
     with around(Stage.RESIDUAL):
         if wiring.parallel and not add_up:
             return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp_bias, attn_out_NH, w.attn_bias)
-        return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp_bias)
+        return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp_bias, mlp_norm=w.mlp_out_norm)
 
 
 class CacheLayers(Protocol):

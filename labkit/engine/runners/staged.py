@@ -20,7 +20,7 @@ from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.checks import unchecked
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
 from labkit.kernels.gemm import unpack_rows as checked_unpack_rows
-from labkit.kernels.plain import argmax_or_minus_one, normalise
+from labkit.kernels.plain import argmax_or_minus_one, normalise, soft_capped
 from labkit.kernels.slot_stream import require_whole
 from labkit.kernels.types import LayerCache, Rows
 from labkit.stages import Phase, Stage, stage
@@ -125,6 +125,8 @@ class StagedRunner(Runner):
             seen.append(normed.view(*hidden_BTH.shape[:2], -1))
             normed = seen[-1][:, -keep:].flatten(0, 1).contiguous()
         logits = gemm(normed, head.matrix, threads=threads, impl=layer_range.impl).view(len(hidden_BTH), keep, -1)
+        if head.cap is not None:
+            logits = soft_capped(logits, head.cap)
         if layer_range.ranks is not None:
             logits = (
                 layer_range.ranks.side_by_side(logits)
@@ -144,7 +146,8 @@ class StagedRunner(Runner):
             return self._embed(embedding, chunk.tokens.to(self.layer_range.device), chunk.rows)
 
     def _embed(self, w: EmbeddingWeights, tokens_BT: Tensor, rows: Rows) -> Tensor:
-        hidden = normalise(w.norm, self._look_up(w, tokens_BT.flatten()))
+        hidden = self._look_up(w, tokens_BT.flatten())
+        hidden = normalise(w.norm, hidden if w.scale == 1.0 else hidden * w.scale)
         if w.project_in is not None:
             hidden = gemm(hidden, w.project_in, threads=team_size(), impl=self.layer_range.impl)
         if w.positions is not None:

@@ -112,7 +112,8 @@ def gpu_step(layers: RandomLayers) -> Callable[[], object]:
     """A step through the fused layers as the engine runs them on a GPU, always at the same write position. The
     embedding and the head are tiny.
     """
-    from labkit.kernels.decode_step.triton_impl import Buffers, StepInputs, StepState, TritonStep
+    from labkit.kernels.decode_step.triton_ends import Buffers, StepInputs, StepState
+    from labkit.kernels.decode_step.triton_impl import TritonStep
 
     weights, device = layers.fused, layers.hidden_NH.device
     step, buffers = TritonStep(weights, gpu.default_launcher()), Buffers(weights, layers.rows.batch, device)

@@ -17,8 +17,9 @@ from labkit.system.errors import UserError
 from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.gguf.metadata import Metadata
 
-ROTARY = ("llama", "qwen2", "qwen3")
-ARCHITECTURES = ("llama", "gpt2", "bloom", "qwen2", "qwen3")
+ROTARY = ("llama", "qwen2", "qwen3", "gemma2")
+ARCHITECTURES = (*ROTARY, "gpt2", "bloom")
+GEMMA2_WINDOW, GEMMA2_27B_LAYERS = 4096, 46  # as llama.cpp assumes
 ROPE_FACTORS = "rope_freqs.weight"  # the divisor of each frequency
 # llama.cpp computes with these, and transformers' models don't.
 UNSUPPORTED = ("attention.scale", "attention.clamp_kqv", "logit_scale", "embedding_scale", "residual_scale")
@@ -33,7 +34,7 @@ def read_config(
     type, out of bounds, or not supported by transformers' model.
     """
     vocabulary = _vocabulary(architecture, metadata, tensors)
-    read = {"gpt2": _gpt2, "bloom": _bloom}.get(architecture, _llama_like)
+    read = {"gpt2": _gpt2, "bloom": _bloom, "gemma2": _gemma2}.get(architecture, _llama_like)
     fields = read(architecture, metadata)
     fields |= {
         "vocab_size": vocabulary,
@@ -101,6 +102,20 @@ def _llama_like(architecture: str, metadata: Metadata) -> dict[str, Any]:
         "head_dim": head_dim,
         "rms_norm_eps": _epsilon(metadata, f"{architecture}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": size("context_length"),
+    }
+
+
+def _gemma2(architecture: str, metadata: Metadata) -> dict[str, Any]:
+    """Sizes, windows and caps. llama.cpp knows the scale of queries by the number of layers."""
+    fields = _llama_like(architecture, metadata)
+    head_dim, width = fields["head_dim"], fields["hidden_size"] // fields["num_attention_heads"]
+    caps = {
+        f"{name}_logit_softcapping": metadata.number(f"gemma2.{name}_logit_softcapping") for name in ("attn", "final")
+    }
+    return fields | {
+        "query_pre_attn_scalar": width if fields["num_hidden_layers"] == GEMMA2_27B_LAYERS else head_dim,
+        "sliding_window": metadata.size("gemma2.attention.sliding_window") or GEMMA2_WINDOW,
+        **{name: cap for name, cap in caps.items() if cap is not None},
     }
 
 

@@ -77,6 +77,7 @@ class GgufTensors:
         shapes = shapes_of(file.config)
         _check_kinds(file)
         self._heads = (config.num_heads, config.num_kv_heads)
+        self._norm_offset = config.norm_offset
         self._stored = {
             name: self._described(name, file.tensors[stored], shapes[name]) for name, stored in names.items()
         }
@@ -115,6 +116,8 @@ class GgufTensors:
             numbers = torch.from_numpy(dequantize(rows, stored.tensor.kind))
         numbers = numbers if rest is None else rest(numbers)
         numbers = numbers.T if stored.transposed else numbers
+        if self._norm_offset and name.endswith("norm.weight"):  # the file's norms have it added
+            numbers = numbers.float() - self._norm_offset
         return numbers if dtype is None else numbers.to(dtype, copy=True)
 
     def codes(self, name: str, cut: Cut | None) -> Tensor:
