@@ -235,6 +235,7 @@ def test_qkv_turns_any_share_of_a_head(turned: int, interleaved: bool) -> None:
     check_qkv(draw, with_head_norms(draw, weights, heads), heads, rotary)
 
 
+@sweep
 @in_other_tiles
 @pytest.mark.usefixtures("tile")
 def test_qkv_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_models import small_config
+from small_models import SMALL_CONFIGS, small_config
 from transformers import BertConfig, DistilBertConfig, PretrainedConfig, RobertaConfig
 
 from labkit.models.config_checks import MOST_LAYERS, MOST_WIDTH
@@ -17,7 +17,8 @@ from labkit.models.encoder_policies import ENCODERS
 from labkit.models.policies import POLICIES, model_config_of, policy_for
 from labkit.system.errors import UserError
 
-ROWS = ("gpt2", "gptj", "gpt-neo", "gpt-neox-parallel", "bloom", "opt", "llama", "mistral", "qwen2-windowed", "qwen3")
+FIRST_OF_ROW = {policy_for(small_config(name)).architecture: name for name in reversed(SMALL_CONFIGS)}
+ROWS = (*FIRST_OF_ROW.values(), "qwen2-windowed")
 ROPES = ("llama-biased", "llama3", "llama-yarn")
 HUGE = 10**12
 WRONG: tuple[Any, ...] = ("x", [], [1], {"x": 1}, None, 1.5, -1, 0, True, HUGE, float("inf"), [[["global"], HUGE]])

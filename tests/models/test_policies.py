@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from cut_models import ONE_OF_EACH_ROW
 from small_models import SMALL_CONFIGS, VOCAB, WINDOW, small_config, small_model
 from torch import Tensor
 from transformers import BertConfig, PreTrainedModel
@@ -228,6 +229,10 @@ def test_the_row_says_which_positions_transformers_makes_up(name: str) -> None:
 
 def test_every_row_has_a_small_model() -> None:
     assert {policy_for(small_config(name)).architecture for name in SMALL_CONFIGS} == set(POLICIES)
+
+
+def test_a_model_of_every_row_is_cut_among_ranks() -> None:
+    assert {policy_for(small_config(name)).architecture for name in ONE_OF_EACH_ROW} == POLICIES.keys()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt-post-norm"])

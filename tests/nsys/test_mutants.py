@@ -145,7 +145,7 @@ def survives(make: Callable[[Random], bytes], random: Random) -> None:
         assert time.process_time() - start < MOST_S
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(200, marks=[sweep, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [6, pytest.param(200, marks=[sweep, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize("make", [damaged_json, damaged_database])
 def test_a_damaged_trace_is_read_or_refused(make: Callable[[Random], bytes], count: int) -> None:
     run_examples = settings(
