@@ -13,10 +13,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import ops
 import pytest
 import torch
-from sweeps import swept
+from helpers.kernels import ops
+from helpers.sweeps import swept
 
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from browser_lab import needs_browser
-from pages import LOADING
+from helpers.notebooks.browser_lab import needs_browser
+from helpers.notebooks.pages import LOADING
 
 from labkit.widgets.browser import opened_page
 

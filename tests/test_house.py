@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from helpers.house.source_tree import ROOT, circles, functions, imports, modules, room, tree
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from source_tree import ROOT, circles, functions, imports, modules, room, tree
 
 from labkit.harness.compare.peers.table import PEERS
 
@@ -173,6 +173,14 @@ def test_no_file_is_too_long_to_read_in_a_sitting() -> None:
     sources = [path for path in (*SOURCES, *ROOT.glob("tests/**/*.py")) if path.suffix in kinds]
     long = {from_root(path) for path in sources if len(path.read_text().splitlines()) > FILE_LINES}
     assert not long
+
+
+def test_the_readme_of_the_helpers_names_each() -> None:
+    helpers = ROOT / "tests" / "helpers"
+    names = {path.relative_to(helpers).as_posix() for path in helpers.rglob("*.py")}
+    lines = (helpers / "README.md").read_text().splitlines()
+    assert {line.split("`")[1] for line in lines if line.startswith("| `")} == names
+    assert {path.name for path in (ROOT / "tests").glob("*.py") if not path.name.startswith("test_")} == {"conftest.py"}
 
 
 def test_no_function_is_longer_than_a_screen() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.house.source_tree import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from source_tree import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [line.split("  #")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]

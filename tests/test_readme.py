@@ -13,7 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 import typer
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 import labkit
 from labkit.cli.app import app

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from source_tree import ROOT
+from helpers.house.source_tree import ROOT
 
 
 @pytest.mark.sweep

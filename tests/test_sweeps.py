@@ -4,7 +4,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from sweeps import crossed, paired, sweep, swept
+from helpers.sweeps import crossed, paired, sweep, swept
 
 AXES: tuple[Any, ...] = (["a", "b", "c", "d", "e"], {"one": 1, "two": 2, "three": 3}, [False, True])
 VALUES = [list(axis.values()) if isinstance(axis, dict) else axis for axis in AXES]

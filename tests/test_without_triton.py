@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 PROGRAM = """
 import sys

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from comparisons import environment
+from helpers.studies.comparisons import environment
 
 from labkit.bench.bars import MS, SHARE, BarCheck, at_least, at_most
 from labkit.bench.page import BenchFiles, machine_of, page_of, verdict

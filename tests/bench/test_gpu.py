@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparisons import comparison
-from sweeps import sweep
+from helpers.studies.comparisons import comparison
+from helpers.sweeps import sweep
 
 from labkit.bench import gpu as gpu_bench
 from labkit.bench.gpu import checks, main

@@ -1,6 +1,6 @@
 """The bench of models that are larger than their memory: its bars, and a page with the same figures."""
 
-from comparisons import comparison
+from helpers.studies.comparisons import comparison
 
 from labkit.bench.larger import checks, page
 from labkit.harness import Comparison

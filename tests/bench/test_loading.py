@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from comparisons import environment
+from helpers.studies.comparisons import environment
 
 from labkit.bench import loading as load_bench
 from labkit.bench.loading import checks, page, save_packed, sizes, write_model

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from comparisons import comparison
+from helpers.studies.comparisons import comparison
 
 from labkit.bench import models as bench_module
 from labkit.bench import report as bench_report

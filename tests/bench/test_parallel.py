@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from comparisons import comparison, environment
+from helpers.studies.comparisons import comparison, environment
 
 from labkit.bench import parallel as parallel_bench
 from labkit.bench.parallel import BASELINES, QUICK_ROUNDS, checks, exchange_checks

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import comparison, environment
-from pipeline_studies import run, study
+from helpers.studies.comparisons import comparison, environment
+from helpers.studies.pipeline_studies import run, study
 
 from labkit.bench import pipeline as bench
 from labkit.bench.pipeline import (

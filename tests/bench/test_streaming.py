@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from chat_models import chat_checkpoint
-from comparisons import environment
-from sweeps import sweep
+from helpers.models.chat_models import chat_checkpoint
+from helpers.studies.comparisons import environment
+from helpers.sweeps import sweep
 
 from labkit.bench import streaming as stream_bench
 from labkit.bench.streaming import checks, measure, page, resident_gb

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 from labkit.bench import traces as bench
 from labkit.bench.trace_export import Size, write_export

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from chat_models import chat_checkpoint
-from command_line import Labkit, command_line
-from small_models import POSITIONS
+from helpers.models.chat_models import chat_checkpoint
+from helpers.models.small_models import POSITIONS
+from helpers.processes.command_line import Labkit, command_line
 
 import labkit as package
 from labkit.cli import chat as chat_cli

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_models import chat_checkpoint
-from command_line import Labkit, command_line
+from helpers.models.chat_models import chat_checkpoint
+from helpers.processes.command_line import Labkit, command_line
+from helpers.sweeps import paired, sweep
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from sweeps import paired, sweep
 
 from labkit.cli import app
 from labkit.harness.compare.side_process import SideProcess

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Labkit, command_line
-from comparisons import measurement
+from helpers.processes.command_line import Labkit, command_line
+from helpers.studies.comparisons import measurement
 
 from labkit.harness import Measurement
 from labkit.harness.results import save_lines

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from chat_models import chat_checkpoint, chat_tokenizer
-from command_line import Labkit, command_line
+from helpers.models.chat_models import chat_checkpoint, chat_tokenizer
+from helpers.processes.command_line import Labkit, command_line
 from transformers import TextStreamer
 
 import labkit as package

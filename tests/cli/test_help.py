@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from command_line import Labkit, command_line
+from helpers.processes.command_line import Labkit, command_line
 
 import labkit as package
 from labkit.cli import app as cli

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from children import children_that_run
-from command_line import Labkit, command_line
-from comparisons import comparison
+from helpers.processes.children import children_that_run
+from helpers.processes.command_line import Labkit, command_line
+from helpers.studies.comparisons import comparison
 from rich.console import Console
 
 from labkit.cli import compare as compare_cli

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Labkit, command_line
+from helpers.processes.command_line import Labkit, command_line
 from rich.console import Console
 
 from labkit.cli import methods as methods_cli

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command_line import Labkit, command_line
+from helpers.processes.command_line import Labkit, command_line
 
 FORMS = ("--csv", "--json", "--markdown")
 WRITING = (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import Labkit, command_line
-from pretended_peers import NAME, ROWS, PretendedPeer, wheel
+from helpers.processes.command_line import Labkit, command_line
+from helpers.processes.pretended_peers import NAME, ROWS, PretendedPeer, wheel
 from rich.console import Console
 
 from labkit.cli import peers as peers_cli

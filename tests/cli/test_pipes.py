@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from command_line import Labkit, command_line
+from helpers.processes.command_line import Labkit, command_line
 
 from labkit.system import input_file
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Labkit, command_line
+from helpers.processes.command_line import Labkit, command_line
+from helpers.studies.streaming_plans import plan, point
 from rich.console import Console
-from streaming_plans import plan, point
 
 from labkit.cli import plan_batch as plan_cli
 from labkit.harness import load_records

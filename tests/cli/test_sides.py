@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import Labkit, command_line
+from helpers.processes.command_line import Labkit, command_line
 from rich.console import Console
 
 from labkit.cli import sides as sides_cli

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from command_line import Labkit, command_line
-from traces import Recorder
+from helpers.processes.command_line import Labkit, command_line
+from helpers.traces.handmade import Recorder
 
 from labkit.cli import trace as trace_cli
 from labkit.nsys.capture import profile as capture

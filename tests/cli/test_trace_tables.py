@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Labkit, command_line
-from sweeps import swept
-from traces import Recorder
+from helpers.processes.command_line import Labkit, command_line
+from helpers.sweeps import swept
+from helpers.traces.handmade import Recorder
 
 from labkit.nsys.tables.catalogue import COMMANDS, COMPARED, UNIT_TIMES, TraceTable
 from labkit.nsys.timeline.export import write_chrome

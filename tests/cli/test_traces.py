@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from command_line import Labkit, command_line
-from sweeps import swept
-from traces import Recorder
+from helpers.processes.command_line import Labkit, command_line
+from helpers.sweeps import swept
+from helpers.traces.handmade import Recorder
 
 from labkit.cli import showing
 from labkit.nsys.timeline.export import write_chrome

@@ -4,8 +4,8 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from chat_models import TEMPLATE, VOCABULARY, chat_model, chat_tokenizer
-from small_models import POSITIONS, small_model
+from helpers.models.chat_models import TEMPLATE, VOCABULARY, chat_model, chat_tokenizer
+from helpers.models.small_models import POSITIONS, small_model
 
 import labkit
 from labkit.conversation import Answer, ContextFullError, Conversation

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from offloaded import stream_of, streamed
+from helpers.models.offloaded import stream_of, streamed
 
 from labkit.conversation import speed
 from labkit.conversation.answer import Answer

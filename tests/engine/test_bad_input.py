@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, fused, greedy, prompt, vanilla
-from small_models import VOCAB
+from helpers.models.engines import error, fused, greedy, prompt, vanilla
+from helpers.models.small_models import VOCAB
 from transformers import GenerationConfig, LlamaForCausalLM, pipeline
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 

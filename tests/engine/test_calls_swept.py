@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from engines import distance
+from helpers.models.engines import distance
+from helpers.models.small_models import small_model
+from helpers.sweeps import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import small_model
-from sweeps import sweep
 from transformers import PreTrainedModel
 
 import labkit

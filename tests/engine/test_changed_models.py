@@ -8,9 +8,9 @@ import accelerate
 import numpy as np
 import pytest
 import torch
-from encoders import in_groups
-from engines import greedy, prompt
-from small_models import small_model
+from helpers.models.encoders import in_groups
+from helpers.models.engines import greedy, prompt
+from helpers.models.small_models import small_model
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 from transformers import PreTrainedModel

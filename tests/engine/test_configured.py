@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import encoders
 import pytest
 import torch
-from engines import few_models, prompt
-from small_models import LLAMA3_ROPE, SMALL_CONFIGS, small_config, small_model
+from helpers.models import encoders
+from helpers.models.engines import few_models, prompt
+from helpers.models.small_models import LLAMA3_ROPE, SMALL_CONFIGS, small_config, small_model
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

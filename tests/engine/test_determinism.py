@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
+from helpers.models.engines import FEW, IMPLS, fused, greedy, prompt, vanilla
 
 import labkit
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engines import IMPLS, error, fused, greedy, prompt, vanilla
+from helpers.models.engines import IMPLS, error, fused, greedy, prompt, vanilla
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache

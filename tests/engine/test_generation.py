@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, IMPLS, error, fused, greedy, prompt, vanilla
-from sweeps import crossed
+from helpers.models.engines import FEW, IMPLS, error, fused, greedy, prompt, vanilla
+from helpers.sweeps import crossed
 from torch import Tensor
 from transformers import (
     GenerationConfig,

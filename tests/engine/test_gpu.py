@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, error, greedy, prompt, result, vanilla
-from gpus import ON_GPU
+from helpers.kernels.gpus import ON_GPU
+from helpers.models.engines import FEW, error, greedy, prompt, result, vanilla
 from torch import Tensor
 from torch.autograd import DeviceType
 from transformers import set_seed

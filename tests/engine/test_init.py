@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import FEW, IMPLS, few_models, greedy, prompt, vanilla
-from small_models import small_model
+from helpers.models.engines import FEW, IMPLS, few_models, greedy, prompt, vanilla
+from helpers.models.small_models import small_model
 from torch import nn
 from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, PreTrainedModel
 

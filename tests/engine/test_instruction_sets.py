@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engines import error, greedy, prompt, vanilla
+from helpers.models.engines import error, greedy, prompt, vanilla
 
 import labkit
 

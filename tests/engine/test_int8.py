@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import FEW, IMPLS, distance, few_models, fused, greedy, prompt, vanilla
-from small_models import SMALL_CONFIGS, small_model
-from sweeps import crossed
+from helpers.models.engines import FEW, IMPLS, distance, few_models, fused, greedy, prompt, vanilla
+from helpers.models.small_models import SMALL_CONFIGS, small_model
+from helpers.sweeps import crossed
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, IMPLS, fused, greedy, prompt, shallow, vanilla
-from ops import distance
-from small_models import small_config
-from sweeps import crossed, swept
+from helpers.kernels.ops import distance
+from helpers.models.engines import FEW, IMPLS, fused, greedy, prompt, shallow, vanilla
+from helpers.models.small_models import small_config
+from helpers.sweeps import crossed, swept
 from torch import Tensor
 from transformers import DynamicCache
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engines import IMPLS, error, fused, greedy, prompt, vanilla
-from small_models import SMALL_CONFIGS
+from helpers.models.engines import IMPLS, error, fused, greedy, prompt, vanilla
+from helpers.models.small_models import SMALL_CONFIGS
 
 import labkit
 from labkit.engine.runners import step as step_module

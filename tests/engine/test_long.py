@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engines import fused, greedy, prompt, vanilla
-from small_models import POSITIONS
+from helpers.models.engines import fused, greedy, prompt, vanilla
+from helpers.models.small_models import POSITIONS
 
 LONG = 2000
 

@@ -6,9 +6,9 @@ rows rounded to bfloat16. Vanilla models round every intermediate result, so the
 
 import pytest
 import torch
-from engines import IMPLS, distance, greedy, prompt
-from small_models import SMALL_CONFIGS, small_model
-from sweeps import crossed
+from helpers.models.engines import IMPLS, distance, greedy, prompt
+from helpers.models.small_models import SMALL_CONFIGS, small_model
+from helpers.sweeps import crossed
 
 import labkit
 from labkit.engine import InferenceEngine

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import distance, prompt
-from small_models import small_model
-from sweeps import crossed, numbered
+from helpers.models.engines import distance, prompt
+from helpers.models.small_models import small_model
+from helpers.sweeps import crossed, numbered
 from transformers import PreTrainedModel
 
 import labkit

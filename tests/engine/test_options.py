@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import small_model
-from source_tree import ROOT
+from helpers.house.source_tree import ROOT
+from helpers.models.small_models import small_model
 
 import labkit
 from labkit.engine.ignored_options import IGNORED

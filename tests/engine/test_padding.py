@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from engines import FEW, IMPLS, WHOLE, error, few_models, fused, greedy, prompt, vanilla
-from small_models import SMALL_CONFIGS
-from sweeps import crossed, swept
+from helpers.models.engines import FEW, IMPLS, WHOLE, error, few_models, fused, greedy, prompt, vanilla
+from helpers.models.small_models import SMALL_CONFIGS
+from helpers.sweeps import crossed, swept
 from torch import Tensor
 
 LENGTHS = (5, 11, 1, 8)

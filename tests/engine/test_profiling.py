@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, IMPLS, fused, greedy, profiled, prompt, vanilla
+from helpers.models.engines import FEW, IMPLS, fused, greedy, profiled, prompt, vanilla
 
 import labkit
 from labkit import stages

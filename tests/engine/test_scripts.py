@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import small_model
+from helpers.models.small_models import small_model
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, pipeline, set_seed
 
 import labkit

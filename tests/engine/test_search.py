@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
-from small_models import small_model
-from sweeps import crossed
+from helpers.models.engines import FEW, IMPLS, fused, greedy, prompt, vanilla
+from helpers.models.small_models import small_model
+from helpers.sweeps import crossed
 from transformers import set_seed
 
 import labkit

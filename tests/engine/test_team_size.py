@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import small_model
+from helpers.models.small_models import small_model
 
 import labkit
 from labkit.engine import team_size

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engines import IMPLS, greedy, prompt
-from small_models import small_model
+from helpers.models.engines import IMPLS, greedy, prompt
+from helpers.models.small_models import small_model
 from transformers import PreTrainedModel
 
 import labkit

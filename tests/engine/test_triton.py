@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, greedy, prompt, result, shallow, vanilla
-from gpus import INTERPRETED
-from small_models import small_model
-from sweeps import sweep, swept
+from helpers.kernels.gpus import INTERPRETED
+from helpers.models.engines import error, greedy, prompt, result, shallow, vanilla
+from helpers.models.small_models import small_model
+from helpers.sweeps import sweep, swept
 from transformers import set_seed
 
 import labkit

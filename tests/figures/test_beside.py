@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
-from comparisons import comparison
-from drawn import subtitle
+from helpers.studies.comparisons import comparison
+from helpers.studies.drawn import subtitle
 
 from labkit.figures import published_figure, region_figure, stage_figure
 from labkit.harness import Comparison

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 import pytest
-from drawn import subtitle, words
-from traces import FUSED, VANILLA, decode, disorder, layers
+from helpers.studies.drawn import subtitle, words
+from helpers.traces.handmade import FUSED, VANILLA, decode, disorder, layers
 
 from labkit.figures.difference import COST, SAVED, difference_figure, difference_table
 from labkit.figures.theme import BASELINE, CANDIDATE, SIDE_COLORS

@@ -3,8 +3,8 @@
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from comparisons import BANDWIDTH_GB_S, comparison
-from drawn import subtitle, words
+from helpers.studies.comparisons import BANDWIDTH_GB_S, comparison
+from helpers.studies.drawn import subtitle, words
 
 from labkit.figures import latency_figure, per_token_figure
 

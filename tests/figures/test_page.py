@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_lab import needs_browser
-from comparisons import comparison
-from precision_studies import study
-from streaming_studies import study as streaming_study
-from traces import FUSED, VANILLA, decode
+from helpers.notebooks.browser_lab import needs_browser
+from helpers.studies.comparisons import comparison
+from helpers.studies.precision_studies import study
+from helpers.studies.streaming_studies import study as streaming_study
+from helpers.traces.handmade import FUSED, VANILLA, decode
 
 from labkit import figures
 from labkit.figures.dark import IN_THE_DARK

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from comparisons import comparison
-from drawn import subtitle, words
-from traces import Recorder
+from helpers.studies.comparisons import comparison
+from helpers.studies.drawn import subtitle, words
+from helpers.traces.handmade import Recorder
 
 from labkit.engine import StageTime
 from labkit.figures import cut_figure, gpus_figure, scaling_figure, waiting_figure

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from drawn import subtitle
-from precision_studies import RANDOM, SIDES, study, texts
+from helpers.studies.drawn import subtitle
+from helpers.studies.precision_studies import RANDOM, SIDES, study, texts
 
 from labkit.figures import (
     costs_figure,

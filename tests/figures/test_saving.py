@@ -6,9 +6,9 @@ from typing import Any
 
 import psutil
 import pytest
-from comparisons import comparison
-from pages import Page
-from sweeps import swept
+from helpers.notebooks.pages import Page
+from helpers.studies.comparisons import comparison
+from helpers.sweeps import swept
 
 from labkit.figures import per_token_figure, save, saving, summary_table
 from labkit.system.errors import RunError, UserError

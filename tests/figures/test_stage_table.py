@@ -2,8 +2,8 @@
 
 import plotly.graph_objects as go
 import pytest
-from drawn import subtitle, title
-from traces import VANILLA, Recorder, decode, disorder, layers
+from helpers.studies.drawn import subtitle, title
+from helpers.traces.handmade import VANILLA, Recorder, decode, disorder, layers
 
 from labkit.figures.stage_table import REST_COLORS, stage_table_figure
 from labkit.figures.theme import META, MODEBAR, STAGE_COLORS

@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 import pytest
-from comparisons import STAGE_SHARES, STEP_MS, comparison
+from helpers.studies.comparisons import STAGE_SHARES, STEP_MS, comparison
 
 from labkit.figures import STAGE_COLORS, region_figure, stage_figure
 from labkit.stages import Phase, Stage

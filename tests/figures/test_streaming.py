@@ -2,10 +2,10 @@
 
 import plotly.graph_objects as go
 import pytest
-from drawn import subtitle, title
-from precision_studies import texts
-from streaming_plans import LAYERS, point, spans
-from streaming_studies import BATCHES, study
+from helpers.studies.drawn import subtitle, title
+from helpers.studies.precision_studies import texts
+from helpers.studies.streaming_plans import LAYERS, point, spans
+from helpers.studies.streaming_studies import BATCHES, study
 
 from labkit.figures import (
     batch_figure,

@@ -1,7 +1,7 @@
 """Headline, table and notes agree with the record."""
 
 import pytest
-from comparisons import comparison
+from helpers.studies.comparisons import comparison
 
 from labkit.figures import headline, notes, summary_table
 from labkit.studies.frames import number

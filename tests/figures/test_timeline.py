@@ -5,9 +5,9 @@ import re
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from drawn import subtitle
-from pages import MOST_BYTES
-from traces import Recorder
+from helpers.notebooks.pages import MOST_BYTES
+from helpers.studies.drawn import subtitle
+from helpers.traces.handmade import Recorder
 
 from labkit.figures.page import figure_page
 from labkit.figures.theme import STAGE_COLORS

@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from comparisons import comparison
-from drawn import subtitle, title
+from helpers.studies.comparisons import comparison
+from helpers.studies.drawn import subtitle, title
 from rich.console import Console
 
 from labkit.figures import headline, latency_figure, notes, per_token_figure, published_figure, summary_table

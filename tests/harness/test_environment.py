@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from comparisons import environment as known_environment
+from helpers.studies.comparisons import environment as known_environment
 
 from labkit.harness import environment as module
 from labkit.harness.environment import Environment, read_environment, read_memory, reset_peak_memory

@@ -6,11 +6,11 @@ import pkgutil
 from pathlib import Path
 
 import pytest
-from comparisons import comparison, measurement
-from precision_studies import TRAINED, evaluation
-from precision_studies import study as precision_study
-from streaming_plans import plan
-from streaming_studies import study as streaming_study
+from helpers.studies.comparisons import comparison, measurement
+from helpers.studies.precision_studies import TRAINED, evaluation
+from helpers.studies.precision_studies import study as precision_study
+from helpers.studies.streaming_plans import plan
+from helpers.studies.streaming_studies import study as streaming_study
 
 from labkit import harness
 from labkit.harness import Comparison, load_records, load_results, save

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SMALL_CONFIGS, WINDOW, small_config
+from helpers.models.small_models import SMALL_CONFIGS, WINDOW, small_config
 from transformers import GPT2Config
 
 from labkit.harness import roofline

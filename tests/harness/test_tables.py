@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from comparisons import comparison
+from helpers.notebooks.pages import Page
+from helpers.studies.comparisons import comparison
 from IPython.lib.pretty import pretty
-from pages import Page
 from rich import print as rich_print
 from rich.console import Console
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import VOCAB, small_model
+from helpers.models.small_models import VOCAB, small_model
 from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast

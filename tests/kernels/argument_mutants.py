@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.kernels.ops import QUANTISED, WEIGHTS, Draw, rows_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from ops import QUANTISED, WEIGHTS, Draw, rows_of
 from torch import Tensor
 
 from labkit.kernels import attention, gemm, mlp_gemm, qkv_gemm, residual_add

@@ -4,7 +4,7 @@ import resource
 import sys
 
 import torch
-from ops import Draw
+from helpers.kernels.ops import Draw
 
 from labkit.kernels import gemm
 

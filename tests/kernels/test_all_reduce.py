@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from meeting_ranks import RANKS, all_answers
+from helpers.ranks.meeting_ranks import RANKS, all_answers
 
 import labkit
 from labkit.kernels.all_reduce import Exchange, all_reduce

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 OPS = ("gemm", "residual_add", "mlp_gemm", "attention", "qkv_gemm")
 SCRIPT = Path(__file__).with_name("argument_mutants.py")

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from ops import DTYPES, MASKS, UNIT, Draw, assert_near, mask_for, rounds_activations, rows_of
+from helpers.kernels.ops import DTYPES, MASKS, UNIT, Draw, assert_near, mask_for, rounds_activations, rows_of
 
 from labkit.kernels import attention
 from labkit.kernels.types import AttentionParams, Heads

@@ -14,8 +14,8 @@ from time import sleep, time
 
 import pytest
 import torch
-from ops import ISAS, Draw, missing_instructions
-from sweeps import sweep
+from helpers.kernels.ops import ISAS, Draw, missing_instructions
+from helpers.sweeps import sweep
 
 from labkit.kernels import build, gemm
 from labkit.kernels.abi import CNorm

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from ops import WEIGHTS, Draw, rows_of
-from sweeps import paired
+from helpers.kernels.ops import WEIGHTS, Draw, rows_of
+from helpers.sweeps import paired
 from torch import Tensor
 
 from labkit.kernels.attention.cases import CASES as ATTENTION_CASES

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops import Draw, rows_of
+from helpers.kernels.ops import Draw, rows_of
 
 from labkit.kernels import attention, gemm, mlp_gemm, qkv_gemm, residual_add
 from labkit.kernels.all_reduce import all_gather, all_reduce

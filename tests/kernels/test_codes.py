@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops import Draw
+from helpers.kernels.ops import Draw
 
 from labkit.kernels.codes import (
     FINEST,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from played_gpus import PlayedCuda, PlayedGpu, PlayedKernels, PlayedMark
+from helpers.kernels.played_gpus import PlayedCuda, PlayedGpu, PlayedKernels, PlayedMark
 from torch import Tensor
 
 from labkit.kernels.cache_stream.device import CacheSlots, DeviceCacheStream

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from played_gpus import PlayedCuda, PlayedGpu
+from helpers.kernels.played_gpus import PlayedCuda, PlayedGpu
 from torch import Tensor
 
 from labkit.kernels import build

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops import DTYPES, QUANTISED, WEIGHTS, Draw, assert_near, tolerance
+from helpers.kernels.ops import DTYPES, QUANTISED, WEIGHTS, Draw, assert_near, tolerance
 from torch.nn import functional as F
 
 from labkit.kernels import gemm

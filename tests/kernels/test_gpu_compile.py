@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 pytest.importorskip("triton")
 pytestmark = [sweep, pytest.mark.timeout(1200)]  # the fixture compiles every kernel

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpus import ON_GPU
-from ops import DTYPES, WEIGHTS, Draw, distance, double, moved, rows_of
+from helpers.kernels.gpus import ON_GPU
+from helpers.kernels.ops import DTYPES, WEIGHTS, Draw, distance, double, moved, rows_of
 
 from labkit.kernels import attention, gemm, gpu, mlp_gemm, qkv_gemm
 from labkit.kernels.attention import triton_impl as attention_impl

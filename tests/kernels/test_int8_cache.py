@@ -5,7 +5,17 @@ from itertools import product
 
 import pytest
 import torch
-from ops import ISAS, MASKS, Draw, assert_near, distance, double, mask_for, missing_instructions, rows_of
+from helpers.kernels.ops import (
+    ISAS,
+    MASKS,
+    Draw,
+    assert_near,
+    distance,
+    double,
+    mask_for,
+    missing_instructions,
+    rows_of,
+)
 from torch import Tensor
 
 from labkit.kernels import attention, gpu, qkv_gemm

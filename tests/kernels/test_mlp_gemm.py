@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from ops import UNIT, WEIGHTS, Draw, assert_near, rounds_activations, tolerance
+from helpers.kernels.ops import UNIT, WEIGHTS, Draw, assert_near, rounds_activations, tolerance
 
 from labkit.kernels import mlp_gemm
 from labkit.kernels.types import ACTIVATIONS, MlpWeights

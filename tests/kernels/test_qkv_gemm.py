@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ops import UNIT, WEIGHTS, Draw, assert_near, rows_of, tolerance
+from helpers.kernels.ops import UNIT, WEIGHTS, Draw, assert_near, rows_of, tolerance
 
 from labkit.kernels import qkv_gemm
 from labkit.kernels.types import Heads, LayerCache, QkvWeights

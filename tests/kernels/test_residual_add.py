@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops import Draw, assert_near
+from helpers.kernels.ops import Draw, assert_near
 
 from labkit.kernels import residual_add
 from labkit.system.errors import UserError

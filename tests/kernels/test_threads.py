@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ops import DTYPES, Draw, rows_of
+from helpers.kernels.ops import DTYPES, Draw, rows_of
 from torch import Tensor
 
 from labkit.kernels import attention, gemm, mlp_gemm, qkv_gemm, residual_add

@@ -5,9 +5,9 @@ from itertools import cycle, product
 
 import pytest
 import torch
-from gpus import INTERPRETED
-from ops import DTYPES, MASKS, Draw, distance, double, mask_for, rows_of
-from sweeps import crossed, numbered, sweep
+from helpers.kernels.gpus import INTERPRETED
+from helpers.kernels.ops import DTYPES, MASKS, Draw, distance, double, mask_for, rows_of
+from helpers.sweeps import crossed, numbered, sweep
 from torch import Tensor
 
 from labkit.kernels import attention, gpu

@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 import torch
-from gpus import INTERPRETED
-from ops import QUANTISED, WEIGHTS, Draw, distance, double, rows_of
-from sweeps import numbered, paired, sweep, swept
+from helpers.kernels.gpus import INTERPRETED
+from helpers.kernels.ops import QUANTISED, WEIGHTS, Draw, distance, double, rows_of
+from helpers.sweeps import numbered, paired, sweep, swept
 
 from labkit.kernels import gemm, gpu, mlp_gemm, qkv_gemm, residual_add
 from labkit.kernels.gemm import cases as gemm_cases

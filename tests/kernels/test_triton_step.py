@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpus import INTERPRETED
+from helpers.kernels.gpus import INTERPRETED
 
 from labkit.kernels import gpu
 from labkit.kernels.decode_step import triton_kernels

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT
+from helpers.house.source_tree import ROOT
 
 from labkit.kernels import gpu
 from labkit.kernels.tuned import LIMITS, Tile, TunedTiles, tuned_path, tuned_tiles, write_tiles

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 import labkit
 from labkit.launcher.agreement import check_agreement, versions

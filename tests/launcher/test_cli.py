@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 from labkit.cli.main import main
 

@@ -1,7 +1,7 @@
 """A rank that fails before it joins the others tells them so, and all ranks can join in the next call."""
 
 import pytest
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 import labkit
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from children import children_that_run
+from helpers.processes.children import children_that_run
+from helpers.sweeps import sweep
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
-from sweeps import sweep
 
 DEFINE = """
 import labkit

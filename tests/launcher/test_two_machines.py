@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweeps import sweep, swept
-from two_machines import Machine, missing, two_machines
+from helpers.processes.two_machines import Machine, missing, two_machines
+from helpers.sweeps import sweep, swept
 
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
 REASON = missing()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_models import SMALL_CONFIGS, small_config
+from helpers.models.small_models import SMALL_CONFIGS, small_config
 from transformers import BertConfig, DistilBertConfig, PretrainedConfig, RobertaConfig
 
 from labkit.models.config_checks import MOST_LAYERS, MOST_WIDTH

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from cut_models import ONE_OF_EACH_ROW
-from small_models import SMALL_CONFIGS, VOCAB, WINDOW, small_config, small_model
+from helpers.models.small_models import SMALL_CONFIGS, VOCAB, WINDOW, small_config, small_model
+from helpers.ranks.cut_models import ONE_OF_EACH_ROW
 from torch import Tensor
 from transformers import BertConfig, PreTrainedModel
 

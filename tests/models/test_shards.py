@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import SMALL_CONFIGS, small_config
+from helpers.models.small_models import SMALL_CONFIGS, small_config
 from torch import Tensor
 
 from labkit.models.config import ModelConfig

@@ -1,7 +1,7 @@
 """The byte-level tokenizer of models without a vocabulary of their own."""
 
 import pytest
-from small_models import VOCAB
+from helpers.models.small_models import VOCAB
 
 from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from notebook_cases import CASES
-from pages import run_in
+from helpers.notebooks.notebook_cases import CASES
+from helpers.notebooks.pages import run_in
 
 from labkit.notebooks import RunReport
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from comparisons import BANDWIDTH_GB_S, comparison
-from precision_studies import NUMBERS, study
+from helpers.studies.comparisons import BANDWIDTH_GB_S, comparison
+from helpers.studies.precision_studies import NUMBERS, study
 
 from labkit.notebooks.exercises import (
     BATCH,

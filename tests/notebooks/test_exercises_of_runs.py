@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparisons import comparison
+from helpers.studies.comparisons import comparison
 
 from labkit.harness.records import Measurement
 from labkit.harness.regions.case import layer_case

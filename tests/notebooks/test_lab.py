@@ -13,9 +13,9 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from command_line import command_line
+from helpers.processes.command_line import command_line
+from helpers.sweeps import swept
 from jupyter_client import BlockingKernelClient
-from sweeps import swept
 
 from labkit.notebooks.carried import carried_notebooks
 from labkit.notebooks.lab import lab_command

@@ -7,10 +7,10 @@ from typing import Any
 
 import nbformat
 import pytest
+from helpers.notebooks.notebook_cases import CASES, NotebookCase
+from helpers.notebooks.pages import MOST_BYTES, Page
+from helpers.sweeps import sweep
 from nbformat.v4 import new_code_cell, new_notebook
-from notebook_cases import CASES, NotebookCase
-from pages import MOST_BYTES, Page
-from sweeps import sweep
 
 from labkit.notebooks import RunReport, checked_values, read_parameters
 from labkit.notebooks.parameters import TAG, parameters_cell

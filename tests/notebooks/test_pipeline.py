@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from pages import Page
-from sweeps import sweep
+from helpers.notebooks.pages import Page
+from helpers.sweeps import sweep
 
 from labkit.notebooks import RunReport
 from labkit.studies.pipeline import load_study

@@ -5,7 +5,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from pipeline_studies import STAGES, study
+from helpers.studies.pipeline_studies import STAGES, study
 
 from labkit.notebooks.pipeline_exercise import LEAST, TOKENS, check_pipeline, drawn_order, pipeline_puzzle
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 from labkit.notebooks import RunReport
 from labkit.studies.precision import load_study

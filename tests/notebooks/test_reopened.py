@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_lab import needs_browser, write_notebook
-from notebook_runs import FAKE
+from helpers.notebooks.browser_lab import needs_browser, write_notebook
+from helpers.notebooks.notebook_runs import FAKE
 
 from labkit.widgets.browser import DARK, Lab, jupyterlab
 

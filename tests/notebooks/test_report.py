@@ -4,9 +4,9 @@ import re
 
 import plotly.graph_objects as go
 import pytest
+from helpers.notebooks.pages import Page
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from pages import Page
 
 from labkit.figures.theme import finish
 from labkit.notebooks import Failure

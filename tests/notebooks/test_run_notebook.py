@@ -16,9 +16,9 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
+from helpers.notebooks.pages import Page
+from helpers.sweeps import sweep
 from nbformat.v4 import new_code_cell, new_notebook
-from pages import Page
-from sweeps import sweep
 
 from labkit.cli.main import main
 from labkit.notebooks import NotebookError, ParameterError, execution, run_notebook

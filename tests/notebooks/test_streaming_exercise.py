@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from streaming_studies import study
+from helpers.studies.streaming_studies import study
 
 from labkit.harness.streaming.plan import StreamRates
 from labkit.models.policies import model_config_of

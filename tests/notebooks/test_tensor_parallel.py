@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from pages import Page, title_of
-from sweeps import sweep
+from helpers.notebooks.pages import Page, title_of
+from helpers.sweeps import sweep
 
 from labkit.notebooks import RunReport
 from labkit.studies.parallel import parse_sizes

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser_lab import needs_browser
-from pages import MOST_BYTES, Page
-from random_traces import random_trace
-from traces import Recorder
+from helpers.notebooks.browser_lab import needs_browser
+from helpers.notebooks.pages import MOST_BYTES, Page
+from helpers.traces.handmade import Recorder
+from helpers.traces.random_traces import random_trace
 
 from labkit.nsys.tables.selection import Selection
 from labkit.nsys.timeline.events import beside, details, nearest, search

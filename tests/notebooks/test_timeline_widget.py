@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser_lab import needs_browser, write_notebook
+from helpers.notebooks.browser_lab import needs_browser, write_notebook
+from helpers.sweeps import sweep
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
-from sweeps import sweep
 
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
 from labkit.nsys.timeline.events import details, search

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browser_lab import needs_browser
-from notebook_cases import CASES
+from helpers.notebooks.browser_lab import needs_browser
+from helpers.notebooks.notebook_cases import CASES
 
 from labkit.notebooks import RunReport
 from labkit.widgets.browser import Lab, jupyterlab

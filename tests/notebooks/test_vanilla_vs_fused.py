@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import nbformat
 import pytest
-from notebook_cases import CASES
-from pages import Page
+from helpers.notebooks.notebook_cases import CASES
+from helpers.notebooks.pages import Page
 
 from labkit.notebooks import RunReport
 from labkit.notebooks.report import PLOTLY_MIME_TYPE

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from comparisons import comparison
+from helpers.notebooks.notebook_runs import FAKE, SETTINGS
+from helpers.studies.comparisons import comparison
+from helpers.sweeps import sweep
 from ipywidgets import Label
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
-from notebook_runs import FAKE, SETTINGS
-from sweeps import sweep
 
 from labkit import figures
 from labkit.notebooks.report import PLOTLY_MIME_TYPE

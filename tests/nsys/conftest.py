@@ -1,7 +1,7 @@
 """The installed Nsight Systems, for tests that need it."""
 
 import pytest
-from installations import nsys_here
+from helpers.nsys.installations import nsys_here
 
 from labkit.nsys.tool import Nsys
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nsys_databases import random_database
-from nsys_exports import GENERATIONS, START_END, Export, global_pid, global_tid
-from sweeps import swept
+from helpers.sweeps import swept
+from helpers.traces.nsys_databases import random_database
+from helpers.traces.nsys_exports import GENERATIONS, START_END, Export, global_pid, global_tid
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.labelled import labelled, step_spans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from traces import Recorder
+from helpers.traces.handmade import Recorder
 
 from labkit.nsys.tables.bare_names import MANY, without_numbers
 from labkit.nsys.tables.compare import compare_traces

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nsight import NSYS, needs_nsys
-from sweeps import sweep, swept
+from helpers.nsys.nsight import NSYS, needs_nsys
+from helpers.sweeps import sweep, swept
 
 from labkit.nsys import agent
 from labkit.nsys.capture import profile as capture

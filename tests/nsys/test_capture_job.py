@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nsys_databases import random_database
+from helpers.traces.nsys_databases import random_database
 
 from labkit.nsys.capture import job as job_module
 from labkit.nsys.capture.command import Window

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from nsight import needs_nsys
-from sweeps import sweep
-from traces import Recorder
+from helpers.nsys.nsight import needs_nsys
+from helpers.sweeps import sweep
+from helpers.traces.handmade import Recorder
 
 from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.redaction import Redaction

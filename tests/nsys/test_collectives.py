@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 import pytest
-from traces import Recorder, decode, disorder
+from helpers.traces.handmade import Recorder, decode, disorder
 
 from labkit.nsys.analysis.collectives import collectives
 from labkit.nsys.trace import Trace, TraceError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from traces import Recorder, disorder
+from helpers.traces.handmade import Recorder, disorder
 
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.compare import compare_traces

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sweeps import sweep, swept
-from traces import FUSED, VANILLA, Does, Recorder, decode, disorder, layers, slower
+from helpers.sweeps import sweep, swept
+from helpers.traces.handmade import FUSED, VANILLA, Does, Recorder, decode, disorder, layers, slower
 
 from labkit.nsys.analysis import resampling
 from labkit.nsys.analysis.decomposition import StepPart

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import nvtx
 import pytest
-from doctors import by_name
-from installations import fake_nsys, without_host_folder
-from nsight import exported, loses_plain_ranges
+from helpers.nsys.doctors import by_name
+from helpers.nsys.installations import fake_nsys, without_host_folder
+from helpers.nsys.nsight import exported, loses_plain_ranges
+from helpers.sweeps import sweep
 from rich.console import Console
-from sweeps import sweep
 from typer.testing import CliRunner
 
 from labkit.cli.app import app

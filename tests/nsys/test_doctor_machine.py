@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doctors import by_name
-from installations import fake_nsys
+from helpers.nsys.doctors import by_name
+from helpers.nsys.installations import fake_nsys
 
 from labkit.nsys.doctor import examination as doctor
 from labkit.nsys.doctor import machine_checks, profiler_checks

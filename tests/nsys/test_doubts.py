@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nsys_exports import KERNEL, START_END, Export, global_pid, global_tid
-from traces import Recorder
+from helpers.traces.handmade import Recorder
+from helpers.traces.nsys_exports import KERNEL, START_END, Export, global_pid, global_tid
 
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.analysis.rank_numbers import ranks

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.traces.handmade import Recorder
+from helpers.traces.random_traces import random_trace
 from jsonschema import Draft202012Validator
-from random_traces import random_trace
-from traces import Recorder
 
 from labkit.nsys.reader.reading import read
 from labkit.nsys.timeline import export

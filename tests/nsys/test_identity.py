@@ -13,11 +13,23 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from nsight import NSYS, exported, needs_nsys
-from nsys_databases import random_database
-from nsys_exports import GENERATIONS
-from nsys_stats import KERNELS, NULL, STACK, SUMMARY, TRACE, Row, is_old, reports, rows_of_labkit, rows_of_nsys, stack
-from sweeps import swept
+from helpers.nsys.nsight import NSYS, exported, needs_nsys
+from helpers.nsys.nsys_stats import (
+    KERNELS,
+    NULL,
+    STACK,
+    SUMMARY,
+    TRACE,
+    Row,
+    is_old,
+    reports,
+    rows_of_labkit,
+    rows_of_nsys,
+    stack,
+)
+from helpers.sweeps import swept
+from helpers.traces.nsys_databases import random_database
+from helpers.traces.nsys_exports import GENERATIONS
 
 from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary
 from labkit.nsys.reader.reading import read

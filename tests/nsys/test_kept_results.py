@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from traces import Recorder
+from helpers.traces.handmade import Recorder
 
 from labkit.nsys import kept_results
 from labkit.nsys.kept_results import DAY_S, Bounds, remove_old

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from random_traces import random_trace
-from traces import Recorder
+from helpers.traces.handmade import Recorder
+from helpers.traces.random_traces import random_trace
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.tables.selection import Selection

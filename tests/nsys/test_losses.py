@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from traces import Recorder, disorder
-from unstaged_traces import exchange, mixed, steps, waiting
+from helpers.traces.handmade import Recorder, disorder
+from helpers.traces.unstaged_traces import exchange, mixed, steps, waiting
 
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.gaps import gaps

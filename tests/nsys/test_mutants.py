@@ -15,12 +15,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from foreign_traces import ascend, jax_gpu, jax_tpu, mtia, viztracer
+from helpers.sweeps import sweep
+from helpers.traces.foreign_traces import ascend, jax_gpu, jax_tpu, mtia, viztracer
+from helpers.traces.nsys_databases import random_database
+from helpers.traces.nsys_exports import GENERATIONS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nsys_databases import random_database
-from nsys_exports import GENERATIONS
-from sweeps import sweep
 
 from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.compare import compare_traces

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from nsight import NSYS, needs_nsys
-from nsys_databases import random_database
-from nsys_exports import Export, global_pid, global_tid
-from nsys_stats import sums
+from helpers.nsys.nsight import NSYS, needs_nsys
+from helpers.nsys.nsys_stats import sums
+from helpers.traces.nsys_databases import random_database
+from helpers.traces.nsys_exports import Export, global_pid, global_tid
 
 from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.selection import EVERYTHING, Selection

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from helpers.traces.handmade import Recorder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from traces import Recorder
 
 from labkit.nsys.tables.families import kernel_family, operator_family
 from labkit.nsys.tables.gaps import short_kernels

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nsight import NSYS
-from sweeps import swept
+from helpers.nsys.nsight import NSYS
+from helpers.sweeps import swept
 
 pytestmark = pytest.mark.timeout(120)
 # The worst case of the real nsys: it starts an agent, which is a daemon that outlives it, and then the program.

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from nsys_databases import random_database
-from nsys_exports import GENERATIONS, START_END, Export, global_pid, global_tid
-from sweeps import swept
+from helpers.sweeps import swept
+from helpers.traces.nsys_databases import random_database
+from helpers.traces.nsys_exports import GENERATIONS, START_END, Export, global_pid, global_tid
 
 from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary
 from labkit.nsys.reader.reading import read

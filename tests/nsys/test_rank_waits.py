@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from unstaged_traces import TRANSFER_US, TRUE_OFFSETS_US, exchange, steps
+from helpers.traces.unstaged_traces import TRANSFER_US, TRUE_OFFSETS_US, exchange, steps
 
 from labkit.nsys.tables.dtypes import element_bytes
 from labkit.nsys.tables.rank_waits import UNDECIDED, RankWaits, on_one_clock, rank_waits

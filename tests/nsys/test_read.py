@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from nsys_databases import random_database
-from nsys_exports import Export, global_pid, global_tid
-from source_tree import imports, modules
+from helpers.house.source_tree import imports, modules
+from helpers.traces.nsys_databases import random_database
+from helpers.traces.nsys_exports import Export, global_pid, global_tid
 
 from labkit.nsys import kept_results
 from labkit.nsys.analysis.attribution import attribute

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.projection import project

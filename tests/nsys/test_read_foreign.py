@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from foreign_traces import ascend, jax_gpu, jax_tpu, mtia, named, span, viztracer
+from helpers.traces.foreign_traces import ascend, jax_gpu, jax_tpu, mtia, named, span, viztracer
 
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.reader.reading import read

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from nsys_databases import random_database
-from nsys_exports import (
+from helpers.traces.nsys_databases import random_database
+from helpers.traces.nsys_exports import (
     CUDA_DEVICES,
     GENERATIONS,
     GPUS,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.sweeps import sweep
+from helpers.traces.handmade import Recorder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from sweeps import sweep
 from torch.profiler import ProfilerActivity, profile
-from traces import Recorder
 
 from labkit.harness.replay import RecordedCall, _table, arguments, measure, operator
 from labkit.nsys.reader.reading import read

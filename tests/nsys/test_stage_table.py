@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from sweeps import swept
-from traces import VANILLA, Recorder, decode, disorder, layers
+from helpers.sweeps import swept
+from helpers.traces.handmade import VANILLA, Recorder, decode, disorder, layers
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.stage_table import IDLE, NO_STAGE, ORDER, stage_table

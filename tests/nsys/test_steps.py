@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from traces import FUSED, VANILLA, Recorder, decode, layers
+from helpers.traces.handmade import FUSED, VANILLA, Recorder, decode, layers
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.steps import CPU, GPU, steps

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from traces import Recorder, disorder
-from unstaged_traces import mixed, waiting
+from helpers.traces.handmade import Recorder, disorder
+from helpers.traces.unstaged_traces import mixed, waiting
 
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.gaps import QUEUED, gaps, idle_by_cause

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from random_traces import random_trace
-from traces import Recorder
+from helpers.traces.handmade import Recorder
+from helpers.traces.random_traces import random_trace
 
 from labkit.nsys.timeline.lanes import Lanes, build_lanes
 from labkit.nsys.timeline.rectangles import rectangles

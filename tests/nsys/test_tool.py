@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from installations import fake_nsys, nsys_here, script, without_host_folder
-from nsys_help import reports, supports
+from helpers.nsys.installations import fake_nsys, nsys_here, script, without_host_folder
+from helpers.nsys.nsys_help import reports, supports
 
 from labkit.nsys import tool
 from labkit.nsys.agent import run_with_agent

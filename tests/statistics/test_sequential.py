@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from helpers.studies.simulated_machines import MACHINES, Rounds
 from scipy import stats
-from simulated_machines import MACHINES, Rounds
 
 from labkit.statistics import LARGEST_SAME, Ratio, Verdict
 from labkit.statistics import sequential as module

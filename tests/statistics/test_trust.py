@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated_machines import MACHINES, SimulatedMachine
+from helpers.studies.simulated_machines import MACHINES, SimulatedMachine
 
 from labkit.harness import Comparison, load_records
 from labkit.statistics import Ratio, ShareOfLimit, Trust, Verdict, grade, ratio, taken_cores

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import comparison
-from streaming_plans import plan, point
-from streaming_studies import study
+from helpers.studies.comparisons import comparison
+from helpers.studies.streaming_plans import plan, point
+from helpers.studies.streaming_studies import study
 
 from labkit.harness.compare.side_process import WorkerError
 from labkit.harness.streaming.plan import StreamingPlan

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from precision_studies import NUMBERS, study
+from helpers.studies.precision_studies import NUMBERS, study
 
 from labkit.kernels.codes import quantize
 from labkit.kernels.types import Linear

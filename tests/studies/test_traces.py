@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nsight import needs_nsys
-from sweeps import sweep
+from helpers.nsys.nsight import needs_nsys
+from helpers.sweeps import sweep
 
 from labkit.figures.captures import captures_table
 from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError

@@ -3,10 +3,10 @@
 from html.parser import HTMLParser
 
 import pytest
+from helpers.sweeps import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
-from sweeps import sweep
 
 from labkit.system.markdown import as_text, markdown_table
 from labkit.system.result_table import Claim, ResultTable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf_files import gguf_model, write_gguf
+from helpers.models.gguf_files import gguf_model, write_gguf
 
 from labkit.engine import init_inference
 from labkit.harness.stored_weights import stored_by, told

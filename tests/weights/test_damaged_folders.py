@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.models.small_models import small_model
+from helpers.sweeps import swept
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from small_models import small_model
-from sweeps import swept
 
 import labkit
 from labkit.system.errors import UserError

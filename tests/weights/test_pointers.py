@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from checkpoints import save
-from small_models import small_model
+from helpers.models.small_models import small_model
+from helpers.ranks.checkpoints import save
 
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.files import TensorFile

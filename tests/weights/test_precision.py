@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import small_model
+from helpers.models.small_models import small_model
 
 from labkit.engine import init_inference
 from labkit.harness.stored_weights import StoredWeights, matrix_bytes, stored_by

@@ -9,12 +9,12 @@ from unittest import mock
 
 import pytest
 import torch
-from engines import few_models
+from helpers.models.engines import few_models
+from helpers.models.small_models import VOCAB, small_config, small_model
+from helpers.sweeps import sweep
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from small_models import VOCAB, small_config, small_model
-from sweeps import sweep
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
 

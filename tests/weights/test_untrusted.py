@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import save
+from helpers.house.source_tree import modules, tree
+from helpers.models.small_models import small_model
+from helpers.ranks.checkpoints import save
 from safetensors.torch import load_file, save_file
-from small_models import small_model
-from source_tree import modules, tree
 
 import labkit
 from labkit.models.tokenizer import byte_tokenizer

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoders import CONFIGS, FLOAT32, IDS, MASKS, TASKS, answer, assert_same, fused, in_groups, vanilla
-from engines import IMPLS, distance, profiled
-from sweeps import swept
+from helpers.models.encoders import CONFIGS, FLOAT32, IDS, MASKS, TASKS, answer, assert_same, fused, in_groups, vanilla
+from helpers.models.engines import IMPLS, distance, profiled
+from helpers.sweeps import swept
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import (

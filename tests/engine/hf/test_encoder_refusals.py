@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from encoders import IDS, MASKS, SIZES, TOKENS, answer, assert_same, fused, vanilla
+from helpers.models.encoders import IDS, MASKS, SIZES, TOKENS, answer, assert_same, fused, vanilla
 from transformers import (
     BertConfig,
     BertModel,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, fused, prompt, vanilla
+from helpers.models.engines import error, fused, prompt, vanilla
 from transformers import BertConfig, BertModel
 
 import labkit

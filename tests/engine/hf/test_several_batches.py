@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import fused, greedy, prompt
+from helpers.models.engines import fused, greedy, prompt
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import MaxLengthCriteria

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import vanilla
+from helpers.models.engines import vanilla
 from torch import Tensor
 
 from labkit.engine.memory.heads_on_host import HeadsOnHost, HostMemory

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, fused, greedy, prompt, vanilla
-from offloaded import streamed
+from helpers.models.engines import error, fused, greedy, prompt, vanilla
+from helpers.models.offloaded import streamed
 from torch import Tensor
 
 import labkit

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, error, fused, greedy, prompt, vanilla
-from small_models import small_model
+from helpers.models.engines import FEW, error, fused, greedy, prompt, vanilla
+from helpers.models.small_models import small_model
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import fused, greedy_steps, prompt, result, vanilla
-from offloaded import descriptors, kv_on_disk, kv_stream_of
-from sweeps import crossed
+from helpers.models.engines import fused, greedy_steps, prompt, result, vanilla
+from helpers.models.offloaded import descriptors, kv_on_disk, kv_stream_of
+from helpers.sweeps import crossed
 from torch import Tensor
 
 from labkit.engine.hf.causal_lm import FusedCausalLM

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import greedy_steps, prompt, result, shallow
-from gpus import INTERPRETED, ON_GPU
-from sweeps import sweep, swept
+from helpers.kernels.gpus import INTERPRETED, ON_GPU
+from helpers.models.engines import greedy_steps, prompt, result, shallow
+from helpers.sweeps import sweep, swept
 from torch import Tensor
 
 import labkit

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from engines import error, greedy, prompt, result, shallow
-from gpus import INTERPRETED
-from sweeps import sweep
+from helpers.kernels.gpus import INTERPRETED
+from helpers.models.engines import error, greedy, prompt, result, shallow
+from helpers.sweeps import sweep
 from torch import Tensor
 
 import labkit

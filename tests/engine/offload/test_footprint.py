@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, vanilla
+from helpers.models.engines import FEW, vanilla
 
 import labkit
 from labkit.engine.offload.footprint import OTHERS, Footprint

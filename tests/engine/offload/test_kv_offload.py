@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, few_models, fused, greedy, profiled, prompt, vanilla
-from offloaded import kv_on_disk, kv_stream_of, stream_of, streamed
-from small_models import small_model
-from sweeps import crossed
+from helpers.models.engines import error, few_models, fused, greedy, profiled, prompt, vanilla
+from helpers.models.offloaded import kv_on_disk, kv_stream_of, stream_of, streamed
+from helpers.models.small_models import small_model
+from helpers.sweeps import crossed
 from torch import Tensor
 from transformers import DynamicCache
 

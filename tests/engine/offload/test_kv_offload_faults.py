@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import fused, greedy, prompt, vanilla
-from offloaded import READ, WRITE, able_only_to, descriptors, kv_on_disk, kv_stream_of
+from helpers.models.engines import fused, greedy, prompt, vanilla
+from helpers.models.offloaded import READ, WRITE, able_only_to, descriptors, kv_on_disk, kv_stream_of
 from torch import Tensor
 
 import labkit

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, greedy, profiled, prompt, result, shallow, vanilla
-from gpus import interpreted, on_gpu
-from offloaded import LEAST
-from small_models import SMALL_CONFIGS, small_model
-from sweeps import sweep, swept
+from helpers.kernels.gpus import interpreted, on_gpu
+from helpers.models.engines import error, greedy, profiled, prompt, result, shallow, vanilla
+from helpers.models.offloaded import LEAST
+from helpers.models.small_models import SMALL_CONFIGS, small_model
+from helpers.sweeps import sweep, swept
 from torch import Tensor
 from transformers import DynamicCache
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, few_models, fused, greedy, profiled, prompt, vanilla
-from offloaded import least_gb, reader_of, stream_of, streamed, streamed_model
-from small_models import small_model
-from sweeps import crossed
+from helpers.models.engines import error, few_models, fused, greedy, profiled, prompt, vanilla
+from helpers.models.offloaded import least_gb, reader_of, stream_of, streamed, streamed_model
+from helpers.models.small_models import small_model
+from helpers.sweeps import crossed
 
 import labkit
 from labkit.engine.engine import FusedEngine

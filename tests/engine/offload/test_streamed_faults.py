@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import fused, greedy, prompt, vanilla
-from offloaded import LEAST, least_gb, reader_of, stream_of, streamed
-from small_models import small_model
-from sweeps import sweep
+from helpers.models.engines import fused, greedy, prompt, vanilla
+from helpers.models.offloaded import LEAST, least_gb, reader_of, stream_of, streamed
+from helpers.models.small_models import small_model
+from helpers.sweeps import sweep
 
 import labkit
 from labkit.engine.offload import prepared
@@ -186,7 +186,7 @@ CONVERT = """
     import sys
     import torch
     import labkit
-    from small_models import small_model
+    from helpers.models.small_models import small_model
     from labkit.weights.checkpoint import tensor_writer
 
     write, count = tensor_writer.TensorWriter._write, 0

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, greedy, profiled, prompt, result, shallow, vanilla
-from gpus import INTERPRETED, interpreted, marked, on_gpu
-from offloaded import LEAST
-from small_models import small_model
-from sweeps import sweep, swept
+from helpers.kernels.gpus import INTERPRETED, interpreted, marked, on_gpu
+from helpers.models.engines import error, greedy, profiled, prompt, result, shallow, vanilla
+from helpers.models.offloaded import LEAST
+from helpers.models.small_models import small_model
+from helpers.sweeps import sweep, swept
 from torch import Tensor
 
 import labkit

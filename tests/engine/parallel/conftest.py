@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from cut_models import every_model_on_two_ranks, fetched_layers, four_ranks, three_ranks
-from gguf_files import gguf_model, write_gguf
-from sliced_ranks import Outcomes, outcomes_of_slicing
-from two_ranks import cut_and_divided
+from helpers.models.gguf_files import gguf_model, write_gguf
+from helpers.ranks.cut_models import every_model_on_two_ranks, fetched_layers, four_ranks, three_ranks
+from helpers.ranks.sliced_ranks import Outcomes, outcomes_of_slicing
+from helpers.ranks.two_ranks import cut_and_divided
 
 import labkit
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lost_ranks
 import pytest
-from lost_ranks import BEFORE, MEETINGS, REASON
-from sweeps import sweep
+from helpers.ranks import lost_ranks
+from helpers.ranks.lost_ranks import BEFORE, MEETINGS, REASON
+from helpers.sweeps import sweep
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 2  # of a generation; a rank is killed at each of their meetings
@@ -36,7 +36,7 @@ def test_the_survivor_of_a_kill_at_any_meeting_names_the_lost_rank(model: str, w
     script = Path(lost_ranks.__file__)
     lines = subprocess.run(
         [sys.executable, "-P", str(script), model, way, str(meetings)],
-        env=os.environ | {"PYTHONPATH": str(script.parent)},
+        env=os.environ | {"PYTHONPATH": str(script.parents[2])},
         capture_output=True,
         text=True,
         check=True,

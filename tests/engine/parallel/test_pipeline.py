@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipelined_models import every_row, lost, two_by_two
-from small_models import small_model
+from helpers.models.small_models import small_model
+from helpers.ranks.pipelined_models import every_row, lost, two_by_two
 
 import labkit
 

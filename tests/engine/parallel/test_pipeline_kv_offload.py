@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from pipelined_caches import ROWS, every_schedule, peaks, two_by_two, two_stages
-from sweeps import sweep
+from helpers.ranks.pipelined_caches import ROWS, every_schedule, peaks, two_by_two, two_stages
+from helpers.sweeps import sweep
 
 import labkit
 

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pipelined_gpus as on_gpus
 import pytest
 import torch
-from failing_ranks import ON_GPUS, check_told, told
-from gpus import INTERPRETED, ON_GPU
-from sweeps import sweep
+from helpers.kernels.gpus import INTERPRETED, ON_GPU
+from helpers.ranks import pipelined_gpus as on_gpus
+from helpers.ranks.failing_ranks import ON_GPUS, check_told, told
+from helpers.sweeps import sweep
 
 import labkit
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import small_model
+from helpers.models.small_models import small_model
 from torch import Tensor
 
 import labkit

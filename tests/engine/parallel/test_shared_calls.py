@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 import torch
-from failing_ranks import KINDS, check_told, told
-from sweeps import sweep
+from helpers.ranks.failing_ranks import KINDS, check_told, told
+from helpers.sweeps import sweep
 
 import labkit
 from labkit.engine.parallel.shared_calls import SharedCalls

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sliced_models import logits, seeded
+from helpers.models.sliced_models import logits, seeded
 from torch import nn
 from transformers import PreTrainedModel
 

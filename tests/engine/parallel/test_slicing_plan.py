@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from sliced_models import ENCODERS, MODELS, WIDE, logits, seeded, t5_config
+from helpers.models.sliced_models import ENCODERS, MODELS, WIDE, logits, seeded, t5_config
 from torch import Tensor, nn
 from transformers import (
     BloomForCausalLM,

@@ -1,9 +1,9 @@
 """Sliced models on 2 and 3 processes, compared with the whole model: logits, greedy tokens, searches, refusals."""
 
 import pytest
-from sliced_models import MODELS
-from sliced_ranks import Outcomes
-from sweeps import swept
+from helpers.models.sliced_models import MODELS
+from helpers.ranks.sliced_ranks import Outcomes
+from helpers.sweeps import swept
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from cut_models import SAVED_PROMPT, WAYS, Found, engine
-from engines import vanilla
-from sweeps import sweep, swept
+from helpers.models.engines import vanilla
+from helpers.ranks.cut_models import SAVED_PROMPT, WAYS, Found, engine
+from helpers.sweeps import sweep, swept
 
 import labkit
 from labkit.kernels import gpu

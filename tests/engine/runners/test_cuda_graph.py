@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import greedy, prompt, shallow
-from gpus import INTERPRETED
-from layer_ranges import CutModel
-from sweeps import sweep, swept
+from helpers.kernels.gpus import INTERPRETED
+from helpers.models.engines import greedy, prompt, shallow
+from helpers.models.layer_ranges import CutModel
+from helpers.sweeps import sweep, swept
 
 import labkit
 from labkit.engine.runners.cuda_graph import GpuDecoder

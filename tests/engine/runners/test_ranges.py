@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engines import error, fused, prompt, vanilla
-from layer_ranges import CutModel
+from helpers.models.engines import error, fused, prompt, vanilla
+from helpers.models.layer_ranges import CutModel
 from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads

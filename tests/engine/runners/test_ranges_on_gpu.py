@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 import torch
-from engines import error, prompt, shallow, vanilla
-from gpus import interpreted, on_gpu
-from layer_ranges import CutModel
-from sweeps import sweep, swept
+from helpers.kernels.gpus import interpreted, on_gpu
+from helpers.models.engines import error, prompt, shallow, vanilla
+from helpers.models.layer_ranges import CutModel
+from helpers.sweeps import sweep, swept
 from torch import Tensor
 from transformers import PreTrainedModel
 

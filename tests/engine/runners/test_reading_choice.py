@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from engines import fused, prompt
+from helpers.models.engines import fused, prompt
 
 from labkit.engine.runners.one_call import OneCallRunner
 from labkit.engine.runners.reading_choice import ROUNDS, ReadingChoice, ReadingChoices

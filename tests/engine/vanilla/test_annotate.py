@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 import torch
-from small_models import SMALL_CONFIGS, VOCAB, small_model
+from helpers.models.small_models import SMALL_CONFIGS, VOCAB, small_model
 
 from labkit.engine.vanilla.annotate import annotate
 from labkit.models.policies import policy_for

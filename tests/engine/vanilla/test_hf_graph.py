@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import VOCAB, small_model
+from helpers.models.small_models import VOCAB, small_model
 from torch.overrides import TorchFunctionMode
 
 from labkit.engine.vanilla.hf_graph import GraphedModel, NumbersOnDevice, StaticStep

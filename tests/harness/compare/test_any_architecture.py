@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import TOKENS, randomised
+from helpers.models.small_models import TOKENS, randomised
 from transformers import AutoModelForCausalLM, Olmo2Config, PreTrainedModel
 
 import labkit

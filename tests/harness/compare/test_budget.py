@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from children import children_that_run
-from sweeps import sweep
+from helpers.processes.children import children_that_run
+from helpers.sweeps import sweep
 from transformers import LlamaConfig
 
 from labkit.harness.compare import budget

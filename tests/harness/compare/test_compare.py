@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import comparison
+from helpers.studies.comparisons import comparison
 
 from labkit.harness import load_records, results
 from labkit.harness.compare import compare as module

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import small_model
-from sweeps import swept
+from helpers.models.small_models import small_model
+from helpers.sweeps import swept
 
 from labkit.engine.offload.footprint import OTHERS, Footprint
 from labkit.harness.compare.compare import comparison_case

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from sweeps import sweep
+from helpers.sweeps import sweep
 
 from labkit.harness import Comparison, WorkerError, load_records
 from labkit.harness.compare.compare import compare

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import small_model
-from sweeps import swept
+from helpers.models.small_models import small_model
+from helpers.sweeps import swept
 
 from labkit.harness.compare import vanilla_sides
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipelined_models import of_transformers, without_padding
+from helpers.ranks.pipelined_models import of_transformers, without_padding
 
 import labkit
 from labkit.engine.parallel.pipeline_stage import PipelineSpan

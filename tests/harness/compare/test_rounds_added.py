@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparisons import comparison
+from helpers.studies.comparisons import comparison
 
 from labkit.harness.compare import interleave as module
 from labkit.harness.compare.interleave import Turns, last_is_decided

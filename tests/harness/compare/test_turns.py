@@ -1,7 +1,7 @@
 """Sides with different threads and ranks in the same rounds, and the ratio that the memory allows."""
 
 import pytest
-from comparisons import comparison
+from helpers.studies.comparisons import comparison
 
 from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import comparison, measurement
+from helpers.studies.comparisons import comparison, measurement
+from helpers.studies.simulated_machines import QUIET, SHARED
 from rich.console import Console
-from simulated_machines import QUIET, SHARED
 
 from labkit.harness import Comparison, Measurement, RecordsDiff, Verdict, diff_records, save
 from labkit.harness.results import save_lines

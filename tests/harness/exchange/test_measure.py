@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.sweeps import sweep
 from rich.console import Console
-from sweeps import sweep
 
 from labkit.harness import load_records
 from labkit.harness.exchange.measure import measure_exchange, save_exchange

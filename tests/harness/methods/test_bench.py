@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from children import children_that_run
-from sweeps import sweep
+from helpers.processes.children import children_that_run
+from helpers.sweeps import sweep
 
 from labkit.harness.methods import cell
 from labkit.harness.methods.bench import bench_methods, side_of

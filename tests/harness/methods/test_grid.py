@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from comparisons import environment, measurement
+from helpers.studies.comparisons import environment, measurement
 
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_studies import BATCH, NEW, PROMPT_MS, STAGES, TIMES, run, study
+from helpers.studies.pipeline_studies import BATCH, NEW, PROMPT_MS, STAGES, TIMES, run, study
 
 from labkit.harness.pipeline.formulas import bubble, stage_times
 from labkit.harness.pipeline.measure import settings_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SMALL_CONFIGS, small_config
-from sweeps import crossed
+from helpers.models.small_models import SMALL_CONFIGS, small_config
+from helpers.sweeps import crossed
 from torch import Tensor
 
 from labkit.harness import load_records

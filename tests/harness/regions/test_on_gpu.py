@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from comparisons import environment
-from drawn import subtitle, words
+from helpers.studies.comparisons import environment
+from helpers.studies.drawn import subtitle, words
 from rich.console import Console
 
 from labkit.figures import ladder_figure, regions_figure, roofline_figure

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sweeps import swept
+from helpers.sweeps import swept
 
 from labkit.harness.regions.trial import trial, try_kernel
 from labkit.harness.regions.vocabulary import OP_OF

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from comparisons import environment
-from drawn import subtitle
+from helpers.studies.comparisons import environment
+from helpers.studies.drawn import subtitle
 from rich.console import Console
 
 from labkit.figures.regions import ladder_figure, regions_figure

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sweeps import sweep, swept
+from helpers.sweeps import sweep, swept
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from labkit.engine.runners.cuda_graph import GpuDecoder

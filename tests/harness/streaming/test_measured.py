@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import children_that_run
-from streaming_plans import point, saved_model, spans, tight_gb
-from sweeps import sweep
+from helpers.processes.children import children_that_run
+from helpers.studies.streaming_plans import point, saved_model, spans, tight_gb
+from helpers.sweeps import sweep
 
 from labkit.harness.stream_record import Overlapped
 from labkit.harness.streaming import measured

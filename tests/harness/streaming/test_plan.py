@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from streaming_plans import DISK, LAYER, LAYERS, NUMBERS, PEAK, plan, point
+from helpers.studies.streaming_plans import DISK, LAYER, LAYERS, NUMBERS, PEAK, plan, point
 
 from labkit.harness import load_records, save
 from labkit.harness.streaming import make

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import built, load, save
-from small_models import small_model
+from helpers.models.small_models import small_model
+from helpers.ranks.checkpoints import built, load, save
 
 import labkit
 from labkit.models.policies import GPT2

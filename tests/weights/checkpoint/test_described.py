@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.models.small_models import small_model
 from safetensors.torch import save_file
-from small_models import small_model
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 

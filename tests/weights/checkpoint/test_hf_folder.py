@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.models.small_models import SMALL_CONFIGS, small_model
+from helpers.sweeps import swept
 from safetensors import safe_open
-from small_models import SMALL_CONFIGS, small_model
-from sweeps import swept
 from transformers import AutoModelForCausalLM
 
 from labkit.weights.checkpoint.hf_folder import write_checkpoint

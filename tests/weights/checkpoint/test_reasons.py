@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.models.small_models import small_model
 from safetensors.torch import load_file, save_file
-from small_models import small_model
 from torch import Tensor
 
 import labkit

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import assert_same, built, quantization, save
-from engines import few_models
+from helpers.models.engines import few_models
+from helpers.models.small_models import SMALL_CONFIGS, small_model
+from helpers.ranks.checkpoints import assert_same, built, quantization, save
+from helpers.sweeps import crossed
 from safetensors.torch import load_file
-from small_models import SMALL_CONFIGS, small_model
-from sweeps import crossed
 from torch import Tensor
 from transformers import PreTrainedModel
 

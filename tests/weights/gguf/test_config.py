@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_files import VOCAB, gguf_model, logits_of, write_gguf
+from helpers.models.gguf_files import VOCAB, gguf_model, logits_of, write_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

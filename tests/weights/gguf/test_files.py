@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from gguf_files import gguf_model, write_gguf
+from helpers.models.gguf_files import gguf_model, write_gguf
 
 from labkit.system.errors import UserError
 from labkit.weights.gguf.header import read_header

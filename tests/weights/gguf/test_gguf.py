@@ -6,7 +6,7 @@ import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from gguf_files import END, HI, SIZES, TEMPLATE, VOCAB, gguf_model, logits_of, tensors_of, write_gguf
+from helpers.models.gguf_files import END, HI, SIZES, TEMPLATE, VOCAB, gguf_model, logits_of, tensors_of, write_gguf
 from transformers import AutoModelForCausalLM
 
 from labkit.engine import init_inference

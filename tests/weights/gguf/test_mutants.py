@@ -11,9 +11,9 @@ import gguf
 import hypothesis.strategies as st
 import pytest
 import torch
-from gguf_files import gguf_model, sentencepiece, write_gguf
+from helpers.models.gguf_files import gguf_model, sentencepiece, write_gguf
+from helpers.sweeps import sweep
 from hypothesis import HealthCheck, given, settings
-from sweeps import sweep
 
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve

@@ -9,7 +9,7 @@ from typing import Any
 
 import gguf
 import pytest
-from gguf_files import byte_level, gguf_letters, sentencepiece
+from helpers.models.gguf_files import byte_level, gguf_letters, sentencepiece
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from labkit.system.errors import UserError

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import distance
-from sweeps import sweep
+from helpers.models.engines import distance
+from helpers.sweeps import sweep
 from torch import Tensor
 
 import labkit

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sweeps import sweep
+from helpers.sweeps import sweep
 from torch.utils.file_baton import FileBaton
 
 from labkit.harness.compare.compare import compare_with_each, comparison_case

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from helpers.processes.pretended_peers import NAME, ROWS, PretendedPeer, wheel
+from helpers.sweeps import swept
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pretended_peers import NAME, ROWS, PretendedPeer, wheel
-from sweeps import swept
 
 from labkit.harness.compare.peers import folder as folders
 from labkit.harness.compare.peers.folder import RECORD, installed, peers_root, python_version

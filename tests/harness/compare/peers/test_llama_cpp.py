@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_files import gguf_model, write_gguf
-from sweeps import sweep
+from helpers.models.gguf_files import gguf_model, write_gguf
+from helpers.sweeps import sweep
 
 from labkit.harness.compare import interleave
 from labkit.harness.compare.compare import compare, compare_with_each, comparison_case

@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from small_models import small_model
+from helpers.models.small_models import small_model
 
 import labkit
 from labkit.kernels.all_reduce import Exchange

@@ -6,7 +6,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from pipelined_models import piped, whole
+from helpers.ranks.pipelined_models import piped, whole
 
 from labkit.engine.memory.regroup import regroup_rows
 from labkit.engine.runners.pipeline.runner import PipelineRunner

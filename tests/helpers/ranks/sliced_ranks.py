@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from sliced_models import ENCODERS, MODELS, logits, seeded, tokens
+from helpers.models.sliced_models import ENCODERS, MODELS, logits, seeded, tokens
 from transformers.models.t5.modeling_t5 import T5Block
 
 from labkit.engine.parallel.slicing import tensor_parallel_model

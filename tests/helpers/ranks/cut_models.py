@@ -13,10 +13,10 @@ from unittest import mock
 import psutil
 import torch
 import torch.distributed as dist
-from engines import FEW
-from lost_ranks import failed_in_steps
-from offloaded import WRITE, able_only_to
-from small_models import SMALL_CONFIGS, VOCAB, small_model
+from helpers.models.engines import FEW
+from helpers.models.offloaded import WRITE, able_only_to
+from helpers.models.small_models import SMALL_CONFIGS, VOCAB, small_model
+from helpers.ranks.lost_ranks import failed_in_steps
 from torch import Tensor
 
 import labkit
@@ -198,7 +198,7 @@ def mistakes() -> dict[str, str]:
 
 def without_kernels() -> dict[str, bool]:
     """Whether a T5, cut with and without an injection policy, and a BERT give the outputs of the whole model."""
-    from sliced_models import padded_batch, seeded
+    from helpers.models.sliced_models import padded_batch, seeded
     from transformers.models.t5.modeling_t5 import T5Block
 
     t5, bert = seeded("t5"), seeded("bert")

@@ -14,11 +14,11 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from cut_models import prompts
-from divided_batches import in_time
-from engines import shallow
-from gloo_links import GlooLinks
-from pipelined_models import SCHEDULES, said
+from helpers.models.engines import shallow
+from helpers.ranks.cut_models import prompts
+from helpers.ranks.divided_batches import in_time
+from helpers.ranks.gloo_links import GlooLinks
+from helpers.ranks.pipelined_models import SCHEDULES, said
 
 import labkit
 from labkit.engine import InferenceEngine

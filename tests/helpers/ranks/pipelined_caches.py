@@ -9,9 +9,9 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from offloaded import WRITE, able_only_to, descriptors
-from pipelined_models import SCHEDULES, piped, said, whole
-from small_models import small_model
+from helpers.models.offloaded import WRITE, able_only_to, descriptors
+from helpers.models.small_models import small_model
+from helpers.ranks.pipelined_models import SCHEDULES, piped, said, whole
 from torch import Tensor
 
 import labkit

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SMALL_CONFIGS, VOCAB, small_model
-from sweeps import swept
+from helpers.models.small_models import SMALL_CONFIGS, VOCAB, small_model
+from helpers.sweeps import swept
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from traces import Recorder, disorder
+from helpers.traces.handmade import Recorder, disorder
 
 from labkit.nsys.trace import Trace
 

@@ -10,10 +10,10 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from cut_models import NEW, prompts
-from pipelined_gpus import played_gpus
-from pipelined_models import greedy, whole
-from small_models import small_model
+from helpers.models.small_models import small_model
+from helpers.ranks.cut_models import NEW, prompts
+from helpers.ranks.pipelined_gpus import played_gpus
+from helpers.ranks.pipelined_models import greedy, whole
 
 import labkit
 from labkit.kernels.build import BuildError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from nsys_exports import (
+from helpers.traces.nsys_exports import (
     CATEGORY,
     DOMAIN_DESTROY,
     GENERATIONS,

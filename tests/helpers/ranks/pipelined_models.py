@@ -10,8 +10,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from cut_models import NEW, WAYS, prompts
-from small_models import SMALL_CONFIGS, small_model
+from helpers.models.small_models import SMALL_CONFIGS, small_model
+from helpers.ranks.cut_models import NEW, WAYS, prompts
 from torch import Tensor
 from transformers import DynamicCache, TextStreamer
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from cut_models import NEW
-from pipelined_models import piped, whole
+from helpers.ranks.cut_models import NEW
+from helpers.ranks.pipelined_models import piped, whole
 
 ROWS = 5
 BY_ROW: tuple[dict[str, Any], ...] = (

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from comparisons import environment
-from small_models import small_model
+from helpers.models.small_models import small_model
+from helpers.studies.comparisons import environment
 
 from labkit.engine.offload.footprint import OTHERS, Footprint
 from labkit.harness.streaming.make import plan_streaming

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from comparisons import comparison
-from streaming_plans import plan, point
+from helpers.studies.comparisons import comparison
+from helpers.studies.streaming_plans import plan, point
 
 from labkit.harness.streaming.records import MemorySample
 from labkit.studies.larger_than_memory import LeftOut, StreamingStudy

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from comparisons import environment, measurement
+from helpers.studies.comparisons import environment, measurement
 
 from labkit.harness.evaluation.records import Evaluation, EvaluationCase, WindowScore
 from labkit.harness.records import Measurement

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import vanilla
+from helpers.models.engines import vanilla
 
 import labkit
 from labkit.engine.engine import FusedEngine

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from by_row import by_row
-from cut_models import two_ranks
-from divided_batches import divided_anew
-from pipelined_models import two_stages
+from helpers.ranks.by_row import by_row
+from helpers.ranks.cut_models import two_ranks
+from helpers.ranks.divided_batches import divided_anew
+from helpers.ranks.pipelined_models import two_stages
 
 
 def cut_and_divided(folder: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from small_models import randomised
+from helpers.models.small_models import randomised
 from torch import Tensor
 from transformers import (
     AutoModel,

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nsight import NSYS
+from helpers.nsys.nsight import NSYS
 
 from labkit.nsys.tool import Nsys
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streaming_plans import saved_model, tight_gb
+from helpers.studies.streaming_plans import saved_model, tight_gb
 
 from labkit.widgets import (
     KernelBench,
@@ -18,7 +18,7 @@ from labkit.widgets import (
     Workbench,
 )
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 Settings = dict[str, Any]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from comparisons import environment
+from helpers.studies.comparisons import environment
 
 from labkit.harness.pipeline.records import PipelineCase, PipelineMeasurement, ScheduleRun, StageSpan, WayPoint
 from labkit.harness.pipeline.simulate import simulate

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from small_models import small_model
+from helpers.models.small_models import small_model
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 

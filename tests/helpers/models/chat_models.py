@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from small_models import small_model
+from helpers.models.small_models import small_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
