@@ -68,5 +68,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return filled
 
+    with torch.device("meta"):  # the first use of a device remembers torch's constructors, and must see the real ones
+        torch.empty(0)
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poison(getattr(torch, name)))

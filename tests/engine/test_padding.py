@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.models.engines import FEW, IMPLS, WHOLE, error, few_models, fused, greedy, prompt, vanilla
-from helpers.models.small_models import SMALL_CONFIGS
+from helpers.models.small_models import SMALL_CONFIGS, WINDOW
 from helpers.sweeps import crossed, swept
 from torch import Tensor
 
@@ -53,7 +53,14 @@ def test_without_positions_they_are_those_of_vanilla(name: str, side: str) -> No
 
 @few_models
 def test_generation_from_right_padding_equals_vanilla(name: str) -> None:
+    """Eager transformers averages all values for a token that sees nothing. A text with more padding than a window
+    has such a token, and is left out there.
+    """
     _, ids, mask = padded("right")
+    if vanilla(name).config._attn_implementation == "eager" and getattr(vanilla(name).config, "sliding_window", None):
+        sees = mask[:, -WINDOW:].any(dim=1)
+        ids, mask = ids[sees], mask[sees]
+        assert len(ids) == len(LENGTHS) - 1
     assert torch.equal(
         greedy(fused(name), ids, 12, attention_mask=mask), greedy(vanilla(name), ids, 12, attention_mask=mask)
     )

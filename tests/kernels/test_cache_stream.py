@@ -102,7 +102,10 @@ def test_no_more_pages_move_than_the_tokens_take(tmp_path: Path) -> None:
     assert counts[-1][0] == 5 * 3
     fresh = CacheStream(build.load("float32"), stream.file, 3, filled=400)
     read_back(fresh, 400)
-    assert fresh.bytes_read == fresh.blocks_read * 7 * 8 * PAGE
+    counts = [(fresh.blocks_read, fresh.bytes_read)]
+    while (latest := (fresh.blocks_read, fresh.bytes_read)) != counts[-1]:  # the next pass is read ahead meanwhile
+        counts.append(latest)
+    assert latest[1] == latest[0] * 7 * 8 * PAGE
 
 
 @shapes

@@ -177,7 +177,7 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), architecture="mamba")
-    with pytest.raises(UserError, match="is of architecture 'mamba'; expected one of llama, gpt2, "):
+    with pytest.raises(UserError, match="is of architecture 'mamba'; expected one of llama, qwen2, qwen3, gemma2"):
         resolve(file)
 
 
