@@ -54,6 +54,6 @@ def entry(package: ModuleType, name: str, thing: object) -> list[str]:
 
 
 def fields_with_their_comments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Adds to a class what the comments beside its fields say."""
-    if what == "class":
+    """Adds to a class of labkit what the comments beside its fields say. Autodoc asks about imported classes, too."""
+    if what == "class" and thing.__module__.startswith("labkit"):
         lines += ["", *(f"* `{field}`: {comment}" for field, comment in FIELD.findall(inspect.getsource(thing)))]

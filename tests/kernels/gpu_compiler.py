@@ -101,7 +101,7 @@ class Compiler(gpu.Launcher):
         binary = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
         types = " ".join(name for name in signature.values() if name != "constexpr")
         streams = arguments.get("MP") == 1 and "w_ptr" in arguments
-        self.compiled[key] = _read(kernel.__name__.lstrip("_"), types, tile, binary, streams)
+        self.compiled[key] = _read(kernel.__name__.lstrip("_").removesuffix("_kernel"), types, tile, binary, streams)
 
 
 def _type(value: Any) -> str:

@@ -84,9 +84,10 @@ def test_micro_batches_are_chosen_by_their_times(device: str) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("kind", ON_GPUS)
 @pytest.mark.parametrize("device", [pytest.param("interpreted", marks=INTERPRETED)])
-def test_what_fails_on_one_stage_fails_on_all_and_they_go_on(device: str) -> None:
-    check_told(launched(told, 2, 1, tuple(ON_GPUS)))
+def test_what_fails_on_one_stage_fails_on_all_and_they_go_on(device: str, kind: str) -> None:
+    check_told(launched(told, 2, 1, (kind,)))
 
 
 @pytest.mark.sweep
