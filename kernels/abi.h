@@ -81,13 +81,18 @@ struct MlpWeights {
   Norm addend_norm;  // of the attention's output, before it is added to the residual
 };
 
+// An MLP whose two matrices every row passes.
+struct DenseMlp {
+  MlpWeights region;  // region 3
+  Linear out;
+  Norm out_norm;  // of the MLP's output, before it is added to the residual
+};
+
 struct Layer {
   QkvWeights qkv;
   AttentionParams attention;
   Linear attn_out;
-  MlpWeights mlp;
-  Linear mlp_out;
-  Norm mlp_out_norm;  // of the MLP's output, before it is added to the residual
+  DenseMlp mlp;
 };
 
 // Tokens in, rows out. With `size` 0 this range of layers has no embedding and begins with rows.

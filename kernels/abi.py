@@ -88,13 +88,16 @@ class CMlpWeights(ctypes.Structure):
     ]
 
 
+@mirrors("DenseMlp")
+class CDenseMlp(ctypes.Structure):
+    _fields_ = [("region", CMlpWeights), ("out", CLinear), ("out_norm", CNorm)]
+
+
 @mirrors("Layer")
 class CLayer(ctypes.Structure):
     _fields_ = [
         ("qkv", CQkvWeights),
         ("attention", CAttentionParams),
         ("attn_out", CLinear),
-        ("mlp", CMlpWeights),
-        ("mlp_out", CLinear),
-        ("mlp_out_norm", CNorm),
+        ("mlp", CDenseMlp),
     ]

@@ -52,7 +52,7 @@ class LayerOp:
     fused: Callable[..., Any]  # its public function
     unfused: Callable[[Multiply], Callable[..., Any]]  # returns its reference, which uses the given product
     case: Callable[[LayerShape, Pass], OpCase]
-    weights: tuple[str, ...]  # the fields of `LayerWeights` that the op reads
+    weights: tuple[str, ...]  # the fields of `LayerWeights`, or with "mlp." of its MLP, that the op reads
     has_product: bool  # whether it multiplies with a matrix
 
     @property
@@ -100,7 +100,7 @@ LAYER_OPS = (
         fused=mlp_gemm,
         unfused=lambda multiply: partial(unfused_mlp_gemm, multiply=multiply),
         case=lambda shape, _: MlpCase(shape),
-        weights=("mlp",),
+        weights=("mlp.region",),
         has_product=True,
     ),
     LayerOp(
@@ -109,7 +109,7 @@ LAYER_OPS = (
         fused=gemm,
         unfused=lambda multiply: multiply,
         case=lambda shape, _: replace(cases_of(shape)[1], bias=False),
-        weights=("mlp_out",),
+        weights=("mlp.out",),
         has_product=True,
     ),
     LayerOp(
@@ -118,7 +118,7 @@ LAYER_OPS = (
         fused=residual_add,
         unfused=lambda _: unfused_residual_add,
         case=lambda shape, _: ResidualCase(shape),
-        weights=("mlp_bias", "mlp_out_norm"),
+        weights=("mlp.out_bias", "mlp.out_norm"),
         has_product=False,
     ),
 )

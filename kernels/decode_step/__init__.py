@@ -29,13 +29,14 @@ from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
 from ..types import NO_ROTARY, Rotary, Rows, pointer
-from .weights import LAYER_STAGES, STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from .weights import LAYER_STAGES, STAGES_PER_LAYER, DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
     "LAYER_STAGES",
     "STAGES_PER_LAYER",
     "ChunkArgs",
     "DecodeStep",
+    "DenseMlp",
     "EmbeddingWeights",
     "HeadWeights",
     "LayerWeights",

@@ -27,6 +27,7 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   const int64_t rows = chunk.count(), hidden = model.hidden;
   const int64_t qkv_stride = row_stride(layer.qkv.proj.outputs), context_stride = row_stride(layer.attn_out.inputs);
   const int64_t act_stride = row_stride(model.intermediate), bytes = rows * stride * int64_t(sizeof(float));
+  const DenseMlp& mlp = layer.mlp;
   const bool from_norm = model.residual_from_norm, parallel = model.parallel_residual;
 
   Normalised<Weight> input = normalised_rows<Weight>(team, thread, layer.qkv.norm, work.h, stride, {}, from_norm, rows,
@@ -53,24 +54,24 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   }
 
   if (!parallel) {
-    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, residual, stride,
-                                    {attention, layer.attn_out.bias, layer.mlp.addend_norm}, from_norm, rows, hidden,
+    input = normalised_rows<Weight>(team, thread, mlp.region.norm, residual, stride,
+                                    {attention, layer.attn_out.bias, mlp.region.addend_norm}, from_norm, rows, hidden,
                                     stride, work.x, work.residual, scratch);
     residual = input.residual;
-  } else if (layer.mlp.norm.kind != kNoNorm) {  // GPT-NeoX; GPT-J's MLP takes the same rows as its attention
-    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, work.h, stride, {}, false, rows, hidden, stride,
+  } else if (mlp.region.norm.kind != kNoNorm) {  // GPT-NeoX; GPT-J's MLP takes the same rows as its attention
+    input = normalised_rows<Weight>(team, thread, mlp.region.norm, work.h, stride, {}, false, rows, hidden, stride,
                                     work.x, work.residual, scratch);
   }
-  mlp_region<Weight>(team, thread, layer.mlp, input, rows, work.act, act_stride, scratch);
+  mlp_region<Weight>(team, thread, mlp.region, input, rows, work.act, act_stride, scratch);
   clock.stamp(LayerStage::kMlp);
-  Linear mlp_out = layer.mlp_out;
+  Linear mlp_out = mlp.out;
   mlp_out.bias = nullptr;  // added later
   if (ranks.alone()) {
     gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, work.mlp_out, stride, scratch);
     team.barrier();
     clock.stamp(LayerStage::kMlpOut);
     residual_share(team, thread, residual, stride, {parallel ? attention : Parts(), layer.attn_out.bias},
-                   {Parts(work.mlp_out, stride), layer.mlp_out.bias, layer.mlp_out_norm}, rows, hidden, work.h, stride);
+                   {Parts(work.mlp_out, stride), mlp.out.bias, mlp.out_norm}, rows, hidden, work.h, stride);
   } else {  // with a parallel residual the attention's part is added, and mlp_out's bias is the sum of both biases
     gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, ranks.own<float>(), stride, scratch,
                       parallel ? attended : nullptr);
@@ -78,8 +79,8 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
     clock.stamp(LayerStage::kMlpOut);
     ranks.meet(team, thread, bytes);
     clock.stamp(LayerStage::kAllReduce);
-    residual_share(team, thread, residual, stride, {}, {Parts(ranks, stride), layer.mlp_out.bias, layer.mlp_out_norm},
-                   rows, hidden, work.h, stride);
+    residual_share(team, thread, residual, stride, {}, {Parts(ranks, stride), mlp.out.bias, mlp.out_norm}, rows, hidden,
+                   work.h, stride);
   }
   team.barrier();
   clock.stamp(LayerStage::kResidual);
@@ -87,7 +88,7 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
 
 // A streamed layer with its matrices in its slot.
 inline Layer shifted(Layer layer, const char* from, const char* to) {
-  for (Linear* linear : {&layer.qkv.proj, &layer.attn_out, &layer.mlp.up, &layer.mlp_out})
+  for (Linear* linear : {&layer.qkv.proj, &layer.attn_out, &layer.mlp.region.up, &layer.mlp.out})
     for (const void** at : {&linear->weight, &linear->scales})
       if (*at) *at = to + (static_cast<const char*>(*at) - from);
   return layer;

@@ -11,8 +11,8 @@ from torch import Tensor
 from labkit.stages import Stage
 
 from ..attention.triton_impl import Partials
-from ..gemm.triton_impl import codes, gemm, tile_type
-from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
+from ..gemm.triton_impl import codes, gemm, product_arguments, tile_arguments, tile_type
+from ..gpu import FEW_ROWS, Launcher, optional, padded_rows
 from ..plain import argmax_or_minus_one
 from ..tuned import Tile
 from ..types import NO_NORM, LayerCache, Linear, Norm, Rotary, Rows
@@ -160,24 +160,9 @@ class TritonEnds:
             tile,
             best_ptr=buffers.best,
             where_ptr=buffers.where,
-            M=len(hidden),
             N=head.outputs,
-            eps=norm.eps,
-            gain_ptr=optional(norm.weight, hidden),
-            shift_ptr=optional(norm.bias, hidden),
-            x_ptr=hidden,
-            w_ptr=head.on_gpu,
-            scales_ptr=optional(head.scales, hidden),
-            bias_ptr=optional(head.bias, hidden),
-            NORM=norm.kind,
-            SHIFT=norm.bias is not None,
-            K=head.inputs,
-            CODES=codes(head),
-            BIAS=head.bias is not None,
-            BN=tile.rows,
-            BK=tile.depth,
-            MP=padded,
-            DOT=dot_type(head.weight.dtype),
+            **product_arguments(hidden, norm, head, head.bias),
+            **tile_arguments(len(hidden), head, tile),
         )
         return programs, padded
 

@@ -14,11 +14,11 @@ from labkit.stages import Stage
 
 from ..attention.triton_impl import attention
 from ..cache_stream import CachePass
-from ..gemm.triton_impl import codes, gemm, tile_type
-from ..gpu import FEW_ROWS, Launcher, dot_type, padded_rows
+from ..gemm.triton_impl import codes, gemm, product_arguments, tile_arguments, tile_type
+from ..gpu import FEW_ROWS, Launcher
 from ..mlp_gemm.triton_impl import mlp_arguments, mlp_gemm, mlp_tiles
 from ..plain import normalise
-from ..qkv_gemm.triton_impl import heads_arguments, qkv_arguments, qkv_gemm, qkv_tiles
+from ..qkv_gemm.triton_impl import heads_arguments, qkv_gemm, qkv_tiles
 from ..residual_add.triton_impl import add_normed
 from ..types import LayerCache, check_heads
 from . import StreamedLayers
@@ -82,19 +82,19 @@ class TritonStep:
             qkv_gemm(hidden, w.qkv, self.model.heads, inputs.rotary, rows, cache, buffers.queries, to, launch)
         with around(Stage.ATTENTION, index):
             self._attention(w, index, inputs)
-        if w.mlp_out_norm.kind != "none":
+        if w.mlp.out_norm.kind != "none":
             return self._normed_outputs(w, index, hidden, buffers, around)
         with around(Stage.ATTN_OUT, index):
             added = gemm(buffers.context, w.attn_out, spare, launch, bias=w.attn_bias, residual=residual)
         with around(Stage.MLP, index):
             if parallel:
-                mlp_gemm(hidden, None, None, w.mlp, buffers.act, None, launch)
+                mlp_gemm(hidden, None, None, w.mlp.region, buffers.act, None, launch)
             else:
                 to = buffers.residual if from_norm else None
-                mlp_gemm(added, None, None, w.mlp, buffers.act, to, launch, residual_from_norm=from_norm)
+                mlp_gemm(added, None, None, w.mlp.region, buffers.act, to, launch, residual_from_norm=from_norm)
         with around(Stage.MLP_OUT, index):
             residual = buffers.residual if from_norm and not parallel else added
-            return gemm(buffers.act, w.mlp_out, hidden, launch, bias=w.mlp_bias, residual=residual)
+            return gemm(buffers.act, w.mlp.out, hidden, launch, bias=w.mlp.out_bias, residual=residual)
 
     def _normed_outputs(self, w: LayerWeights, index: int, hidden: Tensor, buffers: Buffers, around: Around) -> Tensor:
         """The layer after its attention. The norm of an output needs whole rows, and a product's program has a part."""
@@ -102,11 +102,11 @@ class TritonStep:
         with around(Stage.ATTN_OUT, index):
             gemm(buffers.context, w.attn_out, out, launch)
         with around(Stage.MLP, index):
-            mlp_gemm(hidden, out, w.attn_bias, w.mlp, buffers.act, added, launch)
+            mlp_gemm(hidden, out, w.attn_bias, w.mlp.region, buffers.act, added, launch)
         with around(Stage.MLP_OUT, index):
-            gemm(buffers.act, w.mlp_out, out, launch)
+            gemm(buffers.act, w.mlp.out, out, launch)
         with around(Stage.RESIDUAL, index):
-            return add_normed(added, out, w.mlp_bias, w.mlp_out_norm, hidden, launch)
+            return add_normed(added, out, w.mlp.out_bias, w.mlp.out_norm, hidden, launch)
 
     def _attention(self, w: LayerWeights, index: int, inputs: StepInputs) -> None:
         buffers, cache = inputs.buffers, inputs.caches[index]
@@ -121,9 +121,9 @@ class TritonStep:
             and rows <= FEW_ROWS
             and w.qkv.q_norm is None
             and cache.key_scales is None
-            and w.qkv.norm.kind == w.mlp.norm.kind
-            and (w.qkv.norm.bias is None) == (w.mlp.norm.bias is None)
-            and codes(w.qkv.proj) == codes(w.mlp.up)
+            and w.qkv.norm.kind == w.mlp.region.norm.kind
+            and (w.qkv.norm.bias is None) == (w.mlp.region.norm.bias is None)
+            and codes(w.qkv.proj) == codes(w.mlp.region.up)
         )
 
     def _parallel_layer(
@@ -136,24 +136,21 @@ class TritonStep:
         with around(Stage.ATTENTION, index):
             self._attention(w, index, inputs)
         with around(Stage.OUTPUTS, index):
-            also = (buffers.act, w.mlp_out, w.mlp_bias)
+            also = (buffers.act, w.mlp.out, w.mlp.out_bias)
             return gemm(buffers.context, w.attn_out, out, launch, bias=w.attn_bias, also=also, residual=hidden)
 
     def _qkv_and_mlp(self, w: LayerWeights, index: int, hidden: Tensor, inputs: StepInputs) -> None:
-        proj, up, buffers, cache = w.qkv.proj, w.mlp.up, inputs.buffers, inputs.caches[index]
+        proj, up, buffers, cache = w.qkv.proj, w.mlp.region.up, inputs.buffers, inputs.caches[index]
         of_heads = heads_arguments(self.model.heads, inputs.rotary, inputs.rows, cache, buffers.queries)
-        of_qkv = qkv_arguments(hidden, w.qkv, None)
-        of_mlp = mlp_arguments(hidden, None, None, w.mlp, None, residual_from_norm=False)
+        of_qkv = product_arguments(hidden, w.qkv.norm, proj, proj.bias)
+        of_mlp = mlp_arguments(hidden, None, None, w.mlp.region, None, residual_from_norm=False)
         tile = self.launch.tile("qkv_and_mlp", tile_type(proj), len(hidden), proj.outputs + up.outputs, proj.inputs)
         programs = qkv_tiles(w.qkv, tile)
-        for name in ("residual_ptr", "RESIDUAL"):
-            del of_qkv[name]
         self.launch(
             qkv_and_mlp,
-            (programs + mlp_tiles(w.mlp, tile),),
+            (programs + mlp_tiles(w.mlp.region, tile),),
             tile,
             qkv_programs=programs,
-            M=len(hidden),
             **of_heads,
             **of_qkv,
             act_ptr=buffers.act,
@@ -163,8 +160,5 @@ class TritonStep:
             MLP_BIAS=of_mlp["BIAS"],
             ACTIVATION=of_mlp["ACTIVATION"],
             GATED=of_mlp["GATED"],
-            BN=tile.rows,
-            BK=tile.depth,
-            MP=padded_rows(len(hidden)),
-            DOT=dot_type(proj.weight.dtype),
+            **tile_arguments(len(hidden), proj, tile),
         )

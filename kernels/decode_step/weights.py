@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labkit.stages import Stage
 
-from ..abi import CHeads, CLayer, CLinear, CNorm
+from ..abi import CDenseMlp, CHeads, CLayer, CLinear, CNorm
 from ..build import mirrors, same_in_cpp
 from ..layer_ops import LAYER_OPS
 from ..types import NO_NORM, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
@@ -71,20 +71,36 @@ class CModel(ctypes.Structure):
 
 
 @dataclass(frozen=True)
+class DenseMlp:
+    """An MLP whose two matrices every row passes. The bias of `out` is added by the next region."""
+
+    region: MlpWeights  # region 3
+    out: Linear
+    out_bias: Tensor | None
+    out_norm: Norm = NO_NORM  # of the MLP's output, before it is added to the residual
+
+    def c(self, own_norm: bool) -> CDenseMlp:
+        """own_norm: the input has a norm of its own."""
+        region = self.region.c
+        if not own_norm:
+            region = type(region)(NO_NORM.c, region.up, region.activation, region.gated, region.addend_norm)
+        return CDenseMlp(region, self.out.c_with(self.out_bias), self.out_norm.c)
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """One layer's weights. `mlp.norm` is always the norm of the MLP's input. With `shared_norm` it is the norm of
-    region 1, and the one-call step reuses region 1's rows. The biases of the two output matrices are added by the next
-    region.
+    """One layer's weights.
+
+    mlp: the MLP; one with experts would be another record here. Its `region.norm` is always the norm of its input.
+    attn_bias: bias of `attn_out`, which the next region adds.
+    shared_norm: the norm of the MLP's input is that of region 1, and the one-call step takes region 1's rows.
     """
 
     qkv: QkvWeights
     attention: AttentionParams
     attn_out: Linear
     attn_bias: Tensor | None
-    mlp: MlpWeights
-    mlp_out: Linear
-    mlp_bias: Tensor | None
-    mlp_out_norm: Norm = NO_NORM  # of the MLP's output, before it is added to the residual
+    mlp: DenseMlp
     shared_norm: bool = False
 
     def with_matrices(self, at: Callable[[Tensor], Tensor]) -> LayerWeights:
@@ -99,22 +115,16 @@ class LayerWeights:
             self,
             qkv=replace(self.qkv, proj=moved(self.qkv.proj)),
             attn_out=moved(self.attn_out),
-            mlp=replace(self.mlp, up=moved(self.mlp.up)),
-            mlp_out=moved(self.mlp_out),
+            mlp=replace(
+                self.mlp,
+                region=replace(self.mlp.region, up=moved(self.mlp.region.up)),
+                out=moved(self.mlp.out),
+            ),
         )
 
     def c(self) -> CLayer:
-        mlp = self.mlp.c
-        if self.shared_norm:
-            mlp = type(mlp)(NO_NORM.c, mlp.up, mlp.activation, mlp.gated, mlp.addend_norm)
-        return CLayer(
-            self.qkv.c,
-            self.attention.c,
-            self.attn_out.c_with(self.attn_bias),
-            mlp,
-            self.mlp_out.c_with(self.mlp_bias),
-            self.mlp_out_norm.c,
-        )
+        mlp = self.mlp.c(own_norm=not self.shared_norm)
+        return CLayer(self.qkv.c, self.attention.c, self.attn_out.c_with(self.attn_bias), mlp)
 
 
 @dataclass(frozen=True)

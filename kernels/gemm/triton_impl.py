@@ -13,6 +13,7 @@ from ..plain import normalise
 from ..plain import soft_capped as soft_capped_rows
 from ..residual_add.triton_impl import add_rows
 from ..tiles import product, soft_capped
+from ..tuned import Tile
 from ..types import Linear, Norm
 
 PLAIN = Norm()
@@ -90,35 +91,49 @@ def gemm(
         tile,
         out_ptr=out,
         residual_ptr=optional(residual, out),
-        M=rows,
         N=weights.outputs,
-        eps=norm.eps,
-        gain_ptr=optional(norm.weight, out),
-        shift_ptr=optional(norm.bias, out),
-        x_ptr=x,
-        w_ptr=weights.on_gpu,
-        scales_ptr=optional(weights.scales, out),
-        bias_ptr=optional(bias, out),
+        **product_arguments(x, norm, weights, bias),
+        **tile_arguments(rows, weights, tile),
         x2_ptr=optional(x2, out),
         w2_ptr=weights2.on_gpu if weights2 else out,
         scales2_ptr=optional(weights2.scales if weights2 else None, out),
         bias2_ptr=optional(bias2, out),
-        NORM=norm.kind,
-        SHIFT=norm.bias is not None,
-        K=weights.inputs,
-        CODES=codes(weights),
-        BIAS=bias is not None,
         K2=weights2.inputs if weights2 else 0,
         CODES2=codes(weights2) if weights2 else (0, 0, 0),
         BIAS2=bias2 is not None,
         RESIDUAL=residual is not None,
         CAP=cap or 0.0,
-        BN=tile.rows,
-        BK=tile.depth,
-        MP=padded_rows(rows),
-        DOT=dot_type(weights.weight.dtype),
     )
     return out
+
+
+def product_arguments(x: Tensor, norm: Norm, weights: Linear, bias: Tensor | None) -> dict[str, object]:
+    """What each kernel with a product norm(x) W^T + bias takes for it, except for the tile."""
+    return {
+        "eps": norm.eps,
+        "x_ptr": x,
+        "gain_ptr": optional(norm.weight, x),
+        "shift_ptr": optional(norm.bias, x),
+        "w_ptr": weights.on_gpu,
+        "scales_ptr": optional(weights.scales, x),
+        "bias_ptr": optional(bias, x),
+        "NORM": norm.kind,
+        "SHIFT": norm.bias is not None,
+        "K": weights.inputs,
+        "CODES": codes(weights),
+        "BIAS": bias is not None,
+    }
+
+
+def tile_arguments(rows: int, weights: Linear, tile: Tile) -> dict[str, object]:
+    """What each kernel with a product takes for its tile of the weight and its rows of activations."""
+    return {
+        "M": rows,
+        "BN": tile.rows,
+        "BK": tile.depth,
+        "MP": padded_rows(rows),
+        "DOT": dot_type(weights.weight.dtype),
+    }
 
 
 def codes(weights: Linear) -> tuple[int, int, int]:

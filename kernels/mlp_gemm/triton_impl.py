@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..gemm.triton_impl import codes, matmul, tile_type
-from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
+from ..gemm.triton_impl import matmul, product_arguments, tile_arguments, tile_type
+from ..gpu import FEW_ROWS, Launcher, optional
 from ..plain import normalise
 from ..residual_add.triton_impl import add_normed, add_rows
 from ..tiles import product, wait_for_previous
@@ -112,20 +112,15 @@ def mlp_gemm(
             hidden = add_rows([hidden, addend], [addend_bias], torch.empty_like(hidden), launch)
         return _many_rows(hidden, weights, act, residual, launch, residual_from_norm)
     tile = launch.tile("mlp_gemm", tile_type(weights.up), len(hidden), weights.up.outputs, weights.up.inputs)
-    outputs = act.shape[1]
     launch(
         mlp_gemm_kernel,
         (mlp_tiles(weights, tile),),
         tile,
         begin=0,
-        M=len(hidden),
-        N=outputs,
+        N=act.shape[1],
         act_ptr=act,
         **mlp_arguments(hidden, addend, addend_bias, weights, residual, residual_from_norm),
-        BN=tile.rows,
-        BK=tile.depth,
-        MP=padded_rows(len(hidden)),
-        DOT=dot_type(weights.up.weight.dtype),
+        **tile_arguments(len(hidden), weights.up, tile),
     )
 
 
@@ -143,26 +138,13 @@ def mlp_arguments(
     residual_from_norm: bool,
 ) -> dict[str, object]:
     """The kernel's arguments that don't depend on the tile."""
-    norm, up = weights.norm, weights.up
-    return {
-        "eps": norm.eps,
-        "x_ptr": hidden,
+    return product_arguments(hidden, weights.norm, weights.up, weights.up.bias) | {
         "addend_ptr": optional(addend, hidden),
         "addend_bias_ptr": optional(addend_bias, hidden),
-        "gain_ptr": optional(norm.weight, hidden),
-        "shift_ptr": optional(norm.bias, hidden),
-        "w_ptr": up.on_gpu,
-        "scales_ptr": optional(up.scales, hidden),
-        "bias_ptr": optional(up.bias, hidden),
         "residual_ptr": optional(residual, hidden),
-        "NORM": norm.kind,
-        "SHIFT": norm.bias is not None,
         "ADD": addend is not None,
         "ADD_BIAS": addend_bias is not None,
         "RESIDUAL": "none" if residual is None else "normed" if residual_from_norm else "sum",
-        "K": up.inputs,
-        "CODES": codes(up),
-        "BIAS": up.bias is not None,
         "ACTIVATION": weights.activation,
         "GATED": weights.gated,
     }

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..gemm.triton_impl import codes, gemm, matmul, tile_type
-from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
+from ..gemm.triton_impl import gemm, matmul, product_arguments, tile_arguments, tile_type
+from ..gpu import FEW_ROWS, Launcher, optional
 from ..plain import normalise
 from ..tiles import product, wait_for_previous
 from ..tuned import Tile
@@ -190,40 +190,17 @@ def qkv_gemm(
         (qkv_tiles(weights, tile),),
         tile,
         begin=0,
-        M=len(hidden),
         **places,
-        **qkv_arguments(hidden, weights, residual),
-        BN=tile.rows,
-        BK=tile.depth,
-        MP=padded_rows(len(hidden)),
-        DOT=dot_type(weights.proj.weight.dtype),
+        **product_arguments(hidden, weights.norm, weights.proj, weights.proj.bias),
+        **tile_arguments(len(hidden), weights.proj, tile),
+        residual_ptr=optional(residual, hidden),
+        RESIDUAL="none" if residual is None else "normed",
     )
 
 
 def qkv_tiles(weights: QkvWeights, tile: Tile) -> int:
     """Number of programs of region 1 with tiles of this size."""
     return triton.cdiv(weights.proj.outputs, tile.rows)
-
-
-def qkv_arguments(hidden: Tensor, weights: QkvWeights, residual: Tensor | None) -> dict[str, object]:
-    """The kernel's arguments of norm and product."""
-    norm, proj = weights.norm, weights.proj
-    return {
-        "residual_ptr": optional(residual, hidden),
-        "eps": norm.eps,
-        "x_ptr": hidden,
-        "gain_ptr": optional(norm.weight, hidden),
-        "shift_ptr": optional(norm.bias, hidden),
-        "w_ptr": proj.on_gpu,
-        "scales_ptr": optional(proj.scales, hidden),
-        "bias_ptr": optional(proj.bias, hidden),
-        "NORM": norm.kind,
-        "SHIFT": norm.bias is not None,
-        "RESIDUAL": "none" if residual is None else "normed",
-        "K": proj.inputs,
-        "CODES": codes(proj),
-        "BIAS": proj.bias is not None,
-    }
 
 
 def heads_arguments(

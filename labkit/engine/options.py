@@ -183,7 +183,7 @@ class Options(Strict):
     def _not_yet(self) -> Self:
         if self.base_dir and self.checkpoint is None:
             raise UserError("base_dir says where the files of checkpoint are; pass checkpoint too, or leave it out")
-        if self.quant.enabled and self.quant != Quantization() and self.dtype != torch.int8:
+        if self.quant.enabled and self.quant.model_fields_set and self.dtype != torch.int8:
             raise UserError(
                 f"quant asks for quantised weights, got dtype={self.dtype} too; leave dtype out, or pass torch.int8"
             )

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from labkit.kernels.checks import unchecked
 from labkit.kernels.codes import PACKED, cut_groups, pack_scales
-from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from labkit.kernels.decode_step import DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 from labkit.kernels.gemm import interleave_gate, packed_shape
 from labkit.kernels.gemm import pack as checked_pack
 from labkit.kernels.gemm import packed as checked_packed
@@ -210,10 +210,12 @@ class Builder:
             ),
             attn_out=matrix("attn_out.weight", columns=cuts["attn_out.weight"]),
             attn_bias=self.vector(attn_bias),
-            mlp=MlpWeights(norm2, up, config.activation, config.gated, self.norm(vectors, "attn_out_norm")),
-            mlp_out=matrix("ff2.weight", columns=cuts["ff2.weight"]),
-            mlp_bias=self.vector(mlp_bias),
-            mlp_out_norm=self.norm(vectors, "mlp_out_norm"),
+            mlp=DenseMlp(
+                MlpWeights(norm2, up, config.activation, config.gated, self.norm(vectors, "attn_out_norm")),
+                out=matrix("ff2.weight", columns=cuts["ff2.weight"]),
+                out_bias=self.vector(mlp_bias),
+                out_norm=self.norm(vectors, "mlp_out_norm"),
+            ),
             shared_norm=config.shared_norm,
         )
 
@@ -315,8 +317,8 @@ def matrices_of(layer: LayerWeights) -> dict[str, Linear]:
     return {
         "qkv.weight": layer.qkv.proj,
         "attn_out.weight": layer.attn_out,
-        "ff1.weight": layer.mlp.up,
-        "ff2.weight": layer.mlp_out,
+        "ff1.weight": layer.mlp.region.up,
+        "ff2.weight": layer.mlp.out,
     }
 
 

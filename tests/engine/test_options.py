@@ -77,6 +77,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "int8", "quant": {"enabled": False}}, "dtype=int8 asks for quantised weights and quant for none"),
     ({"dtype": "int8", "quant": {"weight": {"enabled": False}}}, "dtype=int8 asks for quantised weights and quant"),
     ({"quant": {"lm_head": True}, "dtype": "bf16"}, "quant asks for quantised weights, got dtype=torch.bfloat16 too"),
+    ({"quant": {"weight": {"num_bits": 8}}, "dtype": "bf16"}, "quant asks for quantised weights, got dtype=torch.bf"),
     ({"max_out_tokens": 0}, "max_out_tokens: got 0, expected at least 1"),
     ({"max_out_tokens": 1.5}, "max_out_tokens: got 1.5, expected an integer"),
     ({"impl": "cuda"}, "impl: got 'cuda', expected 'auto', 'cpp', 'reference' or 'triton'"),

@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 
 from labkit.kernels import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention import triton_impl as attention_impl
+from labkit.kernels.decode_step import DenseMlp
 from labkit.kernels.decode_step.triton_ends import Buffers, StepInputs, StepState
 from labkit.kernels.decode_step.triton_impl import TritonStep
 from labkit.kernels.gemm.triton_impl import gemm
@@ -167,9 +168,11 @@ class Model:
             AttentionParams(0.1, slopes=meta(shape.heads.query) if shape.alibi else None),
             self.linear(shape.hidden, width),
             meta(shape.hidden) if "attn_out" in shape.biases else None,
-            MlpWeights(self.norm(), up, shape.activation, shape.gated),
-            self.linear(shape.hidden, shape.intermediate),
-            meta(shape.hidden) if "ff2" in shape.biases else None,
+            DenseMlp(
+                MlpWeights(self.norm(), up, shape.activation, shape.gated),
+                self.linear(shape.hidden, shape.intermediate),
+                meta(shape.hidden) if "ff2" in shape.biases else None,
+            ),
             shared_norm=shape.parallel,
         )
 
@@ -232,7 +235,7 @@ class Model:
         qkv_gemm(hidden, w.qkv, heads, self.rotary, rows, cache, queries, None, launch)
         attention_impl.attention(queries, w.attention, heads, rows, cache, queries, launch)
         gemm(queries, w.attn_out, hidden, launch, bias=w.attn_bias, residual=hidden)
-        mlp_gemm(hidden, hidden, w.attn_bias, w.mlp, act, hidden, launch)
+        mlp_gemm(hidden, hidden, w.attn_bias, w.mlp.region, act, hidden, launch)
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,13 @@ def run_layer(
             attn_out_NH = add_up(attn_out_NH)
     with around(Stage.MLP):
         if wiring.parallel:
-            act_NI, _ = ops["mlp_gemm"](hidden_NH, None, None, w.mlp)
+            act_NI, _ = ops["mlp_gemm"](hidden_NH, None, None, w.mlp.region)
         else:
             act_NI, residual_NH = ops["mlp_gemm"](
-                residual_NH, attn_out_NH, w.attn_bias, w.mlp, residual_from_norm=from_norm
+                residual_NH, attn_out_NH, w.attn_bias, w.mlp.region, residual_from_norm=from_norm
             )
     with around(Stage.MLP_OUT):
-        mlp_out_NH = ops["gemm"](act_NI[:, : w.mlp_out.inputs].contiguous(), w.mlp_out)
+        mlp_out_NH = ops["gemm"](act_NI[:, : w.mlp.out.inputs].contiguous(), w.mlp.out)
         if add_up and wiring.parallel:
             mlp_out_NH += attn_out_NH
     if add_up:
@@ -80,8 +80,8 @@ def run_layer(
             mlp_out_NH = add_up(mlp_out_NH)
     with around(Stage.RESIDUAL):
         if wiring.parallel and not add_up:
-            return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp_bias, attn_out_NH, w.attn_bias)
-        return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp_bias, mlp_norm=w.mlp_out_norm)
+            return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp.out_bias, attn_out_NH, w.attn_bias)
+        return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp.out_bias, mlp_norm=w.mlp.out_norm)
 
 
 class CacheLayers(Protocol):

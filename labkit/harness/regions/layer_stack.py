@@ -117,7 +117,11 @@ def _mixed(plain: LayerWeights, packed: LayerWeights, fused: Container[str], *, 
     """`plain`, but with the weights of the ops in `fused` taken from `packed`."""
     reads = {name: layer_op.op for layer_op in OPS.values() for name in layer_op.weights}
     reads["attn_bias"] = OPS[Stage.RESIDUAL if parallel else Stage.MLP].op
-    return replace(plain, **{name: getattr(packed, name) for name, op in reads.items() if op in fused})
+    names = [name for name, op in reads.items() if op in fused]
+    of_mlp = [name.removeprefix("mlp.") for name in names if name.startswith("mlp.")]
+    mlp = replace(plain.mlp, **{name: getattr(packed.mlp, name) for name in of_mlp})
+    of_layer = {name: getattr(packed, name) for name in names if not name.startswith("mlp.")}
+    return replace(plain, mlp=mlp, **of_layer)
 
 
 def _converting(op: Callable[..., Any], dtype: torch.dtype, *, convert: bool) -> Callable[..., Any]:

@@ -172,7 +172,7 @@ def _build(spec: WeightSpec, layer: dict[str, Tensor], top: dict[str, Tensor], d
 
 def _with_own_gemm(fused: LayerWeights, plain: LayerWeights) -> LayerWeights:
     """The fused layer with the up matrix after the gate matrix, as the unfused sequence expects them."""
-    return replace(fused, mlp=replace(fused.mlp, up=packed(plain.mlp.up)))
+    return replace(fused, mlp=replace(fused.mlp, region=replace(fused.mlp.region, up=packed(plain.mlp.region.up))))
 
 
 def _draw(shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, Tensor]:
