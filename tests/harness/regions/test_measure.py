@@ -132,7 +132,7 @@ def test_a_fused_region_brings_its_own_weights_and_nothing_else() -> None:
         fused_ops = {name for name, op in partly_fused.ops.items() if op is fast.ops[name]}
         assert fused_ops == {op}
         assert (partly_fused.layers[0].qkv is fast.layers[0].qkv) == (region is Stage.QKV)
-        assert (partly_fused.layers[0].mlp_out is slow.layers[0].mlp_out) == (region is not Stage.ATTN_OUT)
+        assert (partly_fused.layers[0].mlp.out is slow.layers[0].mlp.out) == (region is not Stage.ATTN_OUT)
 
 
 SMALL: dict[str, Any] = {"batch": 1, "context": 9, "threads": 2, "rounds": 3, "layers": 2}
