@@ -35,7 +35,9 @@ from labkit.kernels.qkv_gemm.triton_impl import qkv_gemm
 from labkit.kernels.shapes import REAL, LayerShape
 from labkit.kernels.tuned import Tile
 from labkit.kernels.types import (
+    NO_NORM,
     AttentionParams,
+    Heads,
     LayerCache,
     Linear,
     MlpWeights,
@@ -59,6 +61,11 @@ TYPES = {
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 PROCESSORS = {80: 108, 90: 132}  # multiprocessors of an A100; of an H100 or H200
 CAPACITY = 2048
+GEMMA = LayerShape(
+    "gemma-2-9b", 3584, Heads(16, 8, 256), 14336, 256000, "rms", gated=True, rotary=256, biases=frozenset(),
+    output_norms=True,
+)  # fmt: skip
+CAPS = {"gemma-2-9b": (50.0, 30.0)}
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,14 @@ class Model:
         hidden = self.shape.hidden
         return Norm(self.shape.norm, meta(hidden), meta(hidden) if self.shape.norm == "layer" else None, 1e-5)
 
+    def output_norm(self) -> Norm:
+        return self.norm() if self.shape.output_norms else NO_NORM
+
+    @property
+    def caps(self) -> tuple[float | None, float | None]:
+        """Caps of scores and of logits."""
+        return CAPS.get(self.shape.model, (None, None))
+
     @property
     def layer(self) -> LayerWeights:
         shape, width = self.shape, self.shape.heads.query * self.shape.heads.dim
@@ -165,13 +180,14 @@ class Model:
         up = self.linear(shape.intermediate * (2 if shape.gated else 1), shape.hidden, bias="ff1" in shape.biases)
         return LayerWeights(
             QkvWeights(self.norm(), self.linear(outputs, shape.hidden, bias="qkv" in shape.biases)),
-            AttentionParams(0.1, slopes=meta(shape.heads.query) if shape.alibi else None),
+            AttentionParams(0.1, slopes=meta(shape.heads.query) if shape.alibi else None, cap=self.caps[0]),
             self.linear(shape.hidden, width),
             meta(shape.hidden) if "attn_out" in shape.biases else None,
             DenseMlp(
-                MlpWeights(self.norm(), up, shape.activation, shape.gated),
+                MlpWeights(self.norm(), up, shape.activation, shape.gated, self.output_norm()),
                 self.linear(shape.hidden, shape.intermediate),
                 meta(shape.hidden) if "ff2" in shape.biases else None,
+                self.output_norm(),
             ),
             shared_norm=shape.parallel,
         )
@@ -190,7 +206,7 @@ class Model:
             intermediate=shape.intermediate,
             embedding=EmbeddingWeights(table, tied, shape.hidden, range(shape.vocabulary), Norm()),
             final_norm=self.norm(),
-            head=HeadWeights(head, range(shape.vocabulary), shape.vocabulary),
+            head=HeadWeights(head, range(shape.vocabulary), shape.vocabulary, cap=self.caps[1]),
             parallel_residual=shape.parallel,
             residual_from_norm=False,
         )
@@ -253,7 +269,7 @@ class Job:
 
     def run(self) -> list[Compiled]:
         """The compiled kernels, each form once."""
-        shape = next(shape for shape in REAL if shape.model == self.model)
+        shape = next(shape for shape in (*REAL, GEMMA) if shape.model == self.model)
         model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1, self.int8_cache, self.codes)
         attention_impl.processors = cache(lambda: PROCESSORS[self.capability])
         launch = Compiler(pdl=self.pdl, capability=self.capability)

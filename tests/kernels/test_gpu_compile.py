@@ -14,11 +14,14 @@ from helpers.sweeps import sweep
 pytest.importorskip("triton")
 pytestmark = [sweep, pytest.mark.timeout(1200)]  # the fixture compiles every kernel
 COMPILER = Path(__file__).parent / "gpu_compiler.py"
-FULL, THREE = "llama-2-7b", "gpt-j-6b"  # sequential and parallel residual
+FULL, THREE, GEMMA = "llama-2-7b", "gpt-j-6b", "gemma-2-9b"  # sequential and parallel residual; normed outputs
 STEP = {
     "gpt-j-6b": ["embed", "qkv_and_mlp", "attend_one", "gemm", "head_argmax", "next_step"],
     "llama-2-7b": ["embed", "qkv_gemm", "attend_one", "gemm", "mlp_gemm", "gemm", "head_argmax", "next_step"],
-}
+    "gemma-2-9b": [
+        "embed", "qkv_gemm", "attend_one", "gemm", "add_normed", "mlp_gemm", "gemm", "head_argmax", "next_step",
+    ],
+}  # fmt: skip
 OPS = {1: {"qkv_gemm", "attend_one", "gemm", "mlp_gemm"}}
 OPS[100] = {"finish_heads", "attend_many", "add_rows", "activate"}  # around torch's GEMM
 INT8_CACHE = ["embed", "gemm", "finish_heads", "attend_one", "gemm", "mlp_gemm", "gemm", "head_argmax", "next_step"]
@@ -41,6 +44,7 @@ def all_jobs() -> list[dict[str, Any]]:
         jobs += [base | {"dtype": "float16", "int8_cache": True}]
         jobs += [base | {"dtype": "int8", "batch": 1, "codes": codes} for codes in CODES]
         jobs += [base | {"dtype": "int8", "batch": 1}, base | {"dtype": "float16", "pdl": True}]
+    jobs += [{"model": GEMMA, "capability": 90, "dtype": "float16", "batch": batch} for batch in (1, 4)]
     jobs += [base | {"dtype": "float16", "tokens": tokens} for tokens in OPS]
     jobs += [base | {"dtype": "float16", "tokens": 100, "int8_cache": True}]
     return [*jobs, base | {"dtype": "float16", "capability": 80}]

@@ -305,6 +305,7 @@ def test_the_model_type_decides_as_in_transformers() -> None:
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         ),
         ("qwen3", "layer_types names .'chunked_attention'", {"layer_types": ["chunked_attention"] * 3}),
+        ("gemma2", "layer_types names sliding_attention and sliding_window is null", {"sliding_window": None}),
     ],
 )
 def test_a_switch_that_is_not_computed_is_refused_by_name(name: str, switch: str, overrides: dict[str, object]) -> None:
