@@ -76,11 +76,20 @@ def test_keys_and_values_in_the_host_s_memory_give_the_tokens_of_one_process(dev
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("times", "rows_end", "chosen"),
+    [
+        pytest.param((2.0, 1.0), False, 1, id="one is faster"),
+        pytest.param((1.0, 2.0), False, 2, id="several are faster"),
+        pytest.param((1.0, 1.0), True, None, id="rows end"),
+    ],
+)
 @somewhere
-def test_micro_batches_are_chosen_by_their_times(device: str) -> None:
+def test_micro_batches_are_chosen_by_their_times(
+    device: str, times: tuple[float, float], rows_end: bool, chosen: int | None
+) -> None:
     """The trial moves rows to one micro-batch and back, and the tokens match one process with every choice."""
-    for rank in launched(on_gpus.choosing):
-        assert rank == {"one is faster": (True, 1), "several are faster": (True, 2), "rows end": (True, None)}
+    assert launched(on_gpus.choosing, times, rows_end) == [(True, chosen)] * 2
 
 
 @pytest.mark.sweep

@@ -172,27 +172,27 @@ def caches_on_host() -> dict[str, Any]:
     return {"tokens": tokens, "rows": [max(first), first[-1]]}
 
 
-def choosing() -> dict[str, tuple[bool, int | None]]:
-    """Whether tokens match a single process, and how many micro-batches were chosen, for each case."""
+def choosing(times: tuple[float, float], rows_end: bool) -> tuple[bool, int | None]:
+    """Whether tokens match a single process, and how many micro-batches were chosen.
+
+    times: of a step with several micro-batches and of a step with one.
+    rows_end: the first row ends before the choice is made.
+    """
     torch.set_num_threads(1)
-    single_process, results = alone("gpt2"), {}
-    text = generated(single_process, max_new_tokens=LONG)[:, -LONG:]
-    for name, times, eos in (
-        ("one is faster", (2.0, 1.0), None),
-        ("several are faster", (1.0, 2.0), None),
-        ("rows end", (1.0, 1.0), int(text[0, 6])),
-    ):
-        engine = piped("gpt2")
-        arguments = {"max_new_tokens": LONG, "eos_token_id": eos}
-        with in_time(*times):
-            equal = torch.equal(generated(engine, **arguments), generated(single_process, **arguments))
-        computed = [span for span in engine.pipeline.take_spans() if span.kind == "compute"]
-        latest = max(span.step for span in computed)
-        chosen = [comparison.chosen for comparison in engine.pipeline.counts.compared]
-        last_batches = {span.micro_batch for span in computed if span.step == latest}
-        assert not chosen or chosen == [len(last_batches)]
-        results[name] = equal, chosen[0] if chosen else None
-    return results
+    single_process = alone("gpt2")
+    engine, arguments = piped("gpt2"), {"max_new_tokens": LONG, "eos_token_id": None}
+    expected = generated(single_process, **arguments)
+    if rows_end:
+        arguments["eos_token_id"] = int(expected[0, 6 - LONG])
+        expected = generated(single_process, **arguments)
+    with in_time(*times):
+        equal = torch.equal(generated(engine, **arguments), expected)
+    computed = [span for span in engine.pipeline.take_spans() if span.kind == "compute"]
+    latest = max(span.step for span in computed)
+    chosen = [comparison.chosen for comparison in engine.pipeline.counts.compared]
+    last_batches = {span.micro_batch for span in computed if span.step == latest}
+    assert not chosen or chosen == [len(last_batches)]
+    return equal, chosen[0] if chosen else None
 
 
 def lost(folder: str) -> None:
