@@ -59,7 +59,7 @@ def model_shape(name: str) -> Markdown:
         "weights": source.origin,
         "architecture": config.architecture,
         "layers": config.num_layers,
-        "hidden size": config.hidden_size,
+        "hidden size": f"{config.hidden_size:,}",
         "heads": f"{config.num_heads} of {config.head_dim}; {config.num_kv_heads} for keys and values",
         "MLP size": f"{config.intermediate_size:,}" + (", gated" if config.gated else ""),
         "vocabulary": f"{config.vocab_size:,}; the head {'is' if config.tied_head else 'is not'} the embedding",
