@@ -258,14 +258,14 @@ def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
 
 
 def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
-    kinds = {"full_attention": None, "sliding_attention": hf.sliding_window}
-    if unknown := set(hf.layer_types or ()) - set(kinds):
+    kinds, named = {"full_attention": None, "sliding_attention": hf.sliding_window}, hf.layer_types or ()
+    if unknown := set(named) - set(kinds):
         raise UserError(f"layer_types names {sorted(unknown)}; expected only {sorted(kinds)}")
-    if "sliding_attention" in (hf.layer_types or ()) and hf.sliding_window is None:
+    if "sliding_attention" in named and hf.sliding_window is None:
         raise UserError(
             "layer_types names sliding_attention and sliding_window is null; expected the window's number of tokens"
         )
-    return tuple(kinds[kind] for kind in hf.layer_types or ())
+    return tuple(kinds[kind] for kind in named)
 
 
 def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> RotarySpec:

@@ -65,7 +65,7 @@ GEMMA = LayerShape(
     "gemma-2-9b", 3584, Heads(16, 8, 256), 14336, 256000, "rms", gated=True, rotary=256, biases=frozenset(),
     output_norms=True,
 )  # fmt: skip
-CAPS = {"gemma-2-9b": (50.0, 30.0)}
+CAPS = {GEMMA.model: (50.0, 30.0)}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from labkit.engine.memory.regroup import drop_rows, regroup_rows, rows_left
 from labkit.engine.memory.regroup_slots import gather_rows
 from labkit.engine.memory.slots import SlotPool
 
-NAMES = ("bloom", "mistral")  # ALiBi; rotary embeddings and windows: what a sequence has besides keys and values
+NAMES = ("gpt2", "bloom", "mistral")  # learned positions; ALiBi; rotary embeddings and windows
 ROWS, LONG, STEPS = 5, 6, 2
 IDS = prompt(ROWS, LONG)
 MASK = torch.ones_like(IDS)
