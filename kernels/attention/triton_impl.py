@@ -69,7 +69,7 @@ def _attend_one(
     key_scales_ptr, value_scales_ptr, C, scale, slopes_ptr, first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
     HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr, SCALED: tl.constexpr,
-    SPLITS: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One new token per sequence. Program (split, KV head, sequence) takes a share of the slots, for the G query heads
     of a KV head, which read the same keys and values.
@@ -142,19 +142,27 @@ def _attend_one(
         if before == SPLITS - 1:
             # Shares of other programs bypass the first-level cache (.cg), which is not coherent.
             tl.debug_barrier()
-            largest = tl.full((GP,), float("-inf"), tl.float32)
-            for s in range(SPLITS):
-                theirs = tl.load(sums_ptr + 2 * (part + s), mask=g < G, other=float("-inf"), cache_modifier=".cg")
-                largest = tl.maximum(largest, theirs)
+            shares = tl.arange(0, SP)
+            row = part[:, None] + shares[None, :]  # of partial_ptr and sums_ptr
+            share_mask = (g < G)[:, None] & (shares < SPLITS)[None, :]
+            theirs = tl.load(sums_ptr + 2 * row, mask=share_mask, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(sums_ptr + 2 * row + 1, mask=share_mask, other=0.0, cache_modifier=".cg")
+            largest = tl.max(theirs, axis=1)
             base = tl.where(largest == float("-inf"), 0.0, largest)
-            total = tl.zeros((GP,), tl.float32)
-            out = tl.zeros((GP, DB), tl.float32)
-            for s in range(SPLITS):
-                theirs = tl.load(sums_ptr + 2 * (part + s), mask=g < G, other=float("-inf"), cache_modifier=".cg")
-                weight = tl.exp(theirs - base)
-                total += weight * tl.load(sums_ptr + 2 * (part + s) + 1, mask=g < G, other=0.0, cache_modifier=".cg")
-                at = partial_ptr + (part + s)[:, None] * D + d[None, :]
-                out += weight[:, None] * tl.load(at, mask=head_mask, other=0.0, cache_modifier=".cg")
+            weights = tl.exp(theirs - base[:, None])
+            total = tl.sum(weights * sums, axis=1)
+            if GP == 1:  # all shares at once, so that one load is waited for instead of one per share
+                at = tl.trans(row) * D + d[None, :]
+                mask = (shares < SPLITS)[:, None] & (d < D)[None, :]
+                out = tl.sum(
+                    tl.trans(weights) * tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg"), axis=0
+                )[None, :]
+            else:
+                out = tl.zeros((GP, DB), tl.float32)
+                for s in tl.range(SPLITS, loop_unroll_factor=4):
+                    weight = tl.sum(tl.where(shares[None, :] == s, weights, 0.0), axis=1)
+                    at = partial_ptr + (part + s)[:, None] * D + d[None, :]
+                    out += weight[:, None] * tl.load(at, mask=head_mask, other=0.0, cache_modifier=".cg")
             safe = tl.where(total == 0.0, 1.0, total)
             tl.store(context_ptr + of_head, out / safe[:, None], mask=head_mask)
             tl.store(arrived_ptr + b * HKV + kv_head, 0)  # for the next layer
@@ -300,6 +308,7 @@ def attention(
         arrived_ptr=partials.arrived,
         GP=max(16, triton.next_power_of_2(heads.query // heads.kv)) if grouped else 1,
         SPLITS=splits,
+        SP=triton.next_power_of_2(splits),
         BS=block,
     )
     return context

@@ -109,7 +109,8 @@ def kernels_of(run: Callable[[], object]) -> list[str]:
         run()
         torch.cuda.synchronize()
     events = sorted(profiler.events(), key=lambda event: event.time_range.start)
-    return [event.name.lstrip("_") for event in events if event.device_type == DeviceType.CUDA]
+    kernels = [event.name for event in events if event.device_type == DeviceType.CUDA]
+    return [name.lstrip("_").removesuffix("_kernel") for name in kernels]
 
 
 @pytest.mark.parametrize("name", NAMES)
