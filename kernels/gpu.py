@@ -46,10 +46,16 @@ def require() -> None:
 
 def require_dependent_launch() -> None:
     """Raises ValueError on a GPU that can't start a kernel before the previous kernel has ended."""
-    major, minor = torch.cuda.get_device_capability()
-    if major < 9:
+    if not has_dependent_launch():
+        major, minor = torch.cuda.get_device_capability()
         got = f"the {gpu_name()} has {major}.{minor}"
         raise UserError(f"dependent_launch needs compute capability 9.0 or more, {got}; leave it out")
+
+
+@cache
+def has_dependent_launch() -> bool:
+    """Whether a kernel can start before the previous kernel has ended."""
+    return not interpreted() and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def default_device() -> torch.device:

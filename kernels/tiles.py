@@ -89,6 +89,18 @@ def load_rows(
 
 
 @triton.jit
+def row_moments(x, mask, eps, K: tl.constexpr, NORM: tl.constexpr):
+    """mean [MP] (zeros for "rms") and 1 / sqrt(variance + eps) [MP] of whole rows x [MP, BLOCK], which are 0 outside of
+    the mask.
+    """
+    mean = tl.sum(x, axis=1) / K
+    if NORM == "rms":
+        mean = mean * 0.0
+    apart = tl.where(mask, x - mean[:, None], 0.0)
+    return mean, tl.rsqrt(tl.sum(apart * apart, axis=1) / K + eps)
+
+
+@triton.jit
 def moments(
     x_ptr, addend_ptr, addend_bias_ptr, eps, m, m_mask,
     K: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, BLOCK: tl.constexpr,
@@ -96,24 +108,31 @@ def moments(
     """mean [MP] (zeros for "rms") and 1 / sqrt(variance + eps) [MP] of the rows.
 
     Every program computes them again: the rows are a few KB in the cache, and a separate kernel would cost a launch.
-    The variance has its own pass, because the mean of squares minus the square of the mean loses digits.
+    The variance has its own pass, because the mean of squares minus the square of the mean loses digits. A row that
+    fits into a block is loaded once for both.
     """
-    total = m.to(tl.float32) * 0.0
-    if NORM == "layer":
+    if BLOCK >= K:
+        k = tl.arange(0, BLOCK)
+        mask = m_mask[:, None] & (k < K)[None, :]
+        x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
+        mean, rstd = row_moments(x, mask, eps, K, NORM)
+    else:
+        mean = m.to(tl.float32) * 0.0
+        if NORM == "layer":
+            for begin in range(0, K, BLOCK):
+                k = begin + tl.arange(0, BLOCK)
+                mask = m_mask[:, None] & (k < K)[None, :]
+                x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
+                mean += tl.sum(x, axis=1) / K
+        squares = m.to(tl.float32) * 0.0
         for begin in range(0, K, BLOCK):
             k = begin + tl.arange(0, BLOCK)
             mask = m_mask[:, None] & (k < K)[None, :]
             x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
-            total += tl.sum(x, axis=1)
-    mean = total / K
-    squares = m.to(tl.float32) * 0.0
-    for begin in range(0, K, BLOCK):
-        k = begin + tl.arange(0, BLOCK)
-        mask = m_mask[:, None] & (k < K)[None, :]
-        x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
-        apart = tl.where(mask, x - mean[:, None], 0.0)
-        squares += tl.sum(apart * apart, axis=1)
-    return mean, tl.rsqrt(squares / K + eps)
+            apart = tl.where(mask, x - mean[:, None], 0.0)
+            squares += tl.sum(apart * apart, axis=1)
+        rstd = tl.rsqrt(squares / K + eps)
+    return mean, rstd
 
 
 @triton.jit
@@ -175,7 +194,7 @@ def product(
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
     K: tl.constexpr, CODES: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
     ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """norm(x + addend + bias) W^T for the `rows` [BN] of W: float32 [BN, MP].
 
@@ -186,38 +205,45 @@ def product(
     writes nothing.
 
     One row of activations is multiplied element by element, because 15 of the matrix unit's 16 rows would be padding.
-    More rows go through the matrix unit, in the type DOT.
+    Each thread adds up the products of one load before it adds them to its sum: a sum per weight of the tile would take
+    most of the registers, and with them the loads in flight. More rows go through the matrix unit, in the type DOT.
+
+    AHEAD, for one row: 1 or 2 tiles of weights are loaded before they are used.
     """
     BITS: tl.constexpr = CODES[0]
     PARTS: tl.constexpr = 1 if BITS == 0 else 32 // BITS
     WIDTH: tl.constexpr = (K + PARTS - 1) // PARTS
+    LOADED: tl.constexpr = 128 // w_ptr.dtype.element_ty.primitive_bitwidth  # numbers that a thread loads at once
+    WHOLE: tl.constexpr = MP == 1 and BITS == 0 and BK >= K  # a tile has whole rows
     m = tl.arange(0, MP)
     m_mask = m < M
     span = tl.arange(0, BK)
     # The first weights load while the previous kernel ends and the norm's statistics are computed.
     w = weight_tile(w_ptr, rows, span, row_mask, WIDTH)
+    if MP == 1 and AHEAD > 1 and BK < WIDTH:
+        w_next = weight_tile(w_ptr, rows, BK + span, row_mask, WIDTH)
     wait_for_previous(PDL)
     mean, rstd = m.to(tl.float32) * 0.0, m.to(tl.float32)
-    if NORM != "none":
-        mean, rstd = moments(
-            x_ptr, addend_ptr, addend_bias_ptr, eps, m, m_mask, K, NORM, ADD, ADD_BIAS, 2048 if MP == 1 else 256
-        )
-    if MP == 1:  # a sum for each column of the tile, added up once after the loop
-        acc = tl.zeros((BN, BK), tl.float32)
+    if NORM != "none" and not WHOLE:
+        BLOCK: tl.constexpr = 256 if MP > 1 else 1024 if K <= 1024 else 4096 if K <= 4096 else 2048
+        mean, rstd = moments(x_ptr, addend_ptr, addend_bias_ptr, eps, m, m_mask, K, NORM, ADD, ADD_BIAS, BLOCK)
+    if MP == 1:
+        acc = tl.zeros((BN, BK // LOADED), tl.float32)  # a sum for each load of a thread
     else:
         acc = tl.zeros((BN, MP), tl.float32)
     for begin in range(0, WIDTH, BK):
-        if MP == 1:  # the next weights are loaded before these are used; for a dot, Triton's own pipeline does so
-            ahead = weight_tile(w_ptr, rows, begin + BK + span, row_mask, WIDTH)
-        else:
+        if MP > 1:  # for a dot, Triton's own pipeline loads ahead
             w = weight_tile(w_ptr, rows, begin + span, row_mask, WIDTH)
-            ahead = w
+        elif BK < WIDTH:
+            w_after = weight_tile(w_ptr, rows, begin + AHEAD * BK + span, row_mask, WIDTH)
         for part in tl.static_range(PARTS):
             column = begin + span
             k = column + part * WIDTH
             inside = (column < WIDTH) & (k < K)
             mask = m_mask[:, None] & inside[None, :]
             x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
+            if NORM != "none" and WHOLE:
+                mean, rstd = row_moments(x, mask, eps, K, NORM)
             y = normed(x, mean, rstd, gain_ptr, shift_ptr, k, inside, NORM, SHIFT)
             if RESIDUAL != "none":
                 if (begin // BK) % tl.num_programs(0) == tl.program_id(0):
@@ -227,10 +253,16 @@ def product(
             else:
                 numbers = decoded(w, part, scales_ptr, rows, row_mask, begin + part * WIDTH, BN, BK, K, WIDTH, CODES)
             if MP == 1:
-                acc += numbers.to(tl.float32) * y
+                products = tl.reshape(numbers.to(tl.float32) * y, (BN, BK // LOADED, LOADED))
+                acc += tl.sum(products, axis=2)
             else:
                 acc = tl.dot(numbers.to(DOT), tl.trans(y).to(DOT), acc, input_precision="ieee")
-        w = ahead
+        if MP == 1 and BK < WIDTH:
+            if AHEAD > 1:
+                w = w_next
+                w_next = w_after
+            else:
+                w = w_after
     if MP == 1:
         acc = tl.sum(acc, axis=1, keep_dims=True)
     if BITS != 0 and CODES[1] >= K and CODES[2] == 1:

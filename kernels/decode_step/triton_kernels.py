@@ -51,20 +51,20 @@ def qkv_and_mlp(
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
     MLP_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Regions 1 and 3 of a parallel layer, which read the same rows. Each has some of the programs."""
     if tl.program_id(0) < qkv_programs:
         qkv_gemm_kernel(
             0, queries_ptr, keys_ptr, values_ptr, x_ptr, M, C, eps,
             x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
-            NORM, SHIFT, "none", K, CODES, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
+            NORM, SHIFT, "none", K, CODES, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, AHEAD, MP, DOT, PDL,
         )  # fmt: skip
     else:
         mlp_gemm_kernel(
             qkv_programs, act_ptr, x_ptr, M, N, mlp_eps,
             x_ptr, x_ptr, x_ptr, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
-            NORM, SHIFT, False, False, "none", K, CODES, MLP_BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
+            NORM, SHIFT, False, False, "none", K, CODES, MLP_BIAS, ACTIVATION, GATED, BN, BK, AHEAD, MP, DOT, PDL,
         )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def qkv_and_mlp(
 def head_argmax(
     best_ptr, where_ptr, M, N, eps, gain_ptr, shift_ptr, x_ptr, w_ptr, scales_ptr, bias_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Writes the largest of BN logits and its first row to best and where [programs, MP]. NaN counts as -inf."""
     tile = tl.program_id(0)
@@ -80,7 +80,7 @@ def head_argmax(
     inside = rows < N
     y = product(
         w_ptr, scales_ptr, rows, inside, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, x_ptr, M,
-        K, CODES, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
+        K, CODES, NORM, SHIFT, False, False, "none", BN, BK, AHEAD, MP, DOT, PDL,
     )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]

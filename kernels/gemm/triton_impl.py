@@ -25,7 +25,7 @@ def _gemm(
     x_ptr, w_ptr, scales_ptr, bias_ptr, x2_ptr, w2_ptr, scales2_ptr, bias2_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
     K2: tl.constexpr, CODES2: tl.constexpr, BIAS2: tl.constexpr, RESIDUAL: tl.constexpr, CAP: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = norm(x) W^T + bias (+ x2 W2^T + bias2) (+ residual) [M, N], under the cap.
 
@@ -36,12 +36,12 @@ def _gemm(
     inside = rows < N
     y = product(
         w_ptr, scales_ptr, rows, inside, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, x_ptr, M,
-        K, CODES, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
+        K, CODES, NORM, SHIFT, False, False, "none", BN, BK, AHEAD, MP, DOT, PDL,
     )  # fmt: skip
     if K2 != 0:
         y += product(
             w2_ptr, scales2_ptr, rows, inside, x2_ptr, x2_ptr, x2_ptr, gain_ptr, shift_ptr, eps, x2_ptr, M,
-            K2, CODES2, "none", False, False, False, "none", BN, BK, MP, DOT, False,
+            K2, CODES2, "none", False, False, False, "none", BN, BK, AHEAD, MP, DOT, False,
         )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
@@ -131,6 +131,7 @@ def tile_arguments(rows: int, weights: Linear, tile: Tile) -> dict[str, object]:
         "M": rows,
         "BN": tile.rows,
         "BK": tile.depth,
+        "AHEAD": min(tile.stages, 2),
         "MP": padded_rows(rows),
         "DOT": dot_type(weights.weight.dtype),
     }

@@ -39,7 +39,7 @@ def mlp_gemm_kernel(
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """act [M, N]. From program `begin` on, each program multiplies BN rows of the weight. In a gated MLP these are
     BN / 2 rows of the gate and the same rows of up, so that both factors of an output are in the program's registers.
@@ -55,7 +55,7 @@ def mlp_gemm_kernel(
         inside = n < N
     y = product(
         w_ptr, scales_ptr, rows, inside, x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
-        K, CODES, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, BN, BK, MP, DOT, PDL,
+        K, CODES, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, BN, BK, AHEAD, MP, DOT, PDL,
     )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]

@@ -50,7 +50,7 @@ def qkv_gemm_kernel(
     K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """From program `begin` on, each program computes BN / 2 pairs of columns of the query, key and value heads, in this
     order. Row m is token m % T of sequence m // T and goes to slot past + m % T.
@@ -63,7 +63,7 @@ def qkv_gemm_kernel(
     row_mask = rows < (HQ + 2 * HKV) * D
     y = product(
         w_ptr, scales_ptr, rows, row_mask, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
-        K, CODES, NORM, SHIFT, False, False, RESIDUAL, BN, BK, MP, DOT, PDL,
+        K, CODES, NORM, SHIFT, False, False, RESIDUAL, BN, BK, AHEAD, MP, DOT, PDL,
     )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=row_mask, other=0.0)[:, None]

@@ -1,6 +1,6 @@
 """`make bench-gpu`: the engine on a GPU against vanilla transformers, and the regions of its layers.
 
-python -P -m labkit.bench.gpu [--model MODEL] [--baseline NAME] [--quick] [--output FOLDER]
+python -P -m labkit.bench.gpu [--model MODEL] [--baseline NAME] [--batch N] [--rounds N] [--quick] [--output FOLDER]
 
 All sides of a model run in one process, share one set of random weights on the GPU, and take turns. The files are
 written after each case.
@@ -53,6 +53,7 @@ def main(
     model: Annotated[list[str] | None, typer.Option(help="A preset; may be repeated.")] = None,
     against: Annotated[list[str] | None, typer.Option("--baseline", help="A baseline; may be repeated.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="A batch size; may be repeated. Default: 1 and 4.")] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Turns of each side.")] = ROUNDS,
     quick: Annotated[bool, typer.Option("--quick", help="Few tokens: tests that it works, not its speed.")] = False,
     regions: Annotated[bool, typer.Option(help="Also measure the regions of the layers.")] = True,
     output: Output = None,
@@ -71,7 +72,7 @@ def main(
     for name in model or [target.model for target in GPU_TARGETS]:
         source = OnDevice.of(name)
         for size in batch or (1, 4):
-            comparisons = _steps(source, baselines, size, quick=quick)
+            comparisons = _steps(source, baselines, _case(size, rounds, quick=quick))
             records += comparisons
             write()
             for record in comparisons:
@@ -79,7 +80,7 @@ def main(
         del source
         free_memory()
         if regions:
-            rows += _regions(name, QUICK_ROUNDS if quick else 2 * ROUNDS)
+            rows += _regions(name, QUICK_ROUNDS if quick else 2 * rounds)
             write()
     files.name_page()
 
@@ -93,13 +94,16 @@ def _baselines(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _steps(source: OnDevice, baselines: Sequence[str], batch: int, *, quick: bool) -> list[Comparison]:
-    case = GpuCase(batch, QUICK_NEW if quick else NEW, QUICK_ROUNDS if quick else ROUNDS, PROMPT)
+def _case(batch: int, rounds: int, *, quick: bool) -> GpuCase:
+    return GpuCase(batch, QUICK_NEW if quick else NEW, QUICK_ROUNDS if quick else rounds, PROMPT)
+
+
+def _steps(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> list[Comparison]:
     total = case.rounds * (len(baselines) + len(OURS))
     comparisons: list[Comparison] = []
     with progress_bar(err) as follow:
         for index, new_comparisons in enumerate(compared(source, baselines, case)):
-            follow(index, total, f"{source.name}, batch {batch}")
+            follow(index, total, f"{source.name}, batch {case.batch}")
             comparisons += new_comparisons
     return comparisons
 

@@ -118,7 +118,8 @@ class Options(Strict):
     use_triton: the same as impl="triton".
     enable_cuda_graph: replays decode steps on a GPU as a CUDA graph; None: yes, unless a profiler listens, which sees
     more of launched steps.
-    dependent_launch: starts each kernel of a step while the previous one ends (compute capability 9.0 or later).
+    dependent_launch: starts each kernel of a step while the previous one ends (compute capability 9.0 or later); None:
+    in CUDA graphs that no profiler is to see, since overlapping kernels have no times of their own.
     consume_model: removes the weights from the passed model while packing, so that they are in memory once. The model
     object can't be used afterwards.
     checkpoint: weights to use instead of the model's: a folder, or DeepSpeed's description as a dict or JSON file, with
@@ -146,7 +147,7 @@ class Options(Strict):
     use_triton: bool = False
     impl: Literal["auto", "cpp", "reference", "triton"] = "auto"
     consume_model: bool = False
-    dependent_launch: bool = False
+    dependent_launch: bool | None = None
     offload: Offload | None = None
     kv_offload: KvOffload | None = None
 

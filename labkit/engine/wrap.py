@@ -50,7 +50,7 @@ def choose_runner(plan: Plan, team: Team, staged: StagedRunner) -> Runner:
 
         resident = not layer_range.once_a_step  # a graph needs weights, keys and values at fixed addresses
         graphs = resident and layer_range.device.type == "cuda" and options.enable_cuda_graph is not False
-        launch = replace(gpu.default_launcher(), pdl=options.dependent_launch, launched=[])
+        launch = replace(gpu.default_launcher(), launched=[])
         watched = bool(options.enable_cuda_graph)
         decoder = GpuDecoder(
             layer_range.weights,
@@ -58,6 +58,7 @@ def choose_runner(plan: Plan, team: Team, staged: StagedRunner) -> Runner:
             layer_range.device,
             graphs=graphs,
             watched=watched,
+            dependent_launch=options.dependent_launch,
             streamed=layer_range.streamed,
         )
         runner = CudaGraphRunner(staged, decoder)

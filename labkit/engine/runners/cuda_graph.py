@@ -17,7 +17,7 @@ from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.triton_ends import Buffers, StepInputs, StepState
 from labkit.kernels.decode_step.triton_impl import TritonStep
-from labkit.kernels.gpu import Launcher
+from labkit.kernels.gpu import Launcher, has_dependent_launch
 from labkit.kernels.slot_stream import require_whole
 from labkit.kernels.types import Rotary, Rows
 from labkit.stages import Phase, Stage, listening, message, stage
@@ -41,6 +41,8 @@ class GpuDecoder:
     layers, or keys and values, are offloaded: a graph needs them at fixed addresses.
     watched: replays graphs under a profiler, too. The stage ranges are announced once, while a graph is recorded, and
     the graph's nodes lead back to them. Otherwise a profiler sees launched steps, each kernel within its stage's range.
+    dependent_launch: starts each kernel while the previous one ends; None: in graphs that are not watched, if the GPU
+    can.
     streamed: the offloaded layers; None: all layers are resident.
     """
 
@@ -52,10 +54,11 @@ class GpuDecoder:
         *,
         graphs: bool,
         watched: bool = False,
+        dependent_launch: bool | None = None,
         streamed: StreamedLayers | None = None,
     ) -> None:
         self.weights, self.launch, self.device, self.graphs, self.watched = weights, launch, device, graphs, watched
-        self.streamed = streamed
+        self.dependent_launch, self.streamed = dependent_launch, streamed
         self.step = TritonStep(weights, launch, streamed)
         self.last: Recording | None = None
 
@@ -79,6 +82,7 @@ class GpuDecoder:
         reads = recording.inputs.buffers.given if self.weights.embedding is None else slots.tokens
         reads[:batch].copy_(inputs_B1[:, 0])
         if not self.graphs or (listening() and not self.watched):
+            self.launch.pdl = bool(self.dependent_launch)
             self._launch(recording, cache.begin_pass(range(cache.length, cache.length + 1)))
         else:
             if recording.graph is None:
@@ -134,6 +138,8 @@ class GpuDecoder:
         state = recording.inputs.state
         moved = (state.tokens, state.positions, state.past, recording.inputs.buffers.given)
         before = [tensor.clone() for tensor in moved]
+        able = has_dependent_launch() and not self.watched
+        self.launch.pdl = able if self.dependent_launch is None else self.dependent_launch
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

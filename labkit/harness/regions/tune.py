@@ -20,16 +20,19 @@ from labkit.engine.runners.cuda_graph import GpuDecoder
 from labkit.harness.regions.case import shape_of
 from labkit.harness.regions.random_layers import random_model
 from labkit.kernels import gpu
+from labkit.kernels.decode_step.triton_ends import LEAST_ROWS
 from labkit.kernels.tuned import Tile, TunedTiles, tuned_tiles, write_tiles
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import dtype_of
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.progress import Progress, unheard
+from labkit.system.rounding import ceil_div
 
 LAYERS = 6
 CONTEXT = 512
 REPLAYS = 30
+THREADS = 32  # of a warp
 GAIN = 0.995  # a new tile must take less than this part of the time before: the noise of a median
 Timer = Callable[[GpuDecoder], float]
 
@@ -143,15 +146,23 @@ class _NotingLauncher(gpu.Launcher):
 
 
 def candidates(batch: int, key: str, before: Tile) -> Iterable[Tile]:
-    """The tiles worth a trial for a kernel: neighbours of the sizes that the machine code suggests, without the present
-    tile.
+    """The tiles worth a trial for a kernel, without the present tile: for one row of activations, those whose threads
+    have 64 or 128 bytes of the weight in their registers, which the machine code turns into loads of 16 bytes.
     """
-    packed = "/int" in key
-    depths: tuple[int, ...]
+    packed, four_bytes = "/int" in key, "/int" in key or "/float32" in key
     if batch == 1:
-        depths = (256, 512, 1024) if packed else (512, 1024, 2048)
-        tiles = [Tile(rows, depth, warps) for rows in (4, 8, 16) for depth in depths for warps in (4, 8)]
-        tiles = [tile for tile in tiles if tile.rows * tile.depth <= 16384]
+        inputs = int(key.rpartition("x")[2])
+        in_row = ceil_div(inputs, 8 if "/int4" in key else 4) if packed else inputs
+        tiles = [
+            Tile(rows, THREADS * warps * numbers // rows, warps, stages)
+            for warps in (2, 4)
+            for numbers in ((16, 32) if four_bytes else (32, 64))
+            for rows in (2, 4, 8, 16)
+            for stages in (1, 2)
+        ]
+        tiles = [tile for tile in tiles if 128 <= tile.depth <= 4096 and (tile.stages == 1 or tile.depth < in_row)]
+        if key.startswith("head_argmax"):
+            tiles = [tile for tile in tiles if tile.rows >= LEAST_ROWS]
     else:
         depths = (64, 128) if packed else (64, 128, 256)
         tiles = [
