@@ -2,11 +2,13 @@
 
 python -P -m labkit.harness.profiled MODEL SIDE [--dtype float32] [--batch 1] [--prompt 32] [--new 16] ...
 
-With --tp N it is one of N ranks, which `labkit launch` starts.
+With --tp N it is one of N ranks, which `labkit launch` starts. On a GPU the part to capture is between
+cudaProfilerStart and cudaProfilerStop. Before it all kernels are compiled, also those that only a profiler sees.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import numpy as np
@@ -47,7 +49,11 @@ def main(
 
     with unwatched():
         generate(min(new, WARM_UP))
-    loaded.stage_times(lambda: generate(new))
+    on_gpu = torch.cuda.is_initialized()
+    if on_gpu:
+        loaded.stage_times(lambda: generate(min(new, WARM_UP)))
+    with torch.cuda.profiler.profile() if on_gpu else nullcontext():
+        loaded.stage_times(lambda: generate(new))
 
 
 if __name__ == "__main__":
