@@ -124,9 +124,10 @@ def test_a_default_tile_is_one_that_a_file_may_hold(weight_type: str, monkeypatc
     monkeypatch.setattr(gpu, "interpreted", lambda: False)
     sizes = (1, 3, 60, 768, 4096, 11008, 250880)
     tiles = {
-        TunedTiles.key("gemm", weight_type, batch, outputs, inputs): gpu.default_tile(
-            weight_type, batch, outputs, inputs
+        TunedTiles.key(op, weight_type, batch, outputs, inputs): gpu.default_tile(
+            op, weight_type, batch, outputs, inputs
         )
+        for op in ("gemm", "head_argmax")
         for batch in (1, gpu.FEW_ROWS)
         for outputs in sizes
         for inputs in sizes
