@@ -189,6 +189,46 @@ def decoded(
 
 
 @triton.jit
+def added_tile(
+    acc, w, begin, mean, rstd,
+    scales_ptr, rows, row_mask, x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, m, m_mask,
+    K: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr, WHOLE: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """acc plus the products of the tile w, whose first column of each part is `begin`: see `product`. WHOLE: the tile
+    has whole rows, whose mean and rstd come from the activations in it.
+
+    One row of activations is multiplied element by element, because 15 of the matrix unit's 16 rows would be padding.
+    Each thread adds up the products of one load before it adds them to its sum: a sum per weight of the tile would take
+    most of the registers, and with them the loads in flight. More rows go through the matrix unit, in the type DOT.
+    """
+    BITS: tl.constexpr = CODES[0]
+    for part in tl.static_range(1 if BITS == 0 else 32 // BITS):
+        column = begin + tl.arange(0, BK)
+        k = column + part * WIDTH
+        inside = (column < WIDTH) & (k < K)
+        mask = m_mask[:, None] & inside[None, :]
+        x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
+        if NORM != "none" and WHOLE:
+            mean, rstd = row_moments(x, mask, eps, K, NORM)
+        y = normed(x, mean, rstd, gain_ptr, shift_ptr, k, inside, NORM, SHIFT)
+        if RESIDUAL != "none":
+            if (begin // BK) % tl.num_programs(0) == tl.program_id(0):
+                tl.store(residual_ptr + m[:, None] * K + k[None, :], x if RESIDUAL == "sum" else y, mask=mask)
+        if BITS == 0:
+            numbers = w
+        else:
+            numbers = decoded(w, part, scales_ptr, rows, row_mask, begin + part * WIDTH, BN, BK, K, WIDTH, CODES)
+        if MP == 1:
+            products = tl.reshape(numbers.to(tl.float32) * y, (BN, acc.shape[1], BK // acc.shape[1]))
+            acc += tl.sum(products, axis=2)
+        else:
+            acc = tl.dot(numbers.to(DOT), tl.trans(y).to(DOT), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
 def product(
     w_ptr, scales_ptr, rows, row_mask,
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
@@ -202,19 +242,13 @@ def product(
     minimum), and the weight is [N, ceil(K / parts)] words of four 8-bit codes or eight 4-bit codes. Each code of a word
     comes from another part of the row. So code number n of all words of a tile belongs to consecutive inputs, whose
     activations are one contiguous load. RESIDUAL: "sum" or "normed" writes these rows, each program its share; "none"
-    writes nothing.
-
-    One row of activations is multiplied element by element, because 15 of the matrix unit's 16 rows would be padding.
-    Each thread adds up the products of one load before it adds them to its sum: a sum per weight of the tile would take
-    most of the registers, and with them the loads in flight. More rows go through the matrix unit, in the type DOT.
-
-    AHEAD, for one row: 1 or 2 tiles of weights are loaded before they are used.
+    writes nothing. AHEAD: 1 or 2 tiles of weights are loaded before they are used, for one row of activations.
     """
     BITS: tl.constexpr = CODES[0]
     PARTS: tl.constexpr = 1 if BITS == 0 else 32 // BITS
     WIDTH: tl.constexpr = (K + PARTS - 1) // PARTS
     LOADED: tl.constexpr = 128 // w_ptr.dtype.element_ty.primitive_bitwidth  # numbers that a thread loads at once
-    WHOLE: tl.constexpr = MP == 1 and BITS == 0 and BK >= K  # a tile has whole rows
+    WHOLE: tl.constexpr = MP == 1 and BITS == 0 and BK >= K
     m = tl.arange(0, MP)
     m_mask = m < M
     span = tl.arange(0, BK)
@@ -227,36 +261,17 @@ def product(
     if NORM != "none" and not WHOLE:
         BLOCK: tl.constexpr = 256 if MP > 1 else 1024 if K <= 1024 else 4096 if K <= 4096 else 2048
         mean, rstd = moments(x_ptr, addend_ptr, addend_bias_ptr, eps, m, m_mask, K, NORM, ADD, ADD_BIAS, BLOCK)
-    if MP == 1:
-        acc = tl.zeros((BN, BK // LOADED), tl.float32)  # a sum for each load of a thread
-    else:
-        acc = tl.zeros((BN, MP), tl.float32)
+    acc = tl.zeros((BN, BK // LOADED if MP == 1 else MP), tl.float32)  # for one row a sum for each load of a thread
     for begin in range(0, WIDTH, BK):
         if MP > 1:  # for a dot, Triton's own pipeline loads ahead
             w = weight_tile(w_ptr, rows, begin + span, row_mask, WIDTH)
         elif BK < WIDTH:
             w_after = weight_tile(w_ptr, rows, begin + AHEAD * BK + span, row_mask, WIDTH)
-        for part in tl.static_range(PARTS):
-            column = begin + span
-            k = column + part * WIDTH
-            inside = (column < WIDTH) & (k < K)
-            mask = m_mask[:, None] & inside[None, :]
-            x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
-            if NORM != "none" and WHOLE:
-                mean, rstd = row_moments(x, mask, eps, K, NORM)
-            y = normed(x, mean, rstd, gain_ptr, shift_ptr, k, inside, NORM, SHIFT)
-            if RESIDUAL != "none":
-                if (begin // BK) % tl.num_programs(0) == tl.program_id(0):
-                    tl.store(residual_ptr + m[:, None] * K + k[None, :], x if RESIDUAL == "sum" else y, mask=mask)
-            if BITS == 0:
-                numbers = w
-            else:
-                numbers = decoded(w, part, scales_ptr, rows, row_mask, begin + part * WIDTH, BN, BK, K, WIDTH, CODES)
-            if MP == 1:
-                products = tl.reshape(numbers.to(tl.float32) * y, (BN, BK // LOADED, LOADED))
-                acc += tl.sum(products, axis=2)
-            else:
-                acc = tl.dot(numbers.to(DOT), tl.trans(y).to(DOT), acc, input_precision="ieee")
+        acc = added_tile(
+            acc, w, begin, mean, rstd,
+            scales_ptr, rows, row_mask, x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr,
+            m, m_mask, K, WIDTH, CODES, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, WHOLE, BN, BK, MP, DOT,
+        )  # fmt: skip
         if MP == 1 and BK < WIDTH:
             if AHEAD > 1:
                 w = w_next

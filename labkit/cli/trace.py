@@ -63,18 +63,19 @@ def profile(
 ) -> None:
     """Profile a command given after `--`, or labkit's own run of a model, and remove secrets from the capture."""
     from labkit.nsys.capture.command import Window
-    from labkit.studies.traces import own_command
+    from labkit.studies.traces import own_command, own_window
 
     if stage is not None and range_ is not None:
         raise UserError(f"got --stage {stage} and --range {range_}; give one of them")
     case: dict[str, Any] = {"impl": impl}
+    window = Window.of_phase(stage, occurrence) if stage else Window(range_, occurrence)
     if not command:
+        window = window if window.name else own_window()
         threads = threads or len(os.sched_getaffinity(0))
         case |= {"model": model, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
         options = {option: case[option] for option in ("dtype", "batch", "prompt", "new", "threads")}
         command = own_command(model, impl, **options)
         name = name or f"{Path(model).name}-{impl}"
-    window = Window.of_phase(stage, occurrence) if stage else Window(range_, occurrence)
     taken = _take(
         command,
         name=name,

@@ -49,7 +49,7 @@ def main(
 
     with unwatched():
         generate(min(new, WARM_UP))
-    on_gpu = torch.cuda.is_initialized()
+    on_gpu = torch.cuda.is_available()
     if on_gpu:
         loaded.stage_times(lambda: generate(min(new, WARM_UP)))
     with torch.cuda.profiler.profile() if on_gpu else nullcontext():

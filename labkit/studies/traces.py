@@ -13,7 +13,8 @@ from typing import Annotated, Any, cast, get_args
 from labkit.harness.compare.sides import IN_PROCESS
 from labkit.nsys.analysis.difference import Difference, explain
 from labkit.nsys.analysis.stage_table import StageTable, stage_table
-from labkit.nsys.capture.command import CaptureSource
+from labkit.nsys.capture.command import PROFILER_API, CaptureSource, Window
+from labkit.nsys.capture.job import has_gpu
 from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.record import read_record
 from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
@@ -156,6 +157,7 @@ def capture_pair(
             name=f"{Path(model).name}-{side}{f'-{place + 1}' if baseline == candidate else ''}",
             output=output,
             case=case,
+            window=own_window(),
             source=cast(CaptureSource, source),
             tax=tax,
             environment={"OMP_NUM_THREADS": str(threads)},
@@ -178,6 +180,17 @@ def own_command(model: str, side: str, **options: object) -> list[str]:
     """The command that generates with one side after a warm-up, with ranges around its stages."""
     command = [sys.executable, "-u", "-P", "-m", "labkit.harness.profiled", model, side]
     return [*command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+
+
+def own_window() -> Window:
+    """The part of `own_command` to capture: on a GPU the part that it marks, after the kernels were compiled. An nsys
+    that is older than the GPU's driver may see nothing of a whole run.
+    """
+    if not has_gpu():
+        return Window()
+    import torch  # imported late: without a GPU `labkit profile` does not need it
+
+    return Window(PROFILER_API) if torch.cuda.is_available() else Window()
 
 
 def bundled_pair() -> CapturePair:

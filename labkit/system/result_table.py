@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -50,15 +52,28 @@ class ResultTable:
     names: int = 1  # number of leading columns that identify a row
     styles: Mapping[str, str] = field(default_factory=dict)  # style of a cell in a terminal, by the cell's text
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table. Its titles are broken rather than its cells. It has no lines between columns if it would be wider
+        than the console with them.
+        """
         title = Text(self.title, style="table.title") if self.title else None
         table = Table(title=title, title_justify="left")
+        widths = [max(map(cell_len, "\n".join(cells).split("\n"))) for cells in zip(*self.rows, strict=True)]
+        if sum(widths) + 3 * len(widths) + 1 > options.max_width:
+            table.box, table.padding, table.pad_edge = box.SIMPLE_HEAD, (0, 0), False
+        fits = sum(widths) + len(widths) + 1 <= options.max_width
         for place, column in enumerate(self.columns):
-            table.add_column(Text(shown_lines(column)), justify="left" if place < self.names else "right")
+            table.add_column(
+                Text(shown_lines(column)),
+                justify="left" if place < self.names else "right",
+                min_width=widths[place] if fits and widths else None,
+            )
         for row in self.rows:
             table.add_row(*(Text(shown_lines(cell), style=self.styles.get(cell, "")) for cell in row))
-        claim = [Text.assemble((self.claim.words, self.claim.style), f"  {self.claim.rest}")] if self.claim else []
-        return Group(table, *claim, *(Text(note, style="dim") for note in self.notes))
+        yield table
+        if self.claim:
+            yield Text.assemble((self.claim.words, self.claim.style), f"  {self.claim.rest}")
+        yield from (Text(note, style="dim") for note in self.notes)
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, legacy_windows=False)

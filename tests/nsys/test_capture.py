@@ -14,7 +14,7 @@ from helpers.sweeps import sweep, swept
 
 from labkit.nsys import agent
 from labkit.nsys.capture import profile as capture
-from labkit.nsys.capture.command import Window
+from labkit.nsys.capture.command import PROFILER_API, Window
 from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.record import read_record
 from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
@@ -271,6 +271,22 @@ def test_torch_profiler_can_wait_for_a_phase(tmp_path: Path) -> None:
     command = script(tmp_path, "import torch; generate(1); generate()")
     captured = profile(command, output=tmp_path, window=Window.of_phase(Phase.DECODE, 2), source="torch", tax=False)
     assert names(captured) == expected(Phase.DECODE)
+
+
+def test_torch_profiler_can_wait_for_the_calls_of_the_program(tmp_path: Path) -> None:
+    """The first pair of calls is passed over, and the profiler of CUDA, which this machine may lack, is not started."""
+    program = """
+import torch
+for steps in (1, 2, 3):
+    with torch.cuda.profiler.profile():
+        generate(steps)
+    generate(steps)
+"""
+    captured = profile(
+        script(tmp_path, program), output=tmp_path, window=Window(PROFILER_API, 2), source="torch", tax=False
+    )
+    assert names(captured).count("decode/step") == 2
+    assert captured.record.window == PROFILER_API
 
 
 @sweep

@@ -119,6 +119,12 @@ def test_without_nsys_only_python_programs_can_be_captured(command: list[str]) -
         torch_profiler_command(command, OUT, Window())
 
 
+def test_without_nsys_a_program_can_mark_what_is_captured() -> None:
+    line = torch_profiler_command(SCRIPT, OUT, Window(PROFILER_API))
+    at = line.index(str(OUT))
+    assert line[at : at + 3] == [str(OUT), PROFILER_API, "1"]
+
+
 def test_without_nsys_only_phases_can_be_waited_for() -> None:
     with pytest.raises(ValueError, match="only nsys can wait"):
         torch_profiler_command(SCRIPT, OUT, Window("step@mine"))

@@ -33,12 +33,12 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # title: column, for
     "share": ("share", "{:.1%}".format),
     "median µs": ("median_ms", lambda ms: f"{ms * 1e3:,.1f}"),
     "P95 µs": ("p95_ms", lambda ms: f"{ms * 1e3:,.1f}"),
-    "operations": ("operations", "{:,.1f}".format),
+    "ops": ("operations", "{:,.1f}".format),
     "GPU busy ms": ("gpu_busy_ms", "{:,.3f}".format),
     "gaps ms": ("launch_gap_ms", "{:,.3f}".format),
     "exposed ms": ("exposed_ms", "{:,.3f}".format),
 }
-PER_STEP = ("operations", "GPU busy ms", "gaps ms", "exposed ms")
+PER_STEP = ("ops", "GPU busy ms", "gaps ms", "exposed ms")
 
 
 @dataclass(frozen=True)

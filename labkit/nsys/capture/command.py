@@ -104,9 +104,9 @@ def nsys_command(
 def torch_profiler_command(command: Sequence[str], output: Path, window: Window) -> list[str]:
     """A Python program inside torch.profiler, which writes OUTPUT.json, or OUTPUT-rN.json for each rank.
 
-    Raises ValueError for other programs, and for a range that is not a phase, which only nsys can capture.
+    Raises ValueError for other programs, and for an NVTX range that is not a phase, which only nsys can capture.
     """
-    if window.name is not None and window.phase is None:
+    if window.name not in (None, PROFILER_API) and window.phase is None:
         raise UserError(
             f"got the range {window.name!r}, which only nsys can wait for; without nsys (see labkit doctor) take the "
             f"phase {' or '.join(Phase)}, or the whole run"
@@ -116,8 +116,8 @@ def torch_profiler_command(command: Sequence[str], output: Path, window: Window)
         launcher, command = split_torchrun(command)
         launcher.append("--no-python")
     interpreter, program = split_python(command)
-    phase = window.phase or "all"
-    child = ["-m", "labkit.nsys.capture.torch_child", str(output), phase, str(window.occurrence)]
+    part = window.phase or window.name or "all"
+    child = ["-m", "labkit.nsys.capture.torch_child", str(output), part, str(window.occurrence)]
     return [*launcher, *interpreter, *child, *program]
 
 

@@ -1,8 +1,9 @@
-"""Runs a Python program inside torch.profiler: `-m labkit.nsys.capture.torch_child OUTPUT PHASE OCCURRENCE PROGRAM...`.
+"""Runs a Python program inside torch.profiler: `-m labkit.nsys.capture.torch_child OUTPUT PART OCCURRENCE PROGRAM...`.
 
-It replaces nsys where nsys is not installed. PHASE is "all", or the phase ("prefill" or "decode") whose run number
-OCCURRENCE is captured. PROGRAM is a script, `-m module` or `-c code`, with its arguments. Writes OUTPUT.json, and under
-torchrun OUTPUT-rN.json.
+It replaces nsys where nsys is not installed. PART is "all", or the phase ("prefill" or "decode") whose run number
+OCCURRENCE is captured, or "cudaProfilerApi": what the program runs between torch.cuda.profiler.start() and stop(), the
+pair of calls number OCCURRENCE. PROGRAM is a script, `-m module` or `-c code`, with its arguments. Writes OUTPUT.json,
+and under torchrun OUTPUT-rN.json.
 
 PyTorch has one profiler in a process at a time, and crashes if a second one ends before the first. A program that
 starts its own while this one runs is therefore ended with a message. Forked processes are not recorded; each notes
@@ -21,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from labkit.nsys.capture.command import PROFILER_API
 from labkit.stages import PHASE_WATCHERS, Phase, note_fork
 
 STARTERS = {  # functions that start profilers, by the module from which they are called
@@ -34,10 +36,10 @@ ANOTHER = (
 
 
 def main() -> None:
-    output, phase, occurrence, *program = sys.argv[1:]
+    output, part, occurrence, *program = sys.argv[1:]
     rank = os.environ.get("RANK")
     path = Path(f"{output}-r{rank}.json" if rank else f"{output}.json")
-    capture = WindowedProfiler(Phase(phase) if phase in tuple(Phase) else None, int(occurrence))
+    capture = WindowedProfiler(part, int(occurrence))
     own = os.getpid()
     os.register_at_fork(after_in_child=note_fork)
     try:
@@ -62,27 +64,35 @@ def _end_fork(error: BaseException | None) -> None:
 
 
 class WindowedProfiler:
-    """torch.profiler, running from now to the end of the process, or for one run of a phase."""
+    """torch.profiler, running from now to the end of the process ("all"), or for one run of a phase, or between two
+    calls of the program ("cudaProfilerApi").
+    """
 
-    def __init__(self, phase: Phase | None, occurrence: int) -> None:
+    def __init__(self, part: str, occurrence: int) -> None:
+        import torch.cuda.profiler
         from torch.profiler import ProfilerActivity, profile
 
         self._profiler: Any = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
-        self._phase, self._ahead, self._state = phase, occurrence, "waiting"
+        self._part, self._ahead, self._state = part, occurrence, "waiting"
         self._refuse_another()
-        if phase is None:
-            self._start()
-        else:
+        if part == PROFILER_API:
+            torch.cuda.profiler.start, torch.cuda.profiler.stop = self._begin, self._end
+        elif part in tuple(Phase):
             PHASE_WATCHERS.append(self._watch)
+        else:
+            self._start()
 
     def _watch(self, phase: Phase, begins: bool) -> None:
-        if phase != self._phase:
-            return
-        if begins:
-            self._ahead -= 1
-            if self._ahead == 0:
-                self._start()
-        elif self._state == "running":
+        if phase == self._part:
+            (self._begin if begins else self._end)()
+
+    def _begin(self) -> None:
+        self._ahead -= 1
+        if self._ahead == 0:
+            self._start()
+
+    def _end(self) -> None:
+        if self._state == "running":
             self._stop()
 
     def _refuse_another(self) -> None:
@@ -112,7 +122,7 @@ class WindowedProfiler:
         self._state = "done"
 
     def write(self, path: Path) -> None:
-        """Writes the trace, unless the phase never began."""
+        """Writes the trace, unless the part never began."""
         if self._state == "running":
             self._stop()
         if self._state == "done":

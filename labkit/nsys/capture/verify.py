@@ -20,6 +20,8 @@ RANGE_TYPES = "59, 60, 70, 71"  # push/pop and start/end ranges, live and import
 DOMAIN_TYPE = 75
 SMALL = 1 << 20  # bytes of a report of torch.profiler; with more it holds events
 FULL = 100_000_000  # free bytes; with fewer nsys may find no room for its stream
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+NAMED = "LEFT JOIN StringIds ON textId = id"
 STEP_NAMES = ", ".join(f"'{step_message(phase)}'" for phase in Phase)
 
 
@@ -29,6 +31,7 @@ class Contents:
 
     ranges: int = 0
     steps: int = 0  # labkit's ranges around whole steps
+    unseen_steps: int = 0  # steps that begin after the last CUDA call of a report that has GPU operations
     domains: int = 0
     operations: int = 0
 
@@ -38,11 +41,11 @@ def contents(export: Path) -> Contents:
     try:
         with closing(sqlite3.connect(f"{export.resolve().as_uri()}?mode=ro", uri=True)) as rows:
             tables = {row[0] for row in rows.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            ranges, steps, domains = 0, 0, 0
+            ranges, steps, domains, unseen = 0, 0, 0, 0
             if "NVTX_EVENTS" in tables:
                 counted = (
                     f"SELECT sum(eventType IN ({RANGE_TYPES})), sum(value IN ({STEP_NAMES})), "
-                    f"sum(eventType = {DOMAIN_TYPE}) FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id"
+                    f"sum(eventType = {DOMAIN_TYPE}) FROM NVTX_EVENTS {NAMED}"
                 )
                 ranges, steps, domains = (count or 0 for count in rows.execute(counted).fetchone())
             operations = sum(
@@ -50,9 +53,13 @@ def contents(export: Path) -> Contents:
                 for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")
                 if table in tables
             )
+            if operations and steps and CALLS in tables:
+                last_call = rows.execute(f"SELECT max(end) FROM {CALLS}").fetchone()[0] or 0
+                late = f"SELECT count(*) FROM NVTX_EVENTS {NAMED} WHERE value IN ({STEP_NAMES}) AND start > ?"
+                unseen = rows.execute(late, (last_call,)).fetchone()[0]
     except sqlite3.DatabaseError as error:
         raise TraceError(f"the export {export.name} is damaged ({error}); is the disk full?") from None
-    return Contents(ranges, steps, domains, operations)
+    return Contents(ranges, steps, unseen, domains, operations)
 
 
 def contents_of_torch(report: Path) -> Contents:
@@ -75,12 +82,21 @@ def forks_unseen(forked: int, profiler: str) -> str:
 
 
 def lost(reports: list[Contents], announced: int, window: Window) -> str | None:
-    """The message if fewer steps arrived than the program itself counted (`announced`); None if all arrived.
+    """The message if fewer steps arrived than the program itself counted (`announced`), or all without their GPU work;
+    None if all arrived.
 
     None also for a run that is captured in part, since the expected number is then not known.
     """
     arrived = sum(report.steps for report in reports)
-    if window.name is not None or arrived >= announced:
+    if window.name is not None:
+        return None
+    if 0 < arrived == sum(report.unseen_steps for report in reports):
+        return (
+            f"all {arrived} steps began after the last CUDA call in the report: nsys lost track of CUDA, as a version "
+            "that is older than the GPU's driver does; capture the range cudaProfilerApi, which the program opens with "
+            "torch.cuda.profiler.start()"
+        )
+    if arrived >= announced:
         return None
     return (
         f"the program announced {announced} steps, but {arrived} arrived in the report: the profiler lost ranges; "
