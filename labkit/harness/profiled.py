@@ -3,7 +3,8 @@
 python -P -m labkit.harness.profiled MODEL SIDE [--dtype float32] [--batch 1] [--prompt 32] [--new 16] ...
 
 With --tp N it is one of N ranks, which `labkit launch` starts. On a GPU the part to capture is between
-cudaProfilerStart and cudaProfilerStop. Before it all kernels are compiled, also those that only a profiler sees.
+cudaProfilerStart and cudaProfilerStop. All kernels are compiled before that part, including the kernels of steps that
+run differently under a profiler.
 """
 
 from __future__ import annotations
