@@ -52,7 +52,7 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0, any_architec
             return checkpoint_source(downloaded, name=known, origin=f"hub {hub_id}", any_architecture=any_architecture)
     if preset is None:
         raise UserError(_unknown(name))
-    shape = f"of the published {preset.name} shape" if preset.hub_id else f"of the {preset.name} shape"
+    shape = f"of the published {preset.name} shape" if preset.hub_id else f"of the shape {preset.name}"
     weights = RandomWeights(preset.hf_config, seed)
     remedy = f"; for the trained ones: {HOW_TO_GET}" if preset.name == NAME else ""
     return ModelSource(preset.name, f"random weights, seed {seed}, {shape}{remedy}", preset.hf_config, weights)
