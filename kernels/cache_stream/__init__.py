@@ -120,7 +120,7 @@ class CachePass:
         self.stream.release(self.first + layer, self.written)
 
     @contextmanager
-    def at_hand(self, layer: int, waiting: AbstractContextManager[object]) -> Iterator[LayerCache]:
+    def resident(self, layer: int, waiting: AbstractContextManager[object]) -> Iterator[LayerCache]:
         """A context with the layer's keys and values in memory; `waiting` surrounds the wait for them."""
         with awaited(self.stream, self.first + layer, layer, waiting):
             yield self.layer(layer)
@@ -129,6 +129,6 @@ class CachePass:
     def layers_in_order(self, layers: int) -> Iterator[LayerCache]:
         """The layers one after the other, each in memory until the next. Raises RunError if one can't be read."""
         for index in range(layers):
-            with self.at_hand(index, nullcontext()) as layer:
+            with self.resident(index, nullcontext()) as layer:
                 self.stream.check()
                 yield layer

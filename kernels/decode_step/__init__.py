@@ -143,7 +143,7 @@ class StreamedLayers:
         return weights.with_matrices(moved)
 
     @contextmanager
-    def at_hand(
+    def resident(
         self, index: int, weights: LayerWeights, first_turn: int, waiting: AbstractContextManager[object]
     ) -> Iterator[LayerWeights]:
         """Layer `index` while it is needed, in a pass whose first block has `first_turn`: resident, or in a slot. The

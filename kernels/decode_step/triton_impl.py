@@ -53,7 +53,7 @@ class TritonStep:
         first_turn = self.streamed.stream.begin_pass() if self.streamed else 0
         for index, (layer, cache) in enumerate(zip(w.layers, inputs.caches, strict=True)):
             run = self._parallel_layer if self._joins(layer, len(hidden), cache) else self._layer
-            fetched = nullcontext() if kv_pass is None else kv_pass.at_hand(index, around(Stage.FETCH_KV, index))
+            fetched = nullcontext() if kv_pass is None else kv_pass.resident(index, around(Stage.FETCH_KV, index))
             with self._in_memory(index, layer, first_turn, around) as resident, fetched:
                 hidden = run(resident, index, hidden, inputs, around)
         if w.head is None:
@@ -68,7 +68,7 @@ class TritonStep:
     ) -> AbstractContextManager[LayerWeights]:
         if self.streamed is None:
             return nullcontext(layer)
-        return self.streamed.at_hand(index, layer, first_turn, around(Stage.FETCH, index))
+        return self.streamed.resident(index, layer, first_turn, around(Stage.FETCH, index))
 
     def _layer(self, w: LayerWeights, index: int, hidden: Tensor, inputs: StepInputs, around: Around) -> Tensor:
         """Five kernels: the two output products also add to the residual. Two more for normed outputs."""

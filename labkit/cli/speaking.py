@@ -71,7 +71,7 @@ def load_engine(
     from transformers import set_seed
 
     from labkit.engine import init_inference
-    from labkit.harness.stored_weights import stored_by, told
+    from labkit.harness.stored_weights import stored_by, weights_text
     from labkit.weights.precision import precision_of
 
     options: dict[str, Any] = {"replace_with_kernel_inject": True, **precision_of(dtype).options}
@@ -80,7 +80,7 @@ def load_engine(
             engine = init_inference(source, **options)
     else:  # packing shows a bar of its own
         engine = init_inference(source, offload={"resident_gb": resident_gb, "path": offload}, **options)
-    remark(f"{source.origin}; {told(stored_by(engine))} weights{_streamed(engine)}")
+    remark(f"{source.origin}; {weights_text(stored_by(engine))} weights{_streamed(engine)}")
     set_seed(seed)
     return engine
 

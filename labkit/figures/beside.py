@@ -74,7 +74,7 @@ def published_figure(comparison: Comparison) -> go.Figure:
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}", left=left), row=1, col=1)
     title = "Times faster: ours, and what the articles report"
     conditions = in_lines(subtitle_of(comparison), comparison.candidate.environment.machine)
-    return _finish(figure, title, in_lines(conditions, *told(theirs["source"])), height=600, left=left)
+    return _finish(figure, title, in_lines(conditions, *source_lines(theirs["source"])), height=600, left=left)
 
 
 def region_figure(comparison: Comparison) -> go.Figure:
@@ -101,11 +101,11 @@ def region_figure(comparison: Comparison) -> go.Figure:
     write_behind(figure, [f"{value:.3g}x" for value in theirs["value"]], list(theirs["value"]), names, left, row=2)
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}", left=left), row=1, col=1)
     title = "Times faster in each of the four fused regions"
-    subtitle = in_lines(stages_subtitle(comparison), *told(theirs["source"] + UNFUSED))
+    subtitle = in_lines(stages_subtitle(comparison), *source_lines(theirs["source"] + UNFUSED))
     return _finish(figure, title, subtitle, height=480, left=left)
 
 
-def told(sources: Iterable[str]) -> list[str]:
+def source_lines(sources: Iterable[str]) -> list[str]:
     """The sources of published figures, each once, for a subtitle."""
     return [f"{NOT_MEASURED_HERE}: {source}" for source in dict.fromkeys(sources)]
 

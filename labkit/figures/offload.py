@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, told, write_behind
+from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, source_lines, write_behind
 from labkit.figures.room import folded, left_of
 from labkit.figures.streaming import subtitle
 from labkit.figures.theme import INK, SIDE_COLORS, finish, heading, in_lines
@@ -45,7 +45,7 @@ def offload_figure(study: StreamingStudy) -> go.Figure:
                         row=rows, col=1)  # fmt: skip
     figure.update_yaxes(autorange="reversed")
     title = "Against other ways to run a model that is larger than memory"
-    text = in_lines(subtitle(study), *_compared(study), *told(theirs["source"]))
+    text = in_lines(subtitle(study), *_compared(study), *source_lines(theirs["source"]))
     return finish(figure, title, text, height=sum(heights) + 120 + 70 * (rows - 1)).update_layout(margin_l=left)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, told, write_behind
+from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, source_lines, write_behind
 from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below, shares_axis
 from labkit.figures.summary import subtitle_of
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
@@ -338,7 +338,7 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {most.candidate.name}", left=left), row=1, col=1)
     figure.update_yaxes(autorange="reversed")
     title = "Times faster with more ranks: ours, and the articles'"
-    subtitle = in_lines(subtitle_of(most), most.candidate.environment.machine, *told(theirs["source"]))
+    subtitle = in_lines(subtitle_of(most), most.candidate.environment.machine, *source_lines(theirs["source"]))
     return finish(figure, title, subtitle, height=sum(heights) + 150).update_layout(margin_l=left)
 
 

@@ -45,7 +45,7 @@ def name_of(weights: Weights) -> str:
     return weights.name if isinstance(weights, StoredWeights) else str(weights).removeprefix("torch.")
 
 
-def told(weights: Weights) -> str:
+def weights_text(weights: Weights) -> str:
     """Name in full, for people: "int4-32, LM head int8-32"."""
     return str(weights) if isinstance(weights, StoredWeights) else name_of(weights)
 

@@ -32,7 +32,7 @@ class Machines:
     def __init__(self, host: str, port: int, count: int, *, has_store: bool, join_s: float) -> None:
         self._where, self.count, self._has_store, self._join_s = (host, port), count, has_store, join_s
         self.name = socket.gethostname()
-        self.told: str | None = None  # why another machine ended the run
+        self.reported: str | None = None  # why another machine ended the run
         self.is_pausing = False
         self._over, self._rounds = Event(), 0
         self._seen, self._still_s, self._somebody_pauses = 0, 0.0, False
@@ -44,9 +44,9 @@ class Machines:
         """The reason why this machine can't go on with the others; None if it can. The caller asks every `since_s`
         seconds, so that time in which this machine itself was stopped does not count.
         """
-        if self.told is not None or self._rounds != self._seen or self._rounds == 0 or self._somebody_pauses:
+        if self.reported is not None or self._rounds != self._seen or self._rounds == 0 or self._somebody_pauses:
             self._seen, self._still_s = self._rounds, 0.0
-            return self.told
+            return self.reported
         self._still_s += since_s
         host, port = self._where
         if self._still_s < SILENT_S:
@@ -107,7 +107,7 @@ class Machines:
                 self._rounds += 1
                 store.set(str(number), json.dumps((self._rounds, self.is_pausing, self.name)))
                 if store.check([CAUSE]):
-                    self.told = store.get(CAUSE).decode()
+                    self.reported = store.get(CAUSE).decode()
                 else:
                     self._listen(
                         [json.loads(store.get(key)) for key in map(str, range(self.count)) if store.check([key])]
@@ -121,7 +121,7 @@ class Machines:
             silent_s = silent_s + BEAT_S if rounds == before and not self._somebody_pauses else 0.0
             self._heard[place] = rounds, silent_s
             if silent_s >= SILENT_S:
-                self.told = f"error: the machine {name} has not been heard of for {SILENT_S:.0f} s"
+                self.reported = f"error: the machine {name} has not been heard of for {SILENT_S:.0f} s"
 
 
 def _wait(condition: Callable[[], bool]) -> None:

@@ -43,10 +43,10 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_the_first_cause_is_told_to_all(both: tuple[Machines, Machines]) -> None:
     first, second = both
-    assert (first.told, first.lost(0.0)) == (None, None)
+    assert (first.reported, first.lost(0.0)) == (None, None)
     telling = Thread(target=first.tell, args=["rank 0 failed"])  # tell() waits until the other machine has heard it
     telling.start()
-    until(lambda: second.told is not None)
+    until(lambda: second.reported is not None)
     assert second.lost(0.0) == "rank 0 failed"
     assert second.tell("rank 1 lost its connection") == "rank 0 failed"
     telling.join()
@@ -56,8 +56,8 @@ def test_the_first_cause_is_told_to_all(both: tuple[Machines, Machines]) -> None
 def test_a_machine_that_falls_silent_is_named(both: tuple[Machines, Machines]) -> None:
     first, second = both
     second.leave()
-    until(lambda: first.told is not None)
-    assert first.told == f"error: the machine {second.name} has not been heard of for 0 s"
+    until(lambda: first.reported is not None)
+    assert first.reported == f"error: the machine {second.name} has not been heard of for 0 s"
 
 
 def test_a_machine_that_said_that_it_pauses_is_not_lost(both: tuple[Machines, Machines]) -> None:
@@ -67,7 +67,7 @@ def test_a_machine_that_said_that_it_pauses_is_not_lost(both: tuple[Machines, Ma
     second.leave()
     rounds = first._rounds
     until(lambda: first._rounds > rounds + 60)
-    assert first.told is None
+    assert first.reported is None
 
 
 def test_a_store_that_is_lost_is_named(both: tuple[Machines, Machines]) -> None:

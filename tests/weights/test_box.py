@@ -9,7 +9,7 @@ import torch
 from helpers.models.gguf_files import gguf_model, write_gguf
 
 from labkit.engine import init_inference
-from labkit.harness.stored_weights import stored_by, told
+from labkit.harness.stored_weights import stored_by, weights_text
 from labkit.weights import box
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
@@ -39,7 +39,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def tokens(source: ModelSource) -> torch.Tensor:
     engine = init_inference(source, replace_with_kernel_inject=True)
-    assert told(stored_by(engine)) == "int4-32"
+    assert weights_text(stored_by(engine)) == "int4-32"
     return engine.generate(torch.arange(1, 9)[None], max_new_tokens=8, do_sample=False)
 
 

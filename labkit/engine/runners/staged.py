@@ -93,7 +93,7 @@ class StagedRunner(Runner):
         streamed = self.layer_range.streamed
         if streamed is None:
             return nullcontext(layer.weights)
-        return streamed.at_hand(layer.index, layer.weights, first_turn, stage(phase, Stage.FETCH, layer.index))
+        return streamed.resident(layer.index, layer.weights, first_turn, stage(phase, Stage.FETCH, layer.index))
 
     def _require_layers(self, kv_pass: CachePass | None) -> None:
         """Raises RunError if a layer could not be read. The check comes after all layers, because the ranks of a model
@@ -186,4 +186,4 @@ def _keys_and_values(
     """Context with a layer's resident keys and values."""
     if kv_pass is None:
         return nullcontext(cache.layer(layer))
-    return kv_pass.at_hand(layer, stage(phase, Stage.FETCH_KV, layer))
+    return kv_pass.resident(layer, stage(phase, Stage.FETCH_KV, layer))

@@ -20,7 +20,7 @@ from labkit.engine import init_inference
 from labkit.harness.environment import read_environment
 from labkit.harness.evaluation.records import Evaluation, EvaluationCase, WindowScore, starts
 from labkit.harness.evaluation.text import LEAST, beginning_of, encode, read_text
-from labkit.harness.stored_weights import matrix_bytes, stored_by, told
+from labkit.harness.stored_weights import matrix_bytes, stored_by, weights_text
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.models.policies import model_config_of
 from labkit.system.bounds import check_number, check_numbers
@@ -111,7 +111,7 @@ def evaluate(
         impl=engine.impl,
         windows=tuple(windows),
         seconds=seconds,
-        weights=told(stored_by(engine)),
+        weights=weights_text(stored_by(engine)),
         weight_bytes=matrix_bytes(engine.weights),
     )
 

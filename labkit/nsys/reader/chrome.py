@@ -195,7 +195,7 @@ def _calls(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
     texts = {
         "kind": pd.Categorical.from_codes(columns["kind"], list(CALL_KINDS)),
         "name": events.names.categorical(columns["name"]).remove_unused_categories(),
-        "inputs": events.told.categorical(columns["inputs"]).remove_unused_categories(),
+        "inputs": events.details.categorical(columns["inputs"]).remove_unused_categories(),
     }
     return typed("calls", {**columns, **texts})
 
@@ -207,7 +207,7 @@ def _operations(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
         "grid": events.shapes.categorical(columns["grid"]),
         "block": events.shapes.categorical(columns["block"]),
         "memory": events.shapes.categorical(columns["memory"]).remove_unused_categories(),
-        "collective": events.told.categorical(columns["collective"]).remove_unused_categories(),
+        "collective": events.details.categorical(columns["collective"]).remove_unused_categories(),
     }
     return typed("operations", {**columns, **texts})
 

@@ -83,7 +83,7 @@ SIDES = {"pageable": "H", "pinned": "H", "device": "D", "array": "D"}
 class Events:
     """Events of the kinds that a Trace has. A begin and an end on one thread become one event.
 
-    Rows hold the numbers of their texts. The texts are in `names`, `shapes` (grids, blocks, memories) and `told`
+    Rows hold the numbers of their texts. The texts are in `names`, `shapes` (grids, blocks, memories) and `details`
     (inputs of operators and arguments of collectives, as JSON).
 
     labkit's own files hold more than torch.profiler's: the domain of a range, the process that launched an operation,
@@ -96,8 +96,8 @@ class Events:
         self.untimed = 0  # operations at time 0 without length, which CUPTI could not time
         self._ends_alone = 0
         self.of_kineto = False  # whether any event has a category of PyTorch's profiler
-        self.names, self.shapes, self.told = Names(), Names(), Names()
-        self.told.code("")
+        self.names, self.shapes, self.details = Names(), Names(), Names()
+        self.details.code("")
         self.unread: Counter[str] = Counter()  # number of events of each kind that a Trace cannot hold
         self.process_names: dict[int, str] = {}
         self.process_labels: dict[int, str] = {}
@@ -178,7 +178,7 @@ class Events:
         correlation = self._number(args, "correlation") if kind == "api" else 0
         external = self._number(args, "External id", "external id")
         inputs = {name: args[key] for name, key in INPUTS.items() if key in args} if "Input Dims" in args else {}
-        inputs_code = self.told.code(json.dumps(inputs, default=str) if inputs else "")
+        inputs_code = self.details.code(json.dumps(inputs, default=str) if inputs else "")
         self._rows["calls"].extend((*self._start(event), CALL_KINDS.index(kind), correlation, external, inputs_code))
 
     def _operation(self, event: Mapping[str, Any], kind: str) -> None:
@@ -203,7 +203,7 @@ class Events:
             _amount(args, "shared memory"),
             self._number(args, "External id", "external id"),
             self.shapes.code(memory),
-            self.told.code(_collective(args) if "Collective name" in args else ""),
+            self.details.code(_collective(args) if "Collective name" in args else ""),
         )
         self._rows["operations"].extend((*start, KINDS.index(kind), *launch))
 

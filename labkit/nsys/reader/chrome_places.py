@@ -117,7 +117,7 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
         "device": device,
         "stream": np.where(rows["stream"] == UNTOLD, of_thread, rows["stream"]),
         "bytes": np.maximum(rows["bytes"], 0),
-        "collective": np.full(len(kind), events.told.code("")),
+        "collective": np.full(len(kind), events.details.code("")),
         **dict.fromkeys(("grid", "block"), np.full(len(kind), no_text)),
     }
 
@@ -125,7 +125,7 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
 def _calls(events: Events, rows: Columns) -> Columns:
     columns = ("pid", "tid", "start_ns", "end_ns", "name", "correlation")
     count = len(rows["pid"])
-    kind, inputs = np.full(count, CALL_KINDS.index("api")), np.full(count, events.told.code(""))
+    kind, inputs = np.full(count, CALL_KINDS.index("api")), np.full(count, events.details.code(""))
     return {
         **{column: rows[column] for column in columns},
         "kind": kind,
