@@ -54,14 +54,14 @@ pytestmark = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
 each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 
 
-SMALL_TILE, FLAT_TILE, WHOLE_ROWS = Tile(16, 16, stages=2), Tile(32, 64), Tile(2, 128)
+SMALL_TILE, FLAT_TILE, WHOLE_ROWS = Tile(16, 16, stages=2), Tile(32, 64), Tile(32, 128)
 
 
 in_other_tiles = pytest.mark.parametrize(
     ("dtype", "tile"),
     [
         pytest.param(torch.float32, SMALL_TILE, id="fp32-16x16"),
-        pytest.param(torch.float32, WHOLE_ROWS, id="fp32-2x128"),
+        pytest.param(torch.float32, WHOLE_ROWS, id="fp32-32x128"),
         pytest.param(torch.int8, FLAT_TILE, id="int8-32x64", marks=sweep),
         pytest.param(torch.float32, FLAT_TILE, id="fp32-32x64", marks=sweep),
         pytest.param(torch.int8, SMALL_TILE, id="int8-16x16", marks=sweep),

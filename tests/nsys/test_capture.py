@@ -273,6 +273,7 @@ def test_torch_profiler_can_wait_for_a_phase(tmp_path: Path) -> None:
     assert names(captured) == expected(Phase.DECODE)
 
 
+@sweep
 def test_torch_profiler_can_wait_for_the_calls_of_the_program(tmp_path: Path) -> None:
     """The first pair of calls is passed over, and the profiler of CUDA, which this machine may lack, is not started."""
     program = """
