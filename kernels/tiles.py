@@ -93,9 +93,10 @@ def row_moments(x, mask, eps, K: tl.constexpr, NORM: tl.constexpr):
     """mean [MP] (zeros for "rms") and 1 / sqrt(variance + eps) [MP] of whole rows x [MP, BLOCK], which are 0 outside of
     the mask.
     """
-    mean = tl.sum(x, axis=1) / K
-    if NORM == "rms":
-        mean = mean * 0.0
+    if NORM == "layer":
+        mean = tl.sum(x, axis=1) / K
+    else:
+        mean = tl.zeros((x.shape[0],), tl.float32)
     apart = tl.where(mask, x - mean[:, None], 0.0)
     return mean, tl.rsqrt(tl.sum(apart * apart, axis=1) / K + eps)
 
