@@ -26,7 +26,7 @@ OPS = {1: {"qkv_gemm", "attend_one", "gemm", "mlp_gemm"}}
 OPS[100] = {"finish_heads", "attend_many", "add_rows", "activate"}  # around torch's GEMM
 INT8_CACHE = ["embed", "gemm", "finish_heads", "attend_one", "gemm", "mlp_gemm", "gemm", "head_argmax", "next_step"]
 PRODUCTS = {"qkv_gemm", "qkv_and_mlp", "gemm", "mlp_gemm", "head_argmax"}
-LOADS = 8  # of a thread, in flight at once
+WHOLE_ROW = 4096  # hidden sizes of the models here, as a power of two
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may use
 STACK = {80: 8, 90: 16}  # bytes; Triton 3.7.1 spills up to four registers of a quantised product
 Found = list[tuple[dict[str, Any], list[dict[str, Any]]]]
@@ -94,7 +94,9 @@ def test_weights_are_read_in_whole_vectors_that_leave_the_caches_first(compiled:
     for job, kernel in kernels(compiled):
         if kernel["kernel"] in PRODUCTS and job.get("batch", 1) == 1 and job.get("tokens", 1) == 1:
             assert set(kernel["streaming_loads"]) == {"128"}, (job, kernel)
-            assert kernel["streaming_loads"]["128"] >= LOADS, (job, kernel)
+            # Scales of groups leave room for fewer. A tile of whole rows is all that its program reads.
+            least = 8 if "codes" in job or kernel["tile"]["depth"] == WHOLE_ROW else 16
+            assert kernel["streaming_loads"]["128"] >= least, (job, kernel)
             checked += 1
     assert checked
 
