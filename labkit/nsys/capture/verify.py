@@ -21,7 +21,6 @@ DOMAIN_TYPE = 75
 SMALL = 1 << 20  # bytes of a report of torch.profiler; with more it holds events
 FULL = 100_000_000  # free bytes; with fewer nsys may find no room for its stream
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
-NAMED = "LEFT JOIN StringIds ON textId = id"
 STEP_NAMES = ", ".join(f"'{step_message(phase)}'" for phase in Phase)
 
 
@@ -41,25 +40,26 @@ def contents(export: Path) -> Contents:
     try:
         with closing(sqlite3.connect(f"{export.resolve().as_uri()}?mode=ro", uri=True)) as rows:
             tables = {row[0] for row in rows.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            ranges, steps, domains, unseen = 0, 0, 0, 0
+            last_call = None
+            if CALLS in tables:
+                last_call = rows.execute(f"SELECT max(end) FROM {CALLS}").fetchone()[0] or 0
+            ranges, steps, unseen, domains = 0, 0, 0, 0
             if "NVTX_EVENTS" in tables:
                 counted = (
                     f"SELECT sum(eventType IN ({RANGE_TYPES})), sum(value IN ({STEP_NAMES})), "
-                    f"sum(eventType = {DOMAIN_TYPE}) FROM NVTX_EVENTS {NAMED}"
+                    f"sum(value IN ({STEP_NAMES}) AND start > ?), sum(eventType = {DOMAIN_TYPE}) "
+                    "FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id"
                 )
-                ranges, steps, domains = (count or 0 for count in rows.execute(counted).fetchone())
+                counts = rows.execute(counted, (last_call,)).fetchone()
+                ranges, steps, unseen, domains = (count or 0 for count in counts)
             operations = sum(
                 rows.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
                 for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")
                 if table in tables
             )
-            if operations and steps and CALLS in tables:
-                last_call = rows.execute(f"SELECT max(end) FROM {CALLS}").fetchone()[0] or 0
-                late = f"SELECT count(*) FROM NVTX_EVENTS {NAMED} WHERE value IN ({STEP_NAMES}) AND start > ?"
-                unseen = rows.execute(late, (last_call,)).fetchone()[0]
     except sqlite3.DatabaseError as error:
         raise TraceError(f"the export {export.name} is damaged ({error}); is the disk full?") from None
-    return Contents(ranges, steps, unseen, domains, operations)
+    return Contents(ranges, steps, unseen if operations else 0, domains, operations)
 
 
 def contents_of_torch(report: Path) -> Contents:
