@@ -79,7 +79,7 @@ NAVIGATION = {
             "docs/CONTRIBUTING",
         ],
     },
-    "profiles/README": {"": ["cpu-*"]},
+    "profiles/README": {"": ["cpu-*", "gpu-*"]},
     "docs/reference/README": {"": ["command-line", "labkit", "[!l]*"]},
 }
 
