@@ -135,19 +135,27 @@ class Linear:
         """The name of the C++ library and of the tiles for this matrix: its dtype, or "int8" if it is quantised."""
         return "int8" if self.scales is not None else str(self.weight.dtype).removeprefix("torch.")
 
-    def floats(self) -> Tensor:
-        """The matrix [outputs, inputs] of layout "rows" or "words" in float32."""
+    def floats(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The matrix [outputs, inputs] of layout "rows" or "words", computed in float32 and rounded to `dtype`."""
         rows = unpack_words(self.weight, self.inputs, self.bits) if self.layout == "words" else self.weight
-        return self.scaled(rows, self.scales)
+        return self.scaled(rows, self.scales, dtype)
 
-    def scaled(self, rows: Tensor, scales: Tensor | None) -> Tensor:
-        """Stored rows of the matrix, codes or numbers, and their scales [rows, groups, 1 or 2] or None -> float32
-        [rows, inputs].
+    def scaled(self, rows: Tensor, scales: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Stored rows of the matrix, codes or numbers, and their scales [rows, groups, 1 or 2] or None -> [rows,
+        inputs], computed in float32 and rounded to `dtype`.
         """
         if scales is None:
-            return rows.float()
-        scale, *minimum = scales.float().repeat_interleave(self.group, dim=1)[:, : self.inputs].unbind(2)
-        return scale * (rows.float() + (1 << self.bits - 1)) + minimum[0] if minimum else scale * rows
+            return rows.to(dtype)
+        if scales.shape[1] not in (1, self.inputs / self.group):  # the last group is smaller
+            scales = scales.repeat_interleave(self.group, dim=1)[:, : self.inputs]
+        grouped = rows.unflatten(1, (scales.shape[1], -1))
+        scale, *minimum = scales.float().unsqueeze(2).unbind(3)
+        numbers = torch.empty(grouped.shape, dtype=dtype, device=rows.device)
+        if minimum:
+            torch.add(scale * (grouped.float() + (1 << self.bits - 1)), minimum[0], out=numbers)
+        else:
+            torch.mul(grouped, scale, out=numbers)  # a GPU reads the codes and writes the numbers, and nothing else
+        return numbers.flatten(1)
 
 
 @dataclass(frozen=True)

@@ -155,4 +155,4 @@ def matmul(x: Tensor, weights: Linear) -> Tensor:
     """x W^T by torch, in the type of the weight (int8: bfloat16). Many rows keep its GEMM busy."""
     if weights.scales is None:
         return x.to(weights.weight.dtype) @ weights.weight.T
-    return x.to(torch.bfloat16) @ weights.floats().to(torch.bfloat16).T
+    return x.to(torch.bfloat16) @ weights.floats(torch.bfloat16).T

@@ -15,7 +15,7 @@ from typing import Annotated
 import torch
 import typer
 
-from labkit.bench.bars import MS, BarCheck, at_least, at_most
+from labkit.bench.bars import MS, SHARE, BarCheck, at_least, at_most
 from labkit.bench.gpu_sides import OURS, GpuCase, OnDevice, compared, free_memory
 from labkit.bench.page import (
     NONE,
@@ -30,7 +30,7 @@ from labkit.bench.page import (
     ratio_cell,
     verdict,
 )
-from labkit.bench.targets import GPU_BATCH_4, GPU_RATIOS, GPU_TARGETS, NEW, PROMPT
+from labkit.bench.targets import GPU_BATCH_4, GPU_OF_TARGETS, GPU_RATIOS, GPU_SHARE, GPU_TARGETS, NEW, PROMPT
 from labkit.harness.compare.loader import check_side
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment, read_environment
@@ -125,14 +125,19 @@ def checks(records: Sequence[Comparison], rows: Sequence[RegionMeasurement]) -> 
 
 
 def _step_checks(records: Sequence[Comparison]) -> Iterator[tuple[str, BarCheck]]:
-    """Milliseconds of our steps at batch 1, and the ratio of a step at batch 4 to a step at batch 1."""
+    """Our steps at batch 1, in milliseconds on the GPU of the targets and else as a share of the limit, and the ratio
+    of a step at batch 4 to a step at batch 1.
+    """
     targets = {target.model: target for target in GPU_TARGETS}
     steps = {(record.case.model, record.candidate.name, record.case.batch): record.candidate for record in records}
     for (model, name, batch), side in steps.items():
         target, case = targets.get(model), f"{model} {name}, batch {batch}"
         if batch == 1 and target is not None:
-            most = target.int8_ms if name == "fused-int8" else target.float16_ms
-            yield case, at_most("per token", side.per_token_ms, most, MS)
+            if GPU_OF_TARGETS in (side.environment.gpu or ""):
+                most = target.int8_ms if name == "fused-int8" else target.float16_ms
+                yield case, at_most("per token", side.per_token_ms, most, MS)
+            elif side.floor_share is not None:
+                yield case, at_least("share of the limit", side.floor_share, GPU_SHARE, SHARE)
         if batch == 4 and name == "fused" and (model, name, 1) in steps:
             share = side.per_token_ms / steps[model, name, 1].per_token_ms
             yield case, at_most("a step / a step at batch 1", share, GPU_BATCH_4)
@@ -165,7 +170,7 @@ def page(records: Sequence[Comparison], rows: Sequence[RegionMeasurement], envir
             markdown_table(REGION_TITLES, map(_region_cells, cases)),
         ]
     return page_of(
-        f"The engine on a GPU: {gpu.gpu_name() or 'none, interpreted on the CPU, so that no time means anything'}",
+        f"The engine on a GPU: {environment.gpu or 'none, interpreted on the CPU, so that no time means anything'}",
         "Random float16 weights of the real shapes, shared by all sides of a model, which take turns in one process. "
         "The limit is reading a step's bytes at the bandwidth of a kernel that only reads, measured between the runs. "
         "Ratios are baseline / candidate with 95 % intervals over rounds.",

@@ -193,7 +193,7 @@ LARGER_RATIO = 2.5  # other ways to run from the disk / streamed layers, per tok
 
 @dataclass(frozen=True)
 class GpuTarget:
-    """A model, and the most milliseconds per token at batch 1."""
+    """A model, and the most milliseconds per token at batch 1 on an H200."""
 
     model: str
     float16_ms: float  # with float16 weights
@@ -205,6 +205,8 @@ GPU_TARGETS = (
     GpuTarget("bloom-7b1", 3.8, 2.2),
     GpuTarget("llama-2-7b", 3.5, 1.8),
 )
+GPU_OF_TARGETS = "H200"  # part of the GPU's name
+GPU_SHARE = 0.78  # of the limit at batch 1 on any other GPU, at least
 GPU_RATIOS = {"hf-eager": 6.0, "hf-graph": 1.3}  # baseline / fused per token at batch 1, at least
 GPU_BATCH_4 = 1.1  # time of a step at batch 4 / time at batch 1, at most
 

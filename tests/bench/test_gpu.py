@@ -55,6 +55,19 @@ def test_a_ratio_that_is_not_trustworthy_says_so_next_to_its_bar() -> None:
         assert ("not trustworthy" in str(check)) is marked
 
 
+@pytest.mark.parametrize(("name", "judged"), [("NVIDIA H200", "per token"), ("NVIDIA H100", "share of the limit")])
+def test_milliseconds_are_judged_on_the_gpu_of_the_targets_alone(name: str, judged: str) -> None:
+    record = comparison()
+    candidate = record.candidate
+    case = candidate.case.model_copy(update={"model": GPU_TARGETS[0].model})
+    environment = candidate.environment.model_copy(update={"gpu": name})
+    on_gpu = candidate.model_copy(update={"case": case, "environment": environment})
+    record = record.model_copy(
+        update={"candidate": on_gpu, "baseline": record.baseline.model_copy(update={"case": case})}
+    )
+    assert [check.what for _, check in gpu_bench._step_checks([record])] == [judged]
+
+
 def test_the_models_with_bars_are_presets() -> None:
     assert {target.model for target in GPU_TARGETS} <= set(PRESETS)
     assert all(target.int8_ms < target.float16_ms for target in GPU_TARGETS)

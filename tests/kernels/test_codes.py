@@ -31,6 +31,23 @@ def restored(weight: torch.Tensor, group: int, bits: int, asymmetric: bool) -> t
 
 @KINDS
 @pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("inputs", "groups"), [(7, 1), (100, 2), (128, 2), (100, 5)])
+def test_numbers_of_a_type_are_the_float32_numbers_rounded_once(
+    inputs: int, groups: int, bits: int, asymmetric: bool
+) -> None:
+    group = group_size(inputs, groups, bits)
+    codes, scales = quantize(Draw().normal(33, inputs), group, bits=bits, asymmetric=asymmetric)
+    linear = Linear(codes, None, 33, inputs, "rows", scales, group, bits)
+    spread = scales.float().repeat_interleave(group, dim=1)[:, :inputs]
+    wide = (
+        spread[:, :, 0] * (codes.float() + (1 << bits - 1)) + spread[:, :, 1] if asymmetric else spread[:, :, 0] * codes
+    )
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert torch.equal(linear.floats(dtype), wide.to(dtype))
+
+
+@KINDS
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("groups", [1, 2, 5, 64])
 @pytest.mark.parametrize("inputs", [1, 7, 64, 100])
 def test_a_weight_is_within_half_a_step(inputs: int, groups: int, bits: int, asymmetric: bool) -> None:
