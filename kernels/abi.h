@@ -1,4 +1,4 @@
-// The structs that Python passes, mirrored field by field in types.py and decode_step/weights.py. Every pointer is
+// The structs that Python passes, mirrored field by field in abi.py and decode_step/weights.py. Every pointer is
 // borrowed for the call.
 #pragma once
 

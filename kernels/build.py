@@ -43,27 +43,20 @@ DEAD_S = 3600  # after this time an unfinished build belongs to no process any m
 DIGEST_BYTES = 32
 WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8": "int8_t"}
 
-
 Struct = TypeVar("Struct", bound=ctypes.Structure)
 INT, LONG, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-SIGNATURES: dict[str, tuple[Any, ...]] = {  # with these, calls take plain integers for addresses and sizes
-    "labkit_all_reduce": (POINTER, POINTER, LONG, POINTER),
-    "labkit_all_gather": (POINTER, POINTER, LONG, POINTER),
-    "labkit_step": (POINTER, POINTER),
-    "labkit_workspace_bytes": (POINTER, LONG, LONG, LONG),
+# The argument types of the C functions: with them, calls take plain integers for addresses and sizes. Ops add theirs by
+# `declare`. The probes' are here, because a library may be loaded before `probe` is imported.
+SIGNATURES: dict[str, tuple[Any, ...]] = {
     "labkit_read_ns": (POINTER, LONG, INT, INT, INT),
     "labkit_peak_flop_ms": (INT, LONG),
 }
-WITH_RESULT = {
-    "labkit_step",
-    "labkit_workspace_bytes",
-    "labkit_read_ns",
-    "labkit_peak_flop_ms",
-}  # int64
-ALLOCATING = {"labkit_step"}
+WITH_RESULT = {"labkit_read_ns", "labkit_peak_flop_ms"}  # functions that return an int64
+ALLOCATING: set[str] = set()  # functions whose int64 is NO_MEMORY if they got no memory
 NO_MEMORY = -1
 STRUCTS: dict[str, type[ctypes.Structure]] = {}
 CONSTANTS: dict[str, int] = {"kNoMemory": NO_MEMORY}
+_in_use: dict[tuple[str, str | None], tuple[ctypes.CDLL, float]] = {}  # by weight type and LABKIT_ISA: until when
 
 
 def mirrors(name: str) -> Callable[[type[Struct]], type[Struct]]:
@@ -313,9 +306,6 @@ def in_use(weight_type: str) -> ctypes.CDLL:
     """As `load`, but it looks for edited sources only twice a second, because a kernel's call lasts microseconds."""
     library, until = _in_use.get((weight_type, os.environ.get("LABKIT_ISA")), (None, 0.0))
     return library if library is not None and monotonic() < until else load(weight_type)
-
-
-_in_use: dict[tuple[str, str | None], tuple[ctypes.CDLL, float]] = {}
 
 
 def unavailable() -> str | None:

@@ -49,8 +49,8 @@ R = TypeVar("R")
 
 
 class ArgumentCheck:
-    """A call while its arguments are checked, with what the arguments so far have in common: sizes by name, device,
-    rows, and the type of a floating cache.
+    """A call while its arguments are checked, with what the arguments so far say about the later ones: sizes by name,
+    the device, the rows, and the types that a floating cache or a packed matrix may have.
     """
 
     def __init__(self, op: str, impl: str) -> None:
@@ -58,7 +58,7 @@ class ArgumentCheck:
         self.sizes: dict[str, int] = {}
         self.device = torch.device("cpu") if impl == "cpp" else None
         self.rows: Rows | None = None
-        self.cache_dtypes: Sequence[torch.dtype] = FLOATS
+        self.later_dtypes: Sequence[torch.dtype] = FLOATS
 
     def tensor(self, name: str, value: Any, dtypes: torch.dtype | Sequence[torch.dtype], *shape: Size) -> None:
         """Raises UserError unless `value` is a contiguous tensor of one of these types, on the device of the call, and
@@ -247,7 +247,7 @@ def _qkv(name: str, weights: QkvWeights, call: ArgumentCheck) -> None:
         maybe(floats("dim"))(f"{name}.{part}", weight, call)
     call.real(f"{name}.qk_eps", weights.qk_eps, 0.0)
     if call.impl == "cpp":  # one library for each type of weights
-        call.cache_dtypes = (float_dtype(weights.proj.weight.dtype),)
+        call.later_dtypes = (float_dtype(weights.proj.weight.dtype),)
 
 
 def _mlp(name: str, weights: MlpWeights, call: ArgumentCheck) -> None:
@@ -308,7 +308,7 @@ def _cache(name: str, cache: LayerCache, call: ArgumentCheck) -> None:
     past, rows = call.number(f"{name}.past", cache.past, 0), call.rows
     assert rows is not None
     shape: tuple[Size, ...] = ("batch", "kv", "capacity", "head row")
-    call.tensor(f"{name}.keys", cache.keys, (*call.cache_dtypes, torch.int8), *shape)
+    call.tensor(f"{name}.keys", cache.keys, (*call.later_dtypes, torch.int8), *shape)
     call.tensor(f"{name}.values", cache.values, cache.keys.dtype, *shape)
     slots, capacity = past + rows.tokens, call.sizes["capacity"]
     if slots > capacity:

@@ -82,8 +82,8 @@ def check_flat(outputs: int, inputs: int, groups: int, bits: int = 8) -> None:
     in_row, rest = divmod(groups, outputs)
     if outputs % groups == 0 or (rest == 0 and inputs % (in_row * FINEST[bits]) == 0):
         return
-    fitting = [count for count in range(1, outputs + 1) if outputs % count == 0]
-    nearest = sorted(sorted(fitting, key=lambda count: abs(count - groups))[:4])
+    divisors = [count for count in range(1, outputs + 1) if outputs % count == 0]
+    nearest = sorted(sorted(divisors, key=lambda count: abs(count - groups))[:4])
     raise UserError(
         f"{groups} groups do not divide the {outputs} rows of a matrix; expected a divisor of them, such as "
         f"{', '.join(map(str, nearest))}"

@@ -19,10 +19,10 @@ from . import build
 from .memory import Arena
 from .reading import READINGS
 
-PROBE_BYTES = 384 << 20  # several times any last-level cache a thread's share could live in
-STREAMS = (1, 2, 4)  # numbers of places from which a thread reads in turns
-PASSES = 2  # of every way, in turns, before the best ways are kept
-KEPT = 4
+PROBE_BYTES = 384 << 20  # several times any last-level cache that a thread uses, so that the data comes from memory
+STREAMS = (1, 2, 4)  # how many streams a thread may read in turns
+PASSES = 2  # of every way, before the best ways are kept
+KEPT = 4  # best ways
 
 
 class Way(NamedTuple):
@@ -87,7 +87,7 @@ def probe_winner(threads: int) -> str:
     won = _won[threads]
     if not won:
         return ""
-    (way, times) = won.most_common(1)[0]
+    way, times = won.most_common(1)[0]
     return f"{way}, the fastest in {times} of {won.total()} probes"
 
 

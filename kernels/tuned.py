@@ -80,11 +80,9 @@ def write_tiles(gpu: str, tiles: TunedTiles) -> Path:
 
 
 def _tile(path: Path, key: str, value: object, again: str) -> Tile:
-    whole = isinstance(value, list) and len(value) == len(LIMITS) and all(type(number) is int for number in value)
-    if whole:
-        assert isinstance(value, list)
-        powers = all(1 <= number <= most for number, most in zip(value, LIMITS.values(), strict=True))
-        if powers and all(number & (number - 1) == 0 for number in value[:3]):
+    if isinstance(value, list) and len(value) == len(LIMITS) and all(type(number) is int for number in value):
+        within = all(1 <= number <= most for number, most in zip(value, LIMITS.values(), strict=True))
+        if within and all(number & (number - 1) == 0 for number in value[:3]):
             return Tile(*value)
     raise UserError(
         f"{path}: {key} is {value!r}, expected [rows, depth, warps, stages], the first three powers of two; {again}"

@@ -148,8 +148,9 @@ def headings(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
-    for link in links:
+    for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
+        if "://" in link:
+            continue
         path, _, heading = link.partition("#")
         target = (ROOT / page).parent / path if path else ROOT / page
         assert target.exists(), link
@@ -157,6 +158,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def links(page: Path) -> set[Path]:
+    """Files of the checkout to which a page has a link."""
     targets = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())}
     return {(page.parent / link).resolve() for link in targets if link and "://" not in link}
 

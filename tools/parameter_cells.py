@@ -1,4 +1,4 @@
-"""Writes the `parameters` cell of every notebook of a study, from the settings in the study's signature."""
+"""Writes the `parameters` cell of every notebook, from the settings in the signature of its study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
 def main() -> None:
-    """Writes the cells."""
+    """Writes the cells of the notebooks that have a study."""
     for path in sorted(NOTEBOOKS.rglob("*.ipynb")):
         notebook = json.loads(path.read_text())
         for cell in notebook["cells"]:

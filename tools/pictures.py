@@ -1,7 +1,7 @@
 """Takes the pictures of docs/pictures/ again, after `make docs`: .venv/bin/python -P tools/pictures.py
 
-It needs playwright, which the tests need too, and Chromium. A figure of each notebook is taken from the page that
-`make docs` made of it. Two notebooks and the timeline are live in JupyterLab, where Run is pressed.
+It needs playwright, as the tests do, and Chromium. A figure of each notebook is taken from the page that `make docs`
+made of it. The timeline and two live notebooks are taken in JupyterLab, the notebooks after Run was pressed.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from labkit.widgets.browser import Lab, jupyterlab, opened_page
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 PAGES = ROOT / "build" / "pages" / "notebooks"
-FIGURES = {  # which of a page is shown
+FIGURES = {  # by notebook, the position on its page of the figure that is taken
     "01_vanilla_vs_fused": 0,
     "02_kernel_by_kernel": 6,
     "03_timelines": 2,
@@ -26,10 +26,11 @@ FIGURES = {  # which of a page is shown
     "06_larger_than_memory": 0,
     "07_pipeline": 0,
 }
-LIVE = {"01_vanilla_vs_fused": "What is measured", "02_kernel_by_kernel": "One after another"}  # from which heading on
+# By notebook, the heading from which on it is taken.
+LIVE = {"01_vanilla_vs_fused": "What is measured", "02_kernel_by_kernel": "One after another"}
 WIDTH, HEIGHT = 1200, 900
-MEASURED_S = 600
-MOST_BYTES = 150_000
+MEASURED_S = 600  # limit for a run of a live notebook
+MOST_BYTES = 150_000  # of a picture
 TIMELINE = """from labkit.nsys import read
 from labkit.widgets import show_timeline
 captures = {name: f"profiles/captures/gpt2-{name}.sqlite" for name in ("hf-eager", "fused")}
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def take_figures(taken: Path) -> None:
-    """One of each notebook, from its page."""
+    """Takes a figure of each notebook from its page."""
     with opened_page(width=1000, height=HEIGHT) as (page, _):
         for name, number in FIGURES.items():
             page.goto((PAGES / f"{name}.html").as_uri())
@@ -59,7 +60,7 @@ def take_figures(taken: Path) -> None:
 
 
 def take_live(taken: Path, folder: Path) -> None:
-    """The timeline, then the live notebooks, in a JupyterLab on `folder`."""
+    """Takes the timeline, then the live notebooks, in a JupyterLab on `folder`."""
     folder.mkdir()
     (folder / "profiles").symlink_to(ROOT / "profiles")
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(TIMELINE)]), folder / "timeline.ipynb")

@@ -1,4 +1,4 @@
-"""Names the index that `make` takes PyTorch from, and says why; names none where the choice is pip's.
+"""Prints the index from which `make` takes PyTorch, and says why on stderr. Prints nothing if pip is to choose.
 
 For Linux pip finds PyTorch with gigabytes of CUDA libraries, which a machine without an NVIDIA driver has no use for.
 This runs before anything is installed, so it needs nothing but Python and pip.
@@ -60,12 +60,12 @@ def answers(index: str, patience_s: float = PATIENCE_S) -> bool:
 
 
 def has_driver() -> bool:
-    """WSL has the program alone."""
+    """Whether this machine has an NVIDIA driver. Under WSL there is only the program, and no file in /proc."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def pip_config() -> str:
-    """From its files and variables."""
+    """pip's configuration, from its files and environment variables, as `pip config list` prints it."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 

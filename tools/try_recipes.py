@@ -3,9 +3,9 @@
     .venv/bin/python -P tools/try_recipes.py [KIND ...]
 
 A toy is a file of tools/toys/: the title of its recipe, words for its placeholders, and the edits of each of its steps.
-They are made in a copy of the checkout, where the recipe's own tests run ("To test"), up to the first command with
-failures. With all steps they must pass. Without a step something must fail, unless the toy says in `unguarded` why
-nothing can.
+The edits are made in a copy of the checkout. There the commands run that the recipe names under "To test", up to the
+first command with failures. With all steps the tests must pass. Without a step a test must fail, unless the toy says in
+`unguarded` why none can.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from labkit.kernels.build import cache_folder
 ROOT = Path(__file__).parents[1]
 TOYS = ROOT / "tools" / "toys"
 RECIPES = ROOT / "docs" / "CONTRIBUTING.md"
-FINDER = "__editable___labkit_0_1_0_finder.py"  # where the editable installation says in which folder labkit lies
-MOST_FAILURES = "20"  # of a run; more say no more
+FINDER = "__editable___labkit_0_1_0_finder.py"  # the editable installation's file with the path of labkit's checkout
+MOST_FAILURES = "20"  # after which a run of pytest stops
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A new file, or text that goes after, before or in place of a text that its file has once."""
+    """A new file, or text that goes after, before or in place of another text, which the file has exactly once."""
 
     file: str
     text: str
@@ -43,6 +43,7 @@ class Edit:
     instead_of: str = ""
 
     def make(self, tree: Path) -> None:
+        """Makes the edit in a copy of the checkout."""
         path, anchor = tree / self.file, self.after or self.before or self.instead_of
         if not anchor:
             if path.exists():
@@ -58,13 +59,15 @@ class Edit:
 
 @dataclass(frozen=True)
 class Step:
+    """A numbered step of a recipe."""
+
     edits: tuple[Edit, ...]
     unguarded: str = ""  # why no test can fail without it
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A toy and its section of the page."""
+    """A recipe, with the edits of its toy."""
 
     kind: str
     section: str
@@ -74,7 +77,7 @@ class Recipe:
 
     @classmethod
     def of(cls, toy: Path) -> "Recipe":
-        """Raises SystemExit if the steps of the toy are not the steps of the page."""
+        """The recipe of a toy. Raises SystemExit if its steps are not the steps of the page."""
         data = tomllib.loads(toy.read_text())
         steps = tuple(
             Step(tuple(Edit(**edit) for edit in step.get("edit", [])), step.get("unguarded", ""))
@@ -98,6 +101,7 @@ class Recipe:
 
 
 def section(title: str) -> str:
+    """The text of the section of docs/CONTRIBUTING.md with this title."""
     parts = re.split(r"^## (.*)$", RECIPES.read_text(), flags=re.MULTILINE)
     texts = dict(zip(parts[1::2], parts[2::2], strict=True))
     if title not in texts:
@@ -168,14 +172,17 @@ def edited(tree: Path, steps: Iterable[Step]) -> Iterator[None]:
 
 
 def failures(tree: Path, commands: list[list[str]]) -> list[str]:
-    """The tests that fail in this tree, by name, of the first command with any. Its last line, if it runs no test."""
+    """The names of the tests that fail in this tree, for the first command with failures. If pytest fails without a
+    failed test, the last line of its output.
+    """
     environment = os.environ | {"LABKIT_CACHE": str(tree / ".cache"), "TMPDIR": str(tree.parent)}
     environment.pop("PYTHONPATH", None)
     for arguments in commands:
-        there = [word for word in arguments if not word.endswith(".py") or (tree / word).exists()]  # a step makes some
+        # A test file that a step makes is missing while that step is left out.
+        present = [word for word in arguments if not word.endswith(".py") or (tree / word).exists()]
         command = [tree / ".venv/bin/pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-rfE"]
         process = subprocess.run(
-            [*command, "--maxfail", MOST_FAILURES, *there],
+            [*command, "--maxfail", MOST_FAILURES, *present],
             cwd=tree,
             env=environment,
             capture_output=True,
@@ -191,7 +198,7 @@ def failures(tree: Path, commands: list[list[str]]) -> list[str]:
 
 
 def tried(recipe: Recipe, tree: Path) -> bool:
-    """Whether the recipe is true: what it says is enough, and all of it is needed."""
+    """Whether the steps of the recipe are enough, and each of them is needed."""
     with edited(tree, recipe.steps):
         failed = failures(tree, recipe.commands)
     say(f"{recipe.section}: with all steps {said(failed)}")

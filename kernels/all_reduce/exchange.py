@@ -18,14 +18,18 @@ from labkit.system.errors import UserError
 from labkit.system.rounding import round_up
 
 from .. import build
+from ..build import LONG, POINTER
 from ..codes import row_stride
 from ..gloo_group import GlooGroup
 from ..other_ranks import LINE, TOGETHER, LostRankError, RankFailedError, SharedRanks, lines_bytes
 from ..shared_memory import shared_memory
 
 MOST_RANKS = 64
-RANK_FAILED = 5  # the failure of an exchange that a rank has left by an error
-build.same_in_cpp({"kMostRanks": MOST_RANKS, "kRankFailed": RANK_FAILED})
+RANK_ENDED, TIMED_OUT, RANK_STOPPED, RANK_FAILED = 1, 2, 4, 5  # failures; the last: a rank left the call by an error
+build.same_in_cpp({"kMostRanks": MOST_RANKS, "kRankEnded": RANK_ENDED, "kTimedOut": TIMED_OUT})
+build.same_in_cpp({"kRankStopped": RANK_STOPPED, "kRankFailed": RANK_FAILED})
+build.declare("labkit_all_reduce", POINTER, POINTER, LONG, POINTER)
+build.declare("labkit_all_gather", POINTER, POINTER, LONG, POINTER)
 ROUND_BITS = 40  # of the number of a meeting; after a failed call meetings get numbers that no rank has used before
 BRING = ctypes.CFUNCTYPE(c_int32, c_int32, c_int64)
 Transport = Literal["shared memory", "gloo"]
@@ -113,9 +117,9 @@ class Exchange:
             self._others.raise_failure()
         failed = names[self.c.failed_rank]
         reasons = {
-            1: f"rank {failed} has ended",
-            2: f"rank {failed} did not come within {self.c.timeout_s:.0f} s",
-            4: f"rank {failed} is stopped",
+            RANK_ENDED: f"rank {failed} has ended",
+            TIMED_OUT: f"rank {failed} did not come within {self.c.timeout_s:.0f} s",
+            RANK_STOPPED: f"rank {failed} is stopped",
         }
         raise LostRankError(f"rank {names[self.rank]}: {reasons[self.c.failure]}; {TOGETHER}")
 

@@ -77,11 +77,6 @@ class CacheStream(SlotStream):
     def bytes_written(self) -> int:
         return int(self._state().bytes_written)
 
-    @property
-    def write_s(self) -> float:
-        """Seconds spent writing since the beginning."""
-        return float(self._state().write_ns / 1e9)
-
     def _failure_message(self, failure: int, layer: int, offset: int, reason: str) -> str:
         where = f"keys and values of layer {layer}, which are in a file in {self.file.folder},"
         return {

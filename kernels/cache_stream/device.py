@@ -61,17 +61,17 @@ class DeviceCacheStream:
     pass_failed = False
 
     def __init__(
-        self, host: HostCache, slots: CacheSlots, held: int, spans: DeviceSpans, counter: Tensor | None = None
+        self, host: HostCache, slots: CacheSlots, filled: int, spans: DeviceSpans, counter: Tensor | None = None
     ) -> None:
-        """held: tokens of each sequence that are in the host's memory. counter: the number of tokens before a step, on
-        the device.
+        """filled: tokens of each sequence that are in the host's memory. counter: the number of tokens before a step,
+        on the device.
         """
         assert slots.count <= host.layers
         self.host, self.device_slots, self.counter = host, slots, counter
         self.slots = slots.count
         self.blocks_read = self.bytes_read = self.blocks_written = self.bytes_written = 0  # since the beginning
         self._queues, self._spans = slots.queues, spans
-        self._written = range(held, held)  # tokens written by the latest pass
+        self._written = range(filled, filled)  # tokens written by the latest pass
         self._next = 0  # the next turn to copy
         self._released = 0  # the first turn that is not released yet
         self._end = 0  # the turn after the last one of the pass

@@ -88,44 +88,44 @@ class HostCache:
         """uint8 [T, token_bytes]: these tokens of a layer."""
         return self._layers[layer][tokens.start : tokens.stop]
 
-    def grow(self, capacity: int, held: int) -> None:
-        """Makes room for `capacity` tokens, layer by layer; the first `held` stay. Raises UserError if that fails:
+    def grow(self, capacity: int, filled: int) -> None:
+        """Makes room for `capacity` tokens, layer by layer; the first `filled` stay. Raises UserError if that fails:
         nothing is lost then, and `capacity` stays the same.
         """
         self._queues.finish_copies()
         for index, old in enumerate(self._layers):
             if len(old) < capacity:
                 larger = self._pinned(capacity)
-                larger[:held] = old[:held]
+                larger[:filled] = old[:filled]
                 self._layers[index] = larger
                 self._queues.unpin(old)
 
-    def select(self, rows: Tensor, held: int) -> HostCache:
-        """A cache of the sequences `rows` (int64 indices), with `held` cached tokens each: this object if the number of
-        sequences stays the same, else a new one.
+    def select(self, rows: Tensor, filled: int) -> HostCache:
+        """A cache of the sequences `rows` (int64 indices), with `filled` cached tokens each: this object if the number
+        of sequences stays the same, else a new one.
         """
         if len(rows) != self.shape.batch:
-            return self.copied(rows, held)
+            return self.copied(rows, filled)
         self._queues.finish_copies()
         if not torch.equal(rows, torch.arange(len(rows))):
             for layer in self._layers:
-                for section in self.shape.sections(layer[:held]):
+                for section in self.shape.sections(layer[:filled]):
                     section.copy_(section.index_select(1, rows))
         return self
 
-    def copied(self, rows: Tensor, held: int) -> HostCache:
-        """A new cache of the sequences `rows`, with `held` cached tokens each. Raises UserError as the constructor."""
+    def copied(self, rows: Tensor, filled: int) -> HostCache:
+        """A new cache of the sequences `rows`, with `filled` tokens each. Raises UserError as the constructor."""
         shape = replace(self.shape, batch=len(rows))
         new = HostCache(self._queues, shape, self.layers, self.capacity)
         self._queues.finish_copies()
         for source, target in zip(self._layers, new._layers, strict=True):
-            _copy_rows(self.shape, source[:held], shape, target[:held], rows)
+            _copy_rows(self.shape, source[:filled], shape, target[:filled], rows)
         return new
 
-    def shrink(self, rows: Tensor, held: int) -> None:
-        """Keeps only the sequences `rows`, no more than before, with `held` cached tokens each. Goes layer by layer, so
-        it needs room for one more layer. Raises UserError without that room; everything is lost then. A cache without
-        sequences has no memory, and must not be used again.
+    def shrink(self, rows: Tensor, filled: int) -> None:
+        """Keeps only the sequences `rows`, no more than before, with `filled` cached tokens each. Goes layer by layer,
+        so it needs room for one more layer. Raises UserError without that room; everything is lost then. A cache
+        without sequences has no memory, and must not be used again.
         """
         shape, capacity = self.shape, self.capacity
         self.shape = replace(shape, batch=len(rows))
@@ -136,7 +136,7 @@ class HostCache:
         self._queues.finish_copies()
         for index, old in enumerate(self._layers):
             new = self._pinned(capacity)
-            _copy_rows(shape, old[:held], self.shape, new[:held], rows)
+            _copy_rows(shape, old[:filled], self.shape, new[:filled], rows)
             self._layers[index] = new
             self._queues.unpin(old)
 

@@ -73,9 +73,9 @@ class CacheStream final : public SlotStream {
 
   int64_t layer_of(int64_t index) const override { return index; }
 
-  void begun(int64_t held) override {
+  void begun(int64_t committed) override {
     for (int64_t& filled : filled_)
-      if (filled > held) filled = held;
+      if (filled > committed) filled = committed;
   }
 
   // A slot that was never filled is not written: its tokens are another layer's.
@@ -154,7 +154,6 @@ class CacheStream final : public SlotStream {
         to_write_.pop_front();
         ++state_.blocks_written;
         state_.bytes_written += outcome.bytes;
-        state_.write_ns += end - begin;
       } else {
         fail(outcome, changed.turn % pieces_, -1);
       }

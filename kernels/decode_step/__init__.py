@@ -21,6 +21,7 @@ from labkit.system.errors import UserError
 from .. import build
 from ..abi import CCache, CRotary, CRows
 from ..all_reduce import Exchange
+from ..build import LONG, POINTER
 from ..cache_stream import CachePass, CacheStream
 from ..checks import MOST
 from ..layer_stream import LayerStream
@@ -43,6 +44,9 @@ __all__ = [
     "ModelWeights",
     "StreamedLayers",
 ]
+
+build.declare("labkit_step", POINTER, POINTER, allocates=True)
+build.declare("labkit_workspace_bytes", POINTER, LONG, LONG, LONG, result=True)
 
 
 @build.mirrors("Chunk")

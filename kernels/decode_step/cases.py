@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from labkit.stages import Stage
+
 from ..layer_ops import LAYER_OPS, Pass
 from ..shapes import LayerShape, ModelShape, OpCase, Sizes
 
@@ -78,5 +80,5 @@ class StepCase:
         yield EmbedCase(self.shape), tokens, 1
         for window, layers in Counter(self.shape.windows).items():
             for stage, case in layer_cases(self.shape.layer, Pass(self.past, self.tokens, window)).items():
-                yield case, sequences if stage == "attention" else tokens, layers
+                yield case, sequences if stage == Stage.ATTENTION else tokens, layers
         yield HeadCase(self.shape), sequences, 1

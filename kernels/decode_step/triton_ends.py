@@ -94,8 +94,8 @@ class TritonEnds:
         embedded = self._gather(inputs.buffers.embedded, table, w.norm, state, scale=w.scale)
         residual = None
         if w.positions is not None:
-            at = StepState(state.positions, state.positions, state.past)
-            residual = self._gather(spare, _rows_of(w.positions), NO_NORM, at, begin=w.position_offset)
+            by_position = StepState(state.positions, state.positions, state.past)  # the table's rows are positions
+            residual = self._gather(spare, _rows_of(w.positions), NO_NORM, by_position, begin=w.position_offset)
         return gemm(embedded, w.project_in, hidden, self.launch, residual=residual)
 
     def _gather(

@@ -1,6 +1,5 @@
-"""A decode step in Triton: five kernels per layer, or three if attention and MLP start from the same rows.
-
-If outputs are normed before they are added to the residual, there are seven.
+"""A decode step in Triton: five kernels per layer, three if attention and MLP start from the same rows, and seven if
+outputs are normed before they are added to the residual.
 
 Everything that changes from step to step (token, slot, position) is in tensors on the device. The last kernel of a step
 writes them for the next step, so that a recorded step, a CUDA graph, can be replayed.

@@ -144,11 +144,11 @@ def interleave_gate(gate_up: Tensor) -> Tensor:
 @checked(linear=layout_checks.linear_of_any_layout, rows=layout_checks.rows_of_linear)
 def unpack_rows(linear: Linear, rows: Tensor) -> Tensor:
     """Rows of a matrix in any layout, [len(rows), inputs] float32: the embedding lookup in a tied LM head."""
-    if linear.layout == "words":
-        codes = unpack_words(linear.weight[rows], linear.inputs, linear.bits)
-        return linear.scaled(codes, None if linear.scales is None else linear.scales[rows])
-    if linear.layout == "rows":
-        return linear.scaled(linear.weight[rows], None if linear.scales is None else linear.scales[rows])
+    if linear.layout != "panels":
+        stored, scales = linear.weight[rows], None if linear.scales is None else linear.scales[rows]
+        if linear.layout == "words":
+            stored = unpack_words(stored, linear.inputs, linear.bits)
+        return linear.scaled(stored, scales)
     block, lane = rows // BLOCK, rows % BLOCK
     if linear.weight.dtype == PACKED[4]:
         spans = linear.weight[block, :, :, lane]  # [rows, spans, 8, 4]

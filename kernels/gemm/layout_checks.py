@@ -26,7 +26,7 @@ def matrix(name: str, value: Any, call: ArgumentCheck) -> None:
     _code_range(name, value, call.sizes["bits"])
     call.sizes |= {"outputs": value.shape[0], "inputs": value.shape[1]}
     call.device = value.device
-    call.cache_dtypes = (PACKED[4] if call.sizes["bits"] == 4 else value.dtype,)
+    call.later_dtypes = (PACKED[4] if call.sizes["bits"] == 4 else value.dtype,)
 
 
 def codes(name: str, value: Any, call: ArgumentCheck) -> None:
@@ -38,7 +38,7 @@ def codes(name: str, value: Any, call: ArgumentCheck) -> None:
 def panels(name: str, value: Any, call: ArgumentCheck) -> None:
     """Checks the memory for a packed `matrix`; None: new memory."""
     if value is not None:
-        (dtype,), sizes = call.cache_dtypes, call.sizes
+        (dtype,), sizes = call.later_dtypes, call.sizes
         call.tensor(name, value, dtype, *packed_shape(sizes["outputs"], sizes["inputs"], dtype))
 
 

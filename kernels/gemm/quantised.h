@@ -3,7 +3,7 @@
 // Codes of 8 bits are [N/32][K/4][32][4] bytes. Codes of 4 bits are [N/32][K/64][8][32][4]: the bytes of a span of 64 k
 // hold the quads of its first half in their lower nibbles and the quads of its second half in the higher nibbles, each
 // as code + 8. So half a span is read as the bytes of 32 k, with another mask. Scales are fp16 [N/32][groups][1 or
-// 2][32]. The second number is the minimum, and the weight is then scale * (code + kLowest) + minimum.
+// 2][32]. The second number is the minimum, and the weight is then scale * (code + lowest()) + minimum.
 #pragma once
 
 #include "../abi.h"

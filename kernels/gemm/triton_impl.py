@@ -14,9 +14,7 @@ from ..plain import soft_capped as soft_capped_rows
 from ..residual_add.triton_impl import add_rows
 from ..tiles import product, soft_capped
 from ..tuned import Tile
-from ..types import Linear, Norm
-
-PLAIN = Norm()
+from ..types import NO_NORM, Linear, Norm
 
 
 @triton.jit
@@ -64,7 +62,7 @@ def gemm(
     launch: Launcher,
     *,
     bias: Tensor | None = None,
-    norm: Norm = PLAIN,
+    norm: Norm = NO_NORM,
     also: tuple[Tensor, Linear, Tensor | None] | None = None,
     residual: Tensor | None = None,
     cap: float | None = None,

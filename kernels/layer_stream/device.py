@@ -226,7 +226,7 @@ class DeviceStream:
 
 
 def _closed(queues: Queues, host: HostBlocks, pinned: list[Tensor]) -> None:
-    """Waits for the copies that read the host's memory, then frees it."""
+    """Waits for the copies that read the host's memory, then closes its source and unpins it."""
     queues.finish_copies()
     host.close()
     for memory in pinned:

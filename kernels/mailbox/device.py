@@ -126,14 +126,14 @@ class DeviceMailboxes:
     def begin_call(self) -> None:
         self._host.begin_call()
         if self._failed:
-            self._empty()
+            self._drain()
             self._failed = False
 
     def await_computed(self) -> None:
         """Returns when the device has done all its work. Raises the errors of the device."""
         self._await(self._links.computed())
 
-    def _empty(self) -> None:
+    def _drain(self) -> None:
         """Drains both directions. All ranks do this together, after all have left the call."""
         self._host.send(Message(SENT, 0, 0, torch.tensor([[self._sent, *self._sizes]])))
         sent, *sizes = self._host.receive().payload[0].tolist()

@@ -67,13 +67,13 @@ class SharedMailboxes:
         self._others.fail_call(reason)
 
     def begin_call(self) -> None:
-        self._others.begin_call(self._empty)
+        self._others.begin_call(self._drain)
 
     def look(self, waited_s: float) -> None:
         """Checks the other ranks during a wait of another kind: raises the errors of `receive`."""
         self._others.look(waited_s)
 
-    def _empty(self) -> None:
+    def _drain(self) -> None:
         """Drops all bytes that have come in. The previous rank must not be writing."""
         written, read = (ctypes.c_int64.from_address(self._in + offset) for offset in (0, COUNTS // 2))
         read.value = written.value

@@ -181,16 +181,16 @@ def qkv_gemm(
     """Writes queries [M, Hq*D] of any floating type, keys and values, and, if given, residual [M, H] float32, the
     normed rows; see the op's contract.
     """
-    places = heads_arguments(heads, rotary, rows, cache, queries)
+    of_heads = heads_arguments(heads, rotary, rows, cache, queries)
     if len(hidden) > FEW_ROWS or weights.q_norm is not None or cache.key_scales is not None:
-        return _finished_apart(hidden, weights, heads, cache, residual, places, launch)
+        return _finished_apart(hidden, weights, heads, cache, residual, of_heads, launch)
     tile = launch.tile("qkv_gemm", tile_type(weights.proj), len(hidden), weights.proj.outputs, weights.proj.inputs)
     launch(
         qkv_gemm_kernel,
         (qkv_tiles(weights, tile),),
         tile,
         begin=0,
-        **places,
+        **of_heads,
         **product_arguments(hidden, weights.norm, weights.proj, weights.proj.bias),
         **tile_arguments(len(hidden), weights.proj, tile),
         residual_ptr=optional(residual, hidden),
@@ -232,7 +232,7 @@ def _finished_apart(
     heads: Heads,
     cache: LayerCache,
     residual: Tensor | None,
-    places: dict[str, object],
+    of_heads: dict[str, object],
     launch: Launcher,
 ) -> None:
     proj = weights.proj
@@ -251,7 +251,7 @@ def _finished_apart(
         _finish_heads,
         (triton.cdiv(len(hidden), TILE.rows), heads.query + 2 * heads.kv),
         TILE,
-        **places,
+        **of_heads,
         M=len(hidden),
         key_scales_ptr=optional(cache.key_scales, hidden),
         value_scales_ptr=optional(cache.value_scales, hidden),

@@ -65,7 +65,6 @@ class CState(ctypes.Structure):
         ("read_ns", c_int64),
         ("blocks_written", c_int64),
         ("bytes_written", c_int64),
-        ("write_ns", c_int64),
         ("direct", c_int64),
         ("failure", c_int64),
         ("error_number", c_int64),
@@ -206,7 +205,7 @@ def awaited(stream: Fetching, turn: int, layer: int, waiting: AbstractContextMan
 
 
 def require_whole(streams: Iterable[Fetching], failed: bool) -> None:
-    """Raises RunError if a pass has failed: UnexplainedError if only other ranks' streams have.
+    """Raises RunError if a pass has failed: UnexplainedError if only streams of other ranks have failed.
 
     failed: whether the pass of any rank had failed at its end.
     """

@@ -8,7 +8,9 @@ extern "C" {
 // Ends the threads. No thread may wait for the stream any more.
 void labkit_stream_close(labkit::SlotStream* stream) { delete stream; }
 
-int64_t labkit_stream_begin_pass(labkit::SlotStream* stream, int64_t held) { return stream->begin_pass(held); }
+int64_t labkit_stream_begin_pass(labkit::SlotStream* stream, int64_t committed) {
+  return stream->begin_pass(committed);
+}
 
 void labkit_stream_wait(labkit::SlotStream* stream, int64_t turn) { stream->wait(turn); }
 

@@ -41,7 +41,7 @@ struct Outcome {
 // The state of a stream; Python gets a copy.
 struct StreamState {
   int64_t blocks_read, bytes_read, read_ns;  // since the beginning
-  int64_t blocks_written, bytes_written, write_ns;
+  int64_t blocks_written, bytes_written;
   int64_t direct;  // whether the page cache is bypassed
   int64_t failure, error_number, failed_layer, failed_offset;
 };
@@ -52,14 +52,14 @@ class SlotStream {
   SlotStream(const SlotStream&) = delete;
   SlotStream& operator=(const SlotStream&) = delete;
 
-  // The turn of the first piece in a new pass. Unused pieces of an interrupted pass are skipped. held: number of tokens
-  // whose keys and values count as cached; streams of weights ignore it.
-  int64_t begin_pass(int64_t held = 0) {
+  // The turn of the first piece in a new pass. Unused pieces of an interrupted pass are skipped. committed: number of
+  // tokens whose keys and values count as cached; streams of weights ignore it.
+  int64_t begin_pass(int64_t committed = 0) {
     std::lock_guard lock(mutex_);
     released_ = round_up(released_, pieces_);
     pass_end_ = released_ + pieces_;
     state_.failure = kWhole;
-    begun(held);
+    begun(committed);
     changed_.notify_all();
     return released_;
   }

@@ -72,7 +72,8 @@ def main(
     for name in model or [target.model for target in GPU_TARGETS]:
         source = OnDevice.of(name)
         for size in batch or (1, 4):
-            comparisons = _steps(source, baselines, _case(size, rounds, quick=quick))
+            case = GpuCase(size, QUICK_NEW if quick else NEW, QUICK_ROUNDS if quick else rounds, PROMPT)
+            comparisons = _steps(source, baselines, case)
             records += comparisons
             write()
             for record in comparisons:
@@ -92,10 +93,6 @@ def _baselines(names: Sequence[str]) -> tuple[str, ...]:
             raise UserError(f"got the baseline {name!r}, which is measured against the baselines; leave it out")
         check_side(name, dtype="float16", batch=1)
     return tuple(dict.fromkeys(names))
-
-
-def _case(batch: int, rounds: int, *, quick: bool) -> GpuCase:
-    return GpuCase(batch, QUICK_NEW if quick else NEW, QUICK_ROUNDS if quick else rounds, PROMPT)
 
 
 def _steps(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> list[Comparison]:
@@ -223,8 +220,11 @@ def _region_cells(row: RegionMeasurement) -> list[str]:
 
 
 def _line(record: Comparison) -> str:
-    cells = _step_cells(record)
-    return f"{cells[0]}, batch {cells[1]}: {cells[3]} {cells[5]} ms per token, {cells[6]} over {cells[2]}"
+    side = record.candidate
+    return (
+        f"{record.case.model}, batch {record.case.batch}: {side.name} {side.per_token_ms:.2f} ms per token, "
+        f"{ratio_cell(record, 'per_token')} over {record.baseline.name}"
+    )
 
 
 if __name__ == "__main__":

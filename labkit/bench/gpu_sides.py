@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from labkit.bench.targets import PROMPT
 from labkit.harness.compare.interleave import first_difference
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import load_side
@@ -80,7 +79,7 @@ class GpuCase:
     batch: int
     new: int  # greedy tokens after each prompt
     rounds: int
-    prompt: int = PROMPT  # tokens
+    prompt: int  # tokens
 
 
 def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Iterator[list[Comparison]]:
@@ -137,8 +136,9 @@ def _turns(sides: Mapping[str, LoadedSide], source: OnDevice, case: GpuCase) -> 
 
     for side in sides.values():
         side.generate(prompts[case.rounds], **options)
-    takes_turns = [partial(run, side) for side in sides.values()]
-    return turns(takes_turns, range(case.rounds), probe=lambda side: _probe())
+    runs = [partial(run, side) for side in sides.values()]
+    threads, device = torch.get_num_threads(), gpu.default_device()
+    return turns(runs, range(case.rounds), probe=lambda side: probe_bandwidth(threads, device))
 
 
 def _measurement(name: str, side: LoadedSide, source: OnDevice, case: GpuCase, runs: Sequence[Run]) -> Measurement:
@@ -169,7 +169,3 @@ def _side(name: str, source: OnDevice) -> LoadedSide:
 
 def _config(source: OnDevice) -> ModelConfig:
     return model_config_of(source.hf_config)
-
-
-def _probe() -> float | None:
-    return probe_bandwidth(torch.get_num_threads(), gpu.default_device())

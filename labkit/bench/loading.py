@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,7 @@ from labkit.models.policies import model_config_of
 from labkit.models.shards import shard
 from labkit.system.child import run_child
 from labkit.system.command import run_command
+from labkit.system.errors import RunError
 from labkit.system.progress import progress_bar
 from labkit.system.rounding import ceil_div
 from labkit.weights.checkpoint.tensor_writer import write_tensors
@@ -114,12 +116,22 @@ def load(folder: Path, ranks: int, precision: str = "bfloat16", *, watch: bool =
             worker.stdout.readline()
         for worker in workers:
             assert worker.stdin
-            worker.stdin.write("\n")
-            worker.stdin.flush()
-        return [json.loads(worker.communicate()[0]) for worker in workers]
+            with suppress(BrokenPipeError):  # it has ended, and says so below
+                worker.stdin.write("\n")
+                worker.stdin.flush()
+        return [_loaded(worker) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
+
+
+def _loaded(worker: subprocess.Popen[str]) -> dict[str, float]:
+    """The measurement of a worker, which then ends. RunError if it failed."""
+    reply, _ = worker.communicate()
+    if worker.returncode != 0:
+        raise RunError(f"a rank could not load the model (exit code {worker.returncode}); its output is above")
+    measurement: dict[str, float] = json.loads(reply)
+    return measurement
 
 
 def main(
@@ -160,10 +172,10 @@ def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment)
         share_bytes=shares,
         largest_bytes=largest,
         environment=environment,
-        rounds_s={way: tuple(rounds) for way, rounds in seconds.items()},
-        peak_bytes={way: tuple(int(rank["peak"]) for rank in ranks) for way, ranks in watched.items()},
+        rounds_s={way: tuple(of_way) for way, of_way in seconds.items()},
+        peak_bytes={way: tuple(int(rank["peak"]) for rank in loads) for way, loads in watched.items()},
         precisions={
-            name: PackedMemory(peak=int(load["peak"]), packed=int(load["packed"])) for name, load in alone.items()
+            name: PackedMemory(peak=int(rank["peak"]), packed=int(rank["packed"])) for name, rank in alone.items()
         },
     )
 

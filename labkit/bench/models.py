@@ -152,8 +152,7 @@ def _done(target: Target, settings: Settings, records: Sequence[Comparison], com
 
 
 def _seconds(target: Target, settings: Settings) -> float:
-    """The estimated duration of this case, from its bytes to read and its FLOPs."""
-    # For int8 this is an upper bound.
+    """The estimated duration of this case, from its bytes to read and its FLOPs. For int8 it is an upper bound."""
     work = count_work(shape_of(target.model), FLOAT_DTYPES[target.dtype], target.batch, PROMPT, settings.new)
     floor_s = work.floor_ms(probe_bandwidth(settings.threads, comparison_device()) or GB_S) / 1e3
     arithmetic_s = (work.prefill_flops + settings.new * work.decode_flops) / GFLOP_S[target.dtype] / 1e9

@@ -59,6 +59,7 @@ from labkit.harness.records import Measurement
 from labkit.harness.results import load_records
 from labkit.stages import EXCHANGES, Phase, Stage
 from labkit.system.command import run_command
+from labkit.system.errors import UserError
 
 PROMPT, NEW, ROUNDS = 128, 64, 6
 WARM_UP = TRIAL_TOKENS + 1  # new tokens: enough for the queue to choose its micro-batches before the timed runs
@@ -91,22 +92,25 @@ def main(
     files = BenchFiles.of(machine_of(read_environment(STAGES)), "pipeline", quick=quick, output=output)
     targets = [target for target in PIPELINE_TARGETS if not batch or target.batch in batch]
     names = tuple(name for name in BASELINES if not against or name in against)
+    if not targets or not names:
+        batches = [target.batch for target in PIPELINE_TARGETS]
+        raise UserError(f"got --batch {batch} and --against {against}; expected any of {batches} and of {BASELINES}")
     measured = {(target.batch, name) for target in targets for name in names}
     kept = load_records(files.records) if files.records.exists() else []
     comparisons = [record for record in kept if isinstance(record, Comparison) and place(record) not in measured]
-    of_stages = [record for record in kept if isinstance(record, PipelineMeasurement)]
-    size: dict[str, int] = {"rounds": QUICK_ROUNDS, "calls": QUICK_CALLS} if quick else {}
-    handed = measure_hand_over(HAND_OVER_ROWS, HAND_OVER_WIDTH, **size)
+    bubble_records = [record for record in kept if isinstance(record, PipelineMeasurement)]
+    counts: dict[str, int] = {"rounds": QUICK_ROUNDS, "calls": QUICK_CALLS} if quick else {}
+    handed = measure_hand_over(HAND_OVER_ROWS, HAND_OVER_WIDTH, **counts)
     if bubbles:
-        of_stages = [_measure_bubbles(quick=quick)]
-        print_checks(bubble_checks(of_stages[0]))
+        bubble_records = [_measure_bubbles(quick=quick)]
+        print_checks(bubble_checks(bubble_records[0]))
     for target in targets:
         schedule = Schedule(rounds=QUICK_ROUNDS if quick else rounds, warm_up=WARM_UP, stages=stages)
         of_batch = _measure(target, names, schedule, QUICK_NEW if quick else new)
         for check in checks(target, by_baseline(of_batch)):
             out.print(f"batch {target.batch}, {check.what}: {check.figure} ({check})", soft_wrap=True)
         comparisons += of_batch
-        files.write((handed, *of_stages, *comparisons), page(handed, comparisons, of_stages))
+        files.write((handed, *bubble_records, *comparisons), page(handed, comparisons, bubble_records))
     files.name_page()
 
 
@@ -212,7 +216,7 @@ def by_formula(side: Measurement) -> float | None:
 
 
 def page(
-    handed: HandOverMeasurement, comparisons: Sequence[Comparison], of_stages: Sequence[PipelineMeasurement]
+    handed: HandOverMeasurement, comparisons: Sequence[Comparison], bubble_records: Sequence[PipelineMeasurement]
 ) -> str:
     """The Markdown page of a bench: the comparisons of the batches, each with the queue as the candidate, and the
     bubbles if they were measured.
@@ -225,8 +229,8 @@ def page(
     judged = [
         (f"batch {batch}", check) for batch, compared in by_batch.items() for check in checks(targets[batch], compared)
     ]
-    judged += [("bubbles", check) for measured in of_stages for check in bubble_checks(measured)]
-    handing = hand_over_check(handed)
+    judged += [("bubbles", check) for measured in bubble_records for check in bubble_checks(measured)]
+    mailbox_check = hand_over_check(handed)
     case, environment = comparisons[0].case, comparisons[0].candidate.environment
     remarks = [
         f"batch {comparison.case.batch}: {remark}" for comparison in comparisons for remark in comparison.remarks
@@ -241,11 +245,11 @@ def page(
         "uses the number of micro-batches with which its first tokens were faster. While reading weights is the limit, "
         "a micro-batch takes a stage as long as the whole batch, and more micro-batches gain nothing. Here the stages "
         "share one memory, and take longer while both read.",
-        verdict([*judged, ("mailboxes", handing)]),
+        verdict([*judged, ("mailboxes", mailbox_check)]),
         *(section for batch, compared in by_batch.items() for section in _sections(targets[batch], compared)),
-        *(section for measured in of_stages for section in _bubbles(measured)),
+        *(section for measured in bubble_records for section in _bubbles(measured)),
         "## Mailboxes",
-        checks_table([handing]) + f"\n\n{len(handed.rounds_us)} rounds of {len(handed.rounds_us[0])}, through "
+        checks_table([mailbox_check]) + f"\n\n{len(handed.rounds_us)} rounds of {len(handed.rounds_us[0])}, through "
         f"{handed.transport}.",
         "## Remarks",
         "\n".join(f"- {remark}" for remark in dict.fromkeys(remarks)) or "None.",

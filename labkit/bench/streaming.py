@@ -24,6 +24,7 @@ from labkit.bench.page import (
     BenchFiles,
     Output,
     Threads,
+    cell,
     checks_table,
     err,
     machine_of,
@@ -182,7 +183,8 @@ def page(measurements: Sequence[StreamMeasurement]) -> str:
 
 def _row(case: StreamMeasurement) -> tuple[str, ...]:
     rates = sorted(rate for stream_round in case.rounds for rate in stream_round.disk_gb_s)
-    steps = sorted(case.step_ms())
+    steps, share = sorted(case.step_ms()), case.disk_share()
+    hidden = (case.hidden("prompt"), case.hidden("decode"))
     return (
         case.name,
         f"{case.streamed_bytes / 1e9:.2f} of {case.file_bytes / 1e9:.2f}",
@@ -190,10 +192,8 @@ def _row(case: StreamMeasurement) -> tuple[str, ...]:
         f"{case.prompt_tokens}",
         f"{rates[0]:.2f} to {rates[-1]:.2f}",
         f"{steps[len(steps) // 2]:.0f}",
-        f"{case.disk_share().value:.0%} [{case.disk_share().low:.0%}, {case.disk_share().high:.0%}]",
-        " / ".join(
-            "–" if share is None else f"{share:.0%}" for share in (case.hidden("prompt"), case.hidden("decode"))
-        ),
+        f"{share.value:.0%} [{share.low:.0%}, {share.high:.0%}]",
+        " / ".join(cell(part, "{:.0%}") for part in hidden),
         f"{case.peak_bytes / 1e9:.2f}",
     )
 

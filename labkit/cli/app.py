@@ -93,6 +93,8 @@ class Commands(dict[str, Any]):
 
 
 class LabkitGroup(TyperGroup):
+    """The group of all commands."""
+
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes | {"commands": Commands()})
 
@@ -125,11 +127,13 @@ def _source(module: str) -> ast.Module:
 
 
 def _loaded(name: str, home: Home) -> Any:
+    """The command of click for a function or a typer group."""
     target = getattr(import_module(f"labkit.cli.{home.module}"), home.name)
     if not isinstance(target, typer.Typer):
-        module, _, words = home.words.partition(":")
+        parser_module, _, parser = home.words.partition(":")
         app = typer.Typer(add_completion=False)
-        app.command(name, cls=getattr(import_module(module), words), context_settings=dict(home.settings))(target)
+        parser_class = getattr(import_module(parser_module), parser)
+        app.command(name, cls=parser_class, context_settings=dict(home.settings))(target)
         target = app
     command = typer.main.get_command(target)
     command.name = name

@@ -52,7 +52,7 @@ def chat(
     from labkit.conversation import ContextFullError, Conversation
     from labkit.models.chat_template import check_chat_template
 
-    source = find_model(model, dtype=dtype, threads=threads, new=new, temperature=temperature, seed=seed)
+    source = find_model(model, dtype=dtype, threads=threads, seed=seed)
     check_chat_template(source.tokenizer)
     engine = load_engine(source, dtype=dtype, seed=seed, resident_gb=resident_gb, offload=offload)
     conversation = Conversation(engine, source.tokenizer, system=system, new=new, **sampling(temperature))

@@ -57,7 +57,7 @@ def evaluate(
         evaluation = run_evaluation(
             model,
             dtype=dtype,
-            quant=_read(quant),
+            quant=_quant_options(quant),
             kv_dtype=kv_dtype,
             rows=rows,
             against=against,
@@ -78,7 +78,8 @@ def evaluate(
     save(evaluation, output)  # last, so that the result is shown even if it cannot be saved
 
 
-def _read(quant: str | None) -> dict[str, Any] | None:
+def _quant_options(quant: str | None) -> dict[str, Any] | None:
+    """The options in the JSON of `--quant`."""
     if quant is None:
         return None
     try:

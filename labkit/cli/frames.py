@@ -21,11 +21,12 @@ from labkit.nsys.tables.kernel_names import cut
 from labkit.system.markdown import as_text, markdown_table
 from labkit.system.shown import shown
 
-# Groups of columns that share one unit.
-COMPARED = ("a_ns", "b_ns", "difference_ns")
-BY_UNIT = ("a_unit_ns", "b_unit_ns", "unit_difference_ns")
-PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")
-NARROWEST = 16
+IN_ONE_UNIT = (  # groups of columns that are shown in the same unit of time
+    ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns"),
+    ("a_ns", "b_ns", "difference_ns"),
+    ("a_unit_ns", "b_unit_ns", "unit_difference_ns"),
+)
+NARROWEST = 16  # characters of a column whose texts are cut
 TimeUnit = tuple[str, float, int]  # name, nanoseconds, digits to show
 
 
@@ -35,11 +36,9 @@ def terminal_table(frame: pd.DataFrame, columns: Sequence[str], width: int, titl
     texts = [name for name in columns if not _is_numeric(frame[name])]  # they may be cut
     needed = {name: max(_narrowest(titles[name], name in texts), *map(len, cells[name])) for name in columns}
     left = width - 1 - sum(3 + needed[name] for name in columns if name not in texts)
-    waiting = sorted(texts, key=needed.__getitem__)
-    while waiting:  # short texts leave their room to longer ones
-        name = waiting[0]
-        needed[name] = min(needed[name], max(left // len(waiting) - 3, NARROWEST))
-        left -= needed[waiting.pop(0)] + 3
+    for place, name in enumerate(sorted(texts, key=needed.__getitem__)):  # short texts leave their room to longer ones
+        needed[name] = min(needed[name], max(left // (len(texts) - place) - 3, NARROWEST))
+        left -= needed[name] + 3
     table = Table(title=title or None, title_justify="left", title_style="bold")
     for name in columns:
         text = name in texts
@@ -73,7 +72,7 @@ def _written(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, 
     titles, cells = {}, {}
     units = {
         name: _time_unit(frame[[member for member in group if member in columns]].to_numpy(float, na_value=0.0))
-        for group in (PER_EVENT, COMPARED, BY_UNIT)
+        for group in IN_ONE_UNIT
         for name in group
     }
     for name in columns:

@@ -55,7 +55,7 @@ def generate(
 
     A model without a chat template continues the prompt.
     """
-    source = find_model(model, dtype=dtype, threads=threads, new=new, temperature=temperature, seed=seed)
+    source = find_model(model, dtype=dtype, threads=threads, seed=seed)
     answers = source.tokenizer.chat_template is not None and not raw
     if not prompt:
         raise UserError("got an empty prompt, expected text of at least one token")

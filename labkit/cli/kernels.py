@@ -17,7 +17,8 @@ from labkit.system.terminal import terminal
 
 out = terminal()
 err = terminal(stderr=True)
-OF_REGIONS, OF_SUMS = ("impl", "model", "dtype", "batch", "context", "threads"), ("ranks",)
+OF_REGIONS = ("impl", "model", "dtype", "batch", "context", "threads")  # options that all_reduce has no use for
+OF_SUMS = ("ranks",)  # options of all_reduce alone
 
 
 def kernels(
@@ -40,14 +41,15 @@ def kernels(
     as_json: AsJson = False,
 ) -> None:
     """Measure each fused region of a layer against its unfused ops, or the sums over ranks."""
-    sums = op is not None and "all_reduce" in op
+    ops = op or []
+    sums = "all_reduce" in ops
     if useless := [name for name in (OF_REGIONS if sums else OF_SUMS) if _is_given(call, name)]:
         expected = (
             "all_reduce runs no model: leave it out" if sums else "only --op all_reduce runs on ranks: leave it out"
         )
         raise UserError(f"got {', '.join(f'--{name}' for name in useless)}; {expected}")
-    if op and sums:
-        _all_reduce(op, ranks, rounds, wait_quiet, output, as_json)
+    if sums:
+        _all_reduce(ops, ranks, rounds, wait_quiet, output, as_json)
         return
     from labkit.harness.regions.measure import measure_regions, save_regions
     from labkit.harness.regions.table import region_table

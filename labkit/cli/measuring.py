@@ -1,4 +1,4 @@
-"""Options that the measuring commands share."""
+"""Options that several commands share, and the class that parses the command lines of measuring commands."""
 
 from __future__ import annotations
 

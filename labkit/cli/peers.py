@@ -33,9 +33,11 @@ def list_peers() -> None:
     table = Table(*columns, "sides", Column("folder, or what is missing", overflow="fold"))
     for name, peer in PEERS.items():
         present, missing, packages = installed(name), peer.unavailable(), peer.packages()
-        where = missing or str(packages if present is None or packages != present.packages else present.path)
-        version = present.version if present is not None and packages == present.packages else ""
-        table.add_row(name, version, ", ".join(peer.sides), escape(where), style="dim" if missing else None)
+        version, folder = "", packages
+        if present is not None and packages == present.packages:  # else an interpreter of the user has the packages
+            version, folder = present.version, present.path
+        where = escape(missing or str(folder))
+        table.add_row(name, version, ", ".join(peer.sides), where, style="dim" if missing else None)
     out.print(table)
 
 

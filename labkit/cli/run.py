@@ -39,7 +39,7 @@ def run(
 
 
 def _pairs(arguments: list[str]) -> dict[str, str]:
-    """The parameters from repeated `-p NAME VALUE`. ValueError for anything else."""
+    """The parameters from repeated `-p NAME VALUE`. UserError for anything else."""
     pairs: dict[str, str] = {}
     for start in range(0, len(arguments), 3):
         flag, *pair = arguments[start : start + 3]

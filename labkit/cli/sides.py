@@ -11,10 +11,8 @@ from labkit.cli.measuring import AsJson
 from labkit.harness.compare.sides import MODELS, SIDES, WEIGHTS
 from labkit.system.terminal import terminal
 
+SHOWN = ("name", "sentence", "device", "weights", "models", "needs")  # fields of a side in JSON
 out = terminal()
-
-
-SHOWN = ("name", "sentence", "device", "weights", "models", "needs")
 
 
 def sides(*, as_json: AsJson = False) -> None:

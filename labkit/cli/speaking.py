@@ -41,11 +41,9 @@ def write(text: str) -> None:
     typer.echo(shown_lines(text), nl=False)
 
 
-def find_model(
-    model: str | None, *, dtype: str, threads: int | None, new: int | None, temperature: float, seed: int
-) -> ModelSource:
-    """Checks the other options, sets the threads, and returns the model of this name, not loaded yet. None: the trained
-    model that is installed, see `labkit.weights.box`.
+def find_model(model: str | None, *, dtype: str, threads: int | None, seed: int) -> ModelSource:
+    """Checks the name of the precision, sets the threads, and returns the model of this name, not loaded yet. None: the
+    trained model that is installed, see `labkit.weights.box`.
     """
     import torch
 

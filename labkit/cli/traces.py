@@ -55,7 +55,7 @@ Parquet = Annotated[bool, typer.Option("--parquet", help="Parquet, with all colu
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the terminal.")]
 
 NEAR = 0.7  # likeness of a column to a mistyped one
-OF_SUMMARY = 8  # rows of each table of the summary
+TOP_OF_SEVERAL = 8  # rows of each table of a command that shows several
 
 
 def window_of(text: str | None) -> tuple[int, int] | None:
@@ -106,10 +106,10 @@ def _add(shown: TraceCommand) -> None:
 
         ranks, devices, streams = (tuple(numbers or ()) for numbers in (rank, device, stream))
         selection = Selection(window_of(window), pattern, ranks, devices, streams, range_)
-        summary = shown.name == "summary"  # the only one that is kept
+        summary = shown.name == "summary"  # labkit's cache keeps summaries, and no other tables
         made = summary_of(files, selection) if summary else trace_tables(read(files), shown.name, selection)
         if len(shown.tables) > 1 and top is None and form in (Form.TERMINAL, Form.MARKDOWN):
-            top = OF_SUMMARY
+            top = TOP_OF_SEVERAL
         about = {
             "ranks_known": made.ranks_known,
             "files": made.source.files,
@@ -152,6 +152,8 @@ def compare(
     selection = Selection(window_of(window), pattern, tuple(rank or ()), range=range_)
     first, second = read(a), read(b)
     difference = compare_traces(first, second, selection)
+    if difference.units is None and (absent := [name for name in columns.values() if name in UNIT_TIMES]):
+        raise UserError(f"got --sort {sort}, but the traces repeat no common unit of work, so there is no {absent[0]}")
     frames = {OF_RANGES.name: difference.ranges, OF_KERNELS.name: difference.kernels}
     sources = ((a.name, first.source), (b.name, second.source))
     about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": difference.a_ns, "b_ns": difference.b_ns}
@@ -167,8 +169,6 @@ def compare(
             table: frame.sort_values("unit_difference_ns", key=abs, ascending=False, ignore_index=True)
             for table, frame in frames.items()
         }
-    if difference.units is None and (absent := [name for name in columns.values() if name in UNIT_TIMES]):
-        raise UserError(f"got --sort {sort}, but the traces repeat no common unit of work, so there is no {absent[0]}")
     frames = _sorted(frames, columns, ascending)
     tables = [replace(table, shown=BY_UNIT) if by_unit else table for table in COMPARED]
     show({table: frames[table.name] for table in tables}, form, output=output, top=top, about=about)
@@ -235,11 +235,10 @@ def sort_columns(text: str | None, tables: Sequence[TraceTable]) -> dict[str, st
         return {}
     table_name, dot, column = text.rpartition(".")
     columns = {
-        table.name: names[_plain(column)]
+        table.name: name
         for table in tables
         if not dot or _plain(table.name) == _plain(table_name)
-        for names in [_names(table)]
-        if _plain(column) in names
+        if (name := _names(table).get(_plain(column)))
     }
     if not columns:
         listed = "\n".join(f"  {table.name}: {', '.join(table.columns)}" for table in tables)
@@ -257,6 +256,7 @@ def _names(table: TraceTable) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
+    """A name without upper case, spaces and underscores."""
     return re.sub("[ _-]", "-", name.casefold())
 
 

@@ -16,13 +16,11 @@ from labkit.engine import InferenceEngine
 from labkit.harness.timing import TokenClock
 
 Write: TypeAlias = Callable[[str], object]
+Ended: TypeAlias = Literal["stop", "length", "interrupted"]
 
 
 def silent(piece: str) -> None:
     """Ignores a piece of an answer, for callers that read the whole answer."""
-
-
-Ended: TypeAlias = Literal["stop", "length", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def stop_tokens(engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase | No
 
 class _Listener(TextStreamer):
     """Records each new token and its time, and passes text on in whole words. It leaves out stop tokens itself, because
-    the tokenizer may not call them special: perhaps only the chat template names them.
+    the tokenizer may not list them as special: some are named by the chat template alone.
     """
 
     def __init__(

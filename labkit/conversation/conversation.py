@@ -44,7 +44,8 @@ class Conversation:
         - new: most tokens of an answer.
         - generation: further arguments of `engine.generate`, such as `do_sample=True, temperature=0.7`.
 
-        UserError for a tokenizer without a chat template, and for less than one new token.
+        Raises UserError for a tokenizer without a chat template, and for less than one new token; UserTypeError for an
+        engine without a KV cache of labkit's.
         """
         check_chat_template(tokenizer)
         check_numbers(new=new, temperature=generation.get("temperature"))
@@ -78,8 +79,9 @@ class Conversation:
         """Returns the model's answer to a message, and passes it to `write` piece by piece as it is generated.
 
         The answer ends when no positions are left. After Ctrl-C the answer so far stays in the conversation.
-        ContextFullError: no position is left for an answer, and the conversation stays unchanged. UserError: the chat
-        template refuses the conversation.
+
+        Raises ContextFullError if no position is left for an answer, and UserError if the chat template refuses the
+        conversation. The conversation then stays unchanged.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         input_ids = render(self._tokenizer, messages)
@@ -104,7 +106,7 @@ class Conversation:
         return answer
 
     def _room(self, tokens: int) -> int:
-        """Number of new tokens allowed after `tokens` tokens."""
+        """Number of new tokens allowed after `tokens` tokens. Raises ContextFullError if there are none."""
         if self.positions is None:
             return self._new
         if tokens >= self.positions:

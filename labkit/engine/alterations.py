@@ -79,14 +79,15 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
     yield from module._forward_pre_hooks.values()
 
 
-def _library(hook: Any) -> str:
-    function = hook.func if isinstance(hook, partial) else hook
+def _library(code: Any) -> str:
+    """Returns the name of the library that defines a hook or a `forward`."""
+    function = code.func if isinstance(code, partial) else code
     return str(getattr(function, "__module__", "")).partition(".")[0]
 
 
 def _changed_activation(module: nn.Module, config: ModelConfig) -> str | None:
-    """Compares a module without weights, which is an activation, with the config's. Dropout and Identity do nothing
-    after training.
+    """Compares an activation (a module without parts and weights) with the config's activation. Dropout and Identity do
+    nothing after training.
     """
     if isinstance(module, nn.Dropout | nn.Identity) or next(module.children(), None) is not None:
         return None

@@ -55,13 +55,15 @@ class Built:
 
 def join(plan: Plan) -> Team:
     """Returns the connection to the other ranks, once all agree on the model and its options."""
-    request, device, stages = plan.request, plan.device, plan.stages
-    options, spec, tp, stage, layers = request.options, request.spec, request.options.tensor_parallel, None, None
-    if stages is not None:
+    request, device = plan.request, plan.device
+    options, spec = request.options, request.spec
+    tp = options.tensor_parallel
+    stage: PipelineStage | None = None
+    layers: range | None = None
+    if plan.stages is not None:
         most_bytes = 4 * CHUNK_ROWS * spec.config.hidden_size
         pipeline = options.pipeline_parallel
-        stage = join_stages(stages, pipeline, tp, spec.impl, device, lambda: _facts(request), most_bytes)
-    if stage is not None:
+        stage = join_stages(plan.stages, pipeline, tp, spec.impl, device, lambda: _facts(request), most_bytes)
         tp, layers = stage.tp, stage.layers[stage.number]
     ranks = join_ranks(spec.config, tp, spec.impl, device, CHUNK_ROWS, lambda: _facts(request), layers)
     if (ranks or stage) and device.type == "cuda":  # on joining, each rank chose its own GPU as the current one
@@ -83,11 +85,11 @@ def build(plan: Plan, team: Team) -> Built:
 def _backing_store(option: KvOffload, team: Team, queues: Queues) -> BackingStore:
     """Returns the backing store that the option asks for. Raises UserError for an unusable folder."""
     ranks = team.ranks
-    agree = (lambda failed: ranks.agree("the caches", flag=failed)) if ranks else None
+    any_failed = (lambda failed: ranks.agree("the caches", flag=failed)) if ranks else None
     if option.device == "disk":
-        return cache_folder(option, team.spec.dtype, agree)
+        return cache_folder(option, team.spec.dtype, any_failed)
     ranks_here = team.calls.gather(node()).count(node())
-    return HostMemory(option.slots, agree, team.device, queues, ranks_here=ranks_here)
+    return HostMemory(option.slots, any_failed, team.device, queues, ranks_here=ranks_here)
 
 
 def _begun_save(plan: Plan, team: Team) -> Saving | None:
@@ -122,6 +124,7 @@ def _layer_remover(plan: Plan, team: Team) -> Callable[[int], None] | None:
 
 
 def _streamed(plan: Plan, team: Team, offload: Offload, queues: Queues) -> tuple[ModelWeights, StreamedLayers | None]:
+    """Returns weights with offloaded layers, and the stream of these layers; None: all layers fit."""
     request, spec, gather, device = plan.request, team.spec, team.calls.gather, team.device
     if offload.device == "cpu":
         weights_and_stream = on_host(spec, request.source, offload, gather, device, queues, _layer_remover(plan, team))

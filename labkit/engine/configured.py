@@ -40,7 +40,7 @@ NOTES = {  # attributes that the computation does not depend on: names, numbers 
     "original_max_seq_len",
     "vocab_size",
 }
-OF_WEIGHTS = {  # sizes of weights, whose shapes are checked as they are read
+OF_WEIGHTS = {  # sizes of weights: a wrong shape is refused when the weights are read
     "embedding_dim",
     "in_features",
     "nf",
@@ -61,7 +61,7 @@ def differences(model: nn.Module, configured: nn.Module) -> Iterator[tuple[str, 
     """Yields (name, description) of each module, plain attribute and buffer of `model` that decides what it computes
     and that differs from `configured`, which transformers made from the config.
 
-    Modules that only `model` has are not looked at: code of transformers does not call them.
+    Modules that only `model` has are not compared: transformers' code does not call them.
     """
     modules = {unwrapped(f"{path}.")[:-1]: module for path, module in model.named_modules(remove_duplicate=False)}
     for path, expected in configured.named_modules(remove_duplicate=False):
@@ -86,7 +86,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    """Tells whether a module has neither parts nor weights nor tables. What it computes is checked elsewhere."""
+    """Tells whether a module has neither parts nor weights nor tables. `alterations.py` checks what it computes."""
     return next(module.children(), None) is None and not module._parameters and not module._buffers
 
 
@@ -96,9 +96,9 @@ def _attributes(module: nn.Module, expected: nn.Module) -> Iterator[tuple[str, s
             continue
         own = getattr(module, name, MISSING)
         if own is MISSING:
-            yield name, f"is missing (the config's: {_told(value)})"
+            yield name, f"is missing (the config's: {_shown(value)})"
         elif not _same(own, value):
-            yield name, f"is {_told(own)} (the config's: {_told(value)})"
+            yield name, f"is {_shown(own)} (the config's: {_shown(value)})"
 
 
 def _same(own: Any, value: Any) -> bool:
@@ -110,7 +110,7 @@ def _same(own: Any, value: Any) -> bool:
     return type(own) is type(value) and bool(own == value)
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return repr(value) if isinstance(value, PLAIN) else f"a {type(value).__name__}"
@@ -120,7 +120,7 @@ def _changed_table(module: nn.Module, name: str, table: Tensor) -> str | None:
     """Describes how the module's own table, such as rotary frequencies, differs from the config's."""
     own = getattr(module, name, None)
     if not isinstance(own, Tensor) or own.shape != table.shape:
-        got = f"of shape {list(own.shape)}" if isinstance(own, Tensor) else _told(own)
+        got = f"of shape {list(own.shape)}" if isinstance(own, Tensor) else _shown(own)
         return f"is {got} (the config's: of shape {list(table.shape)})"
     if own.is_meta:  # offloaded with the weights, which are refused as they are read
         return None
@@ -139,21 +139,21 @@ def _changed_table(module: nn.Module, name: str, table: Tensor) -> str | None:
 
 
 def _rounding(table: Tensor) -> tuple[float, float]:
-    """The largest relative and absolute rounding of a table.
+    """Returns the largest (relative, absolute) rounding of a user's table.
 
-    `model.to(torch.bfloat16)` and `model.half()` round it with the weights, and it stays rounded after `model.float()`.
-    The engine computes with the unrounded table. So a table whose numbers are all of bfloat16 or float16 may differ
-    from the config's by their rounding: half the distance of two numbers.
+    `model.to(torch.bfloat16)` and `model.half()` round tables with the weights, and a table stays rounded after
+    `model.float()`. The engine computes with the unrounded table. So if bfloat16 or float16 represents a table exactly,
+    it may differ from the config's table by half the distance of two numbers of that type.
     """
-    for dtype in (torch.bfloat16, torch.float16):  # many numbers are of both
+    for dtype in (torch.bfloat16, torch.float16):  # many numbers exist in both
         if torch.equal(table.to(dtype).float(), table):
             return torch.finfo(dtype).eps / 2 + FLOAT_ROUNDING, LEAST_HALF
     return FLOAT_ROUNDING, 0.0
 
 
 def configured(model: PreTrainedModel) -> PreTrainedModel:
-    """The model that transformers makes from the model's config: with the tables that it computes, and without memory
-    for weights. Raises UserError for a config that transformers makes no model of.
+    """Returns the model that transformers makes from `model`'s config: with computed tables, and without memory for
+    weights. Raises UserError if transformers can't make one.
     """
     config = copy.deepcopy(model.config)
     config.pad_token_id = None  # only training needs it in a model, and torch refuses one outside the vocabulary

@@ -250,6 +250,7 @@ class SlicedEngine(InferenceEngine):
 
 
 def _recorded(times: list[float] | None) -> list[float]:
+    """Returns the times. Raises RunError if none are recorded."""
     if times is None:
         raise RunError("model times are not recorded; call profile_model_time() first")
     return times

@@ -175,13 +175,13 @@ class Options(Strict):
             if quant not in (None, {}) and not isinstance(quant, dict):
                 raise UserError("quantization_setting: pass quant as a dict with it, or leave quant out")
             values["quant"] = quant = {**(quant or {}), "flat": _flat_groups(setting)}
-        wants = bool(quant) and not (isinstance(quant, dict) and quant.get("enabled") is False)
-        if wants and values.get("dtype") is None:
+        enabled = bool(quant) and not (isinstance(quant, dict) and quant.get("enabled") is False)
+        if enabled and values.get("dtype") is None:
             values["dtype"] = torch.int8
         return values
 
     @model_validator(mode="after")
-    def _not_yet(self) -> Self:
+    def _refuse_contradictions(self) -> Self:
         if self.base_dir and self.checkpoint is None:
             raise UserError("base_dir says where the files of checkpoint are; pass checkpoint too, or leave it out")
         if self.quant.enabled and self.quant.model_fields_set and self.dtype != torch.int8:
@@ -200,16 +200,14 @@ class Options(Strict):
             raise UserError(
                 "offload keeps the packed weights in its own path, got save_mp_checkpoint_path too; leave one out"
             )
-        if self.offload is not None and self.impl == "reference":
-            raise UserError("offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
-        fetched = [name for name in ("offload", "kv_offload") if getattr(self, name) is not None]
-        if fetched and (self.enable_cuda_graph or self.dependent_launch):
+        offloads = [name for name in ("offload", "kv_offload") if getattr(self, name) is not None]
+        if offloads and self.impl == "reference":
+            raise UserError(f"{offloads[0]} needs the C++ or Triton kernels, got impl='reference'; leave impl out")
+        if offloads and (self.enable_cuda_graph or self.dependent_launch):
             raise UserError(
-                f"got {fetched[0]} with enable_cuda_graph or dependent_launch, which need weights, keys and values "
+                f"got {offloads[0]} with enable_cuda_graph or dependent_launch, which need weights, keys and values "
                 "at fixed addresses; leave one of them out"
             )
-        if self.kv_offload is not None and self.impl == "reference":
-            raise UserError("kv_offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
         self._refuse_with_pipeline()
         if self.tensor_parallel.mpu is not None:
             raise UnsupportedError(
@@ -255,7 +253,7 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
 
 
 def _translate_zero(merged: dict[str, Any]) -> None:
-    """Replaces DeepSpeed's spelling by `offload`."""
+    """Replaces `zero_optimization` and `aio` by `offload`."""
     zero, aio = merged.pop("zero_optimization", None), merged.pop("aio", None)
     offload = offload_of(zero, aio)
     if offload is not None and merged.get("offload") is not None:
@@ -279,6 +277,7 @@ def _flat_groups(setting: Any) -> dict[str, Any]:
 
 
 def _translated(key: str, value: Any) -> tuple[str, Any]:
+    """Returns today's name and value of an option that may have an old spelling."""
     if key == "mp_size":
         return "tensor_parallel", {"tp_size": value}
     return ALIASES.get(key, key), value

@@ -24,7 +24,7 @@ from labkit.weights.build import has_codes, saved_in
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource, has_own_head
-from labkit.weights.quantise import Quantization
+from labkit.weights.quantise import NO_ROUNDING
 from labkit.weights.spec import WeightSpec
 
 log = logging.getLogger("labkit")
@@ -67,7 +67,7 @@ def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
 def resolve(model: Any, options: Options, hf_config: PretrainedConfig, policy: Policy | None) -> Request:
     """Returns the request for a model.
 
-    policy: of the model; None: it has no row, and UserError is raised.
+    policy: the model's row; None: it has no row, and UserError is raised.
 
     A model with its own head keeps it, even if the config ties it. Raises UserError for a model that was changed in
     other ways than the weights.
@@ -128,10 +128,7 @@ def _generation_config(model: Any) -> GenerationConfig | None:
     config = copy.deepcopy(original)
     for name in TOKEN_IDS:
         value = getattr(config, name, None)
-        if isinstance(value, list | tuple):
-            setattr(config, name, [_plain(item) for item in value])
-        else:
-            setattr(config, name, _plain(value))
+        setattr(config, name, [_plain(item) for item in value] if isinstance(value, list | tuple) else _plain(value))
     return config
 
 
@@ -153,13 +150,15 @@ def _as_saved(options: Options, source: TensorSource) -> Options:
         return options
     if saved.dtype != torch.int8:
         return options.model_copy(update={"dtype": saved.dtype})
-    assert saved.manifest.quant is not None
-    quant, requested = saved.manifest.quant, options.quant
-    weights = requested.model_copy(update={"activation": quant.activation})
-    if weights not in (Quantization(), quant):
-        got, expected = (settings.model_dump_json(exclude_defaults=True) for settings in (weights, quant))
+    saved_quant, requested = saved.manifest.quant, options.quant
+    assert saved_quant is not None
+    stored = {"activation": NO_ROUNDING}  # saved weights do not depend on the rounding of activations
+    agree = requested.model_copy(update=stored) == saved_quant.model_copy(update=stored)
+    if requested.model_fields_set - {"enabled", "activation"} and not agree:
+        got = requested.model_dump_json(exclude_unset=True, exclude={"activation"})
+        expected = saved_quant.model_dump_json(exclude_defaults=True, exclude={"activation"})
         raise UserError(f"{saved.folder} was saved with quant={expected}, got {got}; leave quant out")
-    kept = quant.model_copy(update={"activation": requested.activation})
+    kept = saved_quant.model_copy(update={"activation": requested.activation})
     return options.model_copy(update={"dtype": saved.dtype, "quant": kept})
 
 

@@ -45,7 +45,8 @@ def sliced_engine(model: Any, options: Options) -> SlicedEngine:
             "has no kernels"
         )
     _refuse_what_needs_kernels(options, type(model).__name__)
-    tp, device, rank = options.tensor_parallel, torch.device("cuda") if torch.cuda.is_available() else CPU, 0
+    device = torch.device("cuda") if torch.cuda.is_available() else CPU
+    tp, rank = options.tensor_parallel, 0
     if tp.ranks > 1:
         facts = {
             "dtype": str(options.dtype),

@@ -22,8 +22,9 @@ from labkit.kernels import gpu
 
 
 def wrap(plan: Plan, team: Team, built: Built) -> InferenceEngine:
-    """Returns the engine."""
-    request, spec, options, device, weights = plan.request, team.spec, plan.request.options, team.device, built.weights
+    """Returns the engine of the built weights."""
+    request, spec, device = plan.request, team.spec, team.device
+    options, weights = request.options, built.weights
     if request.is_encoder:
         injected = fused_encoder_model(request.model, spec, weights, device, consume=plan.consumed is not None)
         return EncoderEngine(injected, options, spec.impl, spec.policy.layers.split(".")[0])
@@ -50,14 +51,12 @@ def choose_runner(plan: Plan, team: Team, staged: StagedRunner) -> Runner:
 
         resident = not layer_range.once_a_step  # a graph needs weights, keys and values at fixed addresses
         graphs = resident and layer_range.device.type == "cuda" and options.enable_cuda_graph is not False
-        launch = replace(gpu.default_launcher(), launched=[])
-        watched = bool(options.enable_cuda_graph)
         decoder = GpuDecoder(
             layer_range.weights,
-            launch,
+            replace(gpu.default_launcher(), launched=[]),
             layer_range.device,
             graphs=graphs,
-            watched=watched,
+            watched=bool(options.enable_cuda_graph),
             dependent_launch=options.dependent_launch,
             streamed=layer_range.streamed,
         )

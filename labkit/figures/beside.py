@@ -12,7 +12,6 @@ from plotly.subplots import make_subplots
 from labkit.figures.room import folded, left_of, ratio_axis
 from labkit.figures.summary import METRICS, stages_subtitle, subtitle_of
 from labkit.figures.theme import (
-    INK,
     PUBLISHED,
     PUBLISHED_PAPER,
     SIDE_COLORS,
@@ -21,6 +20,7 @@ from labkit.figures.theme import (
     finish,
     heading,
     in_lines,
+    whiskers,
 )
 from labkit.published import NOT_MEASURED_HERE, published, published_speedups
 from labkit.stages import FUSED_REGIONS
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.harness import Comparison
+    from labkit.statistics import Ratio
 
 MEASURED_HERE = "measured here"
 RATIO = "x"  # the unit of bars that say how many times faster
@@ -42,23 +43,7 @@ def published_figure(comparison: Comparison) -> go.Figure:
     """Our speedups with their intervals above; below, the speedups that follow from published latencies."""
     ratios = {name: comparison.ratio(metric) for metric, name in METRICS.items()}
     figure = make_subplots(rows=2, cols=1, row_heights=[0.3, 0.7], vertical_spacing=0.17)
-    ours = go.Bar(
-        x=[ratio.value for ratio in ratios.values()],
-        y=list(ratios),
-        orientation="h",
-        name=MEASURED_HERE,
-        marker_color=SIDE_COLORS["candidate"],
-        error_x={
-            "type": "data",
-            "array": [ratio.high - ratio.value for ratio in ratios.values()],
-            "arrayminus": [ratio.value - ratio.low for ratio in ratios.values()],
-            "color": INK,
-            "thickness": 1.4,
-            "width": 5,
-        },
-        hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>",
-    )
-    figure.add_trace(ours, row=1, col=1)
+    add_measured(figure, list(ratios), list(ratios.values()))
     theirs = published_speedups(comparison.case.batch)
     labels = [_label(row) for _, row in theirs.iterrows()]
     left = left_of([*ratios, *labels])
@@ -108,6 +93,22 @@ def region_figure(comparison: Comparison) -> go.Figure:
 def source_lines(sources: Iterable[str]) -> list[str]:
     """The sources of published figures, each once, for a subtitle."""
     return [f"{NOT_MEASURED_HERE}: {source}" for source in dict.fromkeys(sources)]
+
+
+def add_measured(figure: go.Figure, labels: Sequence[str], ratios: Sequence[Ratio]) -> None:
+    """Adds bars of our ratios, with their intervals, to the first panel."""
+    values = [ratio.value for ratio in ratios]
+    figure.add_bar(
+        x=values,
+        y=list(labels),
+        orientation="h",
+        name=MEASURED_HERE,
+        marker_color=SIDE_COLORS["candidate"],
+        error_x=whiskers(values, [ratio.low for ratio in ratios], [ratio.high for ratio in ratios]),
+        hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>",
+        row=1,
+        col=1,
+    )
 
 
 def add_published(

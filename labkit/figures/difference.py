@@ -9,7 +9,17 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from labkit.figures.room import BREAK, bars_end, folded, left_of, lines_of
-from labkit.figures.theme import BASELINE, CANDIDATE, INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, in_lines
+from labkit.figures.theme import (
+    BASELINE,
+    CANDIDATE,
+    LIMIT,
+    SIDE_COLORS,
+    SOFT,
+    STAGE_COLORS,
+    finish,
+    in_lines,
+    whiskers,
+)
 from labkit.stages import Stage
 
 if TYPE_CHECKING:
@@ -63,8 +73,7 @@ def difference_figure(difference: Difference) -> go.Figure:
     )
     for place, bar in enumerate(bars):
         if bar.low is not None and bar.high is not None:
-            whiskers = {"array": [bar.high - bar.end], "arrayminus": [bar.end - bar.low], "symmetric": False}
-            error = {"type": "data", **whiskers, "color": INK, "thickness": 1.2, "width": 4}
+            error = whiskers([bar.end], [bar.low], [bar.high], thickness=1.2, width=4)
             figure.add_scatter(x=[bar.end], y=[place], mode="none", error_x=error, hoverinfo="skip")
     for place, bar in enumerate(bars):
         if place + 1 < len(bars):
@@ -88,7 +97,7 @@ def difference_figure(difference: Difference) -> go.Figure:
         tickvals=places, ticktext=[bar.name for bar in bars], range=[len(bars) - 0.5, -0.5], showgrid=False
     )
     title = f"Why a {difference.phase} step of {difference.fused.name} differs from {difference.vanilla.name}'s"
-    subtitle = _subtitle(difference)
+    subtitle = in_lines(difference.claim, f"compared: {difference.unit}; thin lines: 95 % intervals over steps")
     return finish(figure, title, subtitle, height=60 + ROW * len(bars), top=8).update_layout(margin_l=margin)
 
 
@@ -98,9 +107,7 @@ def difference_table(difference: Difference) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "ms saved": [f"{ms:+z.{places}f}" for ms in parts["ms"]],
-            "95 % interval": [
-                _interval(low, high, places) for low, high in zip(parts["low_ms"], parts["high_ms"], strict=True)
-            ],
+            "95 % interval": _intervals(parts, places),
             "": parts["note"].tolist(),
         },
         index=parts["name"].tolist(),
@@ -115,9 +122,7 @@ def stage_difference_table(difference: Difference) -> pd.DataFrame:
             difference.vanilla.name: [f"{ms:z.{places}f}" for ms in stages["vanilla_ms"]],
             difference.fused.name: [f"{ms:z.{places}f}" for ms in stages["fused_ms"]],
             "ms saved": [f"{ms:+z.{places}f}" for ms in stages["ms"]],
-            "95 % interval": [
-                _interval(low, high, places) for low, high in zip(stages["low_ms"], stages["high_ms"], strict=True)
-            ],
+            "95 % interval": _intervals(stages, places),
             "verdict": [str(verdict) for verdict in stages["verdict"]],
         },
         index=stages.index.rename(None),
@@ -144,13 +149,13 @@ def _bars(difference: Difference) -> list[Bar]:
     return [*bars, whole(fused, CANDIDATE)]
 
 
+def _intervals(frame: pd.DataFrame, places: int) -> list[str]:
+    return [_interval(low, high, places) for low, high in zip(frame["low_ms"], frame["high_ms"], strict=True)]
+
+
 def _interval(low: float, high: float, places: int) -> str:
     return "" if pd.isna(low) else f"[{low:+z.{places}f}, {high:+z.{places}f}]"
 
 
 def _small(text: str) -> str:
     return f'<span style="font-size:12px;color:{SOFT}">{text}</span>'
-
-
-def _subtitle(difference: Difference) -> str:
-    return in_lines(difference.claim, f"compared: {difference.unit}; thin lines: 95 % intervals over steps")

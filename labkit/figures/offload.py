@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, source_lines, write_behind
+from labkit.figures.beside import LABEL, MEASURED_HERE, add_measured, add_published, source_lines, write_behind
 from labkit.figures.room import folded, left_of
 from labkit.figures.streaming import subtitle
-from labkit.figures.theme import INK, SIDE_COLORS, finish, heading, in_lines
+from labkit.figures.theme import finish, heading, in_lines
 from labkit.published import published
 from labkit.studies.frames import number
 
@@ -51,15 +51,7 @@ def offload_figure(study: StreamingStudy) -> go.Figure:
 
 def _measured(figure: go.Figure, study: StreamingStudy, names: list[str], left: int) -> None:
     ratios = [comparison.ratio(PER_TOKEN) for comparison in study.comparisons]
-    figure.add_bar(
-        x=[ratio.value for ratio in ratios], y=names, orientation="h", name=MEASURED_HERE,
-        marker_color=SIDE_COLORS["candidate"],
-        error_x={
-            "type": "data", "array": [ratio.high - ratio.value for ratio in ratios],
-            "arrayminus": [ratio.value - ratio.low for ratio in ratios], "color": INK, "thickness": 1.4, "width": 5,
-        },
-        hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1,
-    )  # fmt: skip
+    add_measured(figure, names, ratios)
     texts = [
         f"{comparison.claim().replace('] ', ']<br>')}<br>"
         f"{number(comparison.baseline.per_token_ms)} to {number(comparison.candidate.per_token_ms)} ms"

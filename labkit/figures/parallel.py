@@ -11,10 +11,10 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, source_lines, write_behind
+from labkit.figures.beside import LABEL, MEASURED_HERE, add_measured, add_published, source_lines, write_behind
 from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below, shares_axis
 from labkit.figures.summary import subtitle_of
-from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
+from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines, whiskers
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
 from labkit.nsys.analysis.labelled import labelled
@@ -81,14 +81,13 @@ def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
             _draw(figure, shards, name, piece, (rows, columns), (left, width, height))
         _name(figure, name, (rows, columns), left, width)
         squeezed += [name.removesuffix(".weight")] if height != exact else []
-        for at, part in _parts(config, name):
-            y = (at + 0.5 * part[1]) / rows * height
-            figure.add_annotation(text=part[0], x=left, y=y, xanchor="right", xshift=-5, showarrow=False,
+        for part, begin, size in _parts(config, name):
+            middle, edge = (begin + 0.5 * size) / rows * height, begin / rows * height
+            figure.add_annotation(text=part, x=left, y=middle, xanchor="right", xshift=-5, showarrow=False,
                                   font={"size": 12, "color": SOFT})  # fmt: skip
-            if at:
+            if begin:
                 line = {"color": "white", "width": 3}
-                figure.add_shape(type="line", x0=left, x1=left + width, y0=at / rows * height, y1=at / rows * height,
-                                 line=line)  # fmt: skip
+                figure.add_shape(type="line", x0=left, x1=left + width, y0=edge, y1=edge, line=line)
         left += width + GAP
     for rank in range(ranks):
         marker = {"color": RANK_COLORS[rank % len(RANK_COLORS)], "symbol": "square", "size": 12}
@@ -137,8 +136,8 @@ def _name(figure: go.Figure, name: str, shape: tuple[int, int], left: float, wid
     figure.add_annotation(text=text, x=left + width / 2, y=-0.06, yanchor="bottom", showarrow=False, font={"size": 12})
 
 
-def _parts(config: ModelConfig, name: str) -> Iterator[tuple[int, tuple[str, int]]]:
-    """The parts of a fused matrix: the first row of each part, with its name and size."""
+def _parts(config: ModelConfig, name: str) -> Iterator[tuple[str, int, int]]:
+    """The parts of a fused matrix: the name of each part, its first row and the number of its rows."""
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = {}
     if name == "qkv.weight":
@@ -147,7 +146,7 @@ def _parts(config: ModelConfig, name: str) -> Iterator[tuple[int, tuple[str, int
         sizes = {"gate": config.intermediate_size, "up": config.intermediate_size}
     begin = 0
     for part, size in sizes.items():
-        yield begin, (part, size)
+        yield part, begin, size
         begin += size
 
 
@@ -183,11 +182,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     figure.add_scatter(
         x=ranks, y=took, mode="lines+markers", name="measured", line={"color": SIDE_COLORS["candidate"], "width": 2.4},
         marker={"size": 10},
-        error_y={
-            "type": "data", "array": [max(times) - median for times, median in zip(rounds, took, strict=True)],
-            "arrayminus": [median - min(times) for times, median in zip(rounds, took, strict=True)], "color": INK,
-            "thickness": 1.4, "width": 5,
-        },
+        error_y=whiskers(took, [min(times) for times in rounds], [max(times) for times in rounds]),
         hovertemplate="%{x} ranks: %{y:.3g} ms per token<extra></extra>", row=1, col=1,
     )  # fmt: skip
     for size, ms in zip(ranks, took, strict=True):
@@ -308,16 +303,7 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     theirs = published_scaling(study.most.case.batch)
     heights = [20 + 60 * len(ratios), 20 + 80 * len(theirs)]
     figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
-    figure.add_bar(
-        x=[ratio.value for ratio in ratios.values()], y=list(ratios), orientation="h", name=MEASURED_HERE,
-        marker_color=SIDE_COLORS["candidate"],
-        error_x={
-            "type": "data", "array": [ratio.high - ratio.value for ratio in ratios.values()],
-            "arrayminus": [ratio.value - ratio.low for ratio in ratios.values()], "color": INK, "thickness": 1.4,
-            "width": 5,
-        },
-        hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1,
-    )  # fmt: skip
+    add_measured(figure, list(ratios), list(ratios.values()))
     labels = [_label(row) for _, row in theirs.iterrows()]
     left = left_of([*ratios, *labels])
     claims = [pair.claim().replace("] ", "]<br>") for pair in study.comparisons]

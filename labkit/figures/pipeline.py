@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from labkit.figures.beside import MEASURED_HERE, add_published, source_lines, write_behind
 from labkit.figures.pipeline_timeline import pipeline_subtitle
 from labkit.figures.room import left_of, legend_below, shares_axis
-from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, finish, heading, in_lines
+from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, finish, heading, in_lines, whiskers
 from labkit.published import published
 from labkit.studies.frames import number
 
@@ -39,11 +39,9 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
     figure.add_bar(
         x=[run.bubble for run in runs], y=names, orientation="h", name=MEASURED_HERE, width=0.6,
         marker_color=[SCHEDULE_COLORS[run.schedule] for run in runs], showlegend=False,
-        error_x={
-            "type": "data", "color": INK, "thickness": 1.4, "width": 5,
-            "array": [max(rounds) - run.bubble for run, rounds in zip(runs, spread, strict=True)],
-            "arrayminus": [run.bubble - min(rounds) for run, rounds in zip(runs, spread, strict=True)],
-        },
+        error_x=whiskers(
+            [run.bubble for run in runs], [min(rounds) for rounds in spread], [max(rounds) for rounds in spread]
+        ),
         hovertemplate="%{y}: %{x:.1%}<extra>" + MEASURED_HERE + "</extra>",
     )  # fmt: skip
     markers = {
@@ -131,14 +129,13 @@ def ways_figure(study: PipelineStudy) -> go.Figure | str:
         if not points:
             continue
         drawn.append(name)
+        rates = [point.tokens_per_s for point in points]
         figure.add_scatter(
-            x=[point.batch for point in points], y=[point.tokens_per_s for point in points], mode="lines+markers",
+            x=[point.batch for point in points], y=rates, mode="lines+markers",
             name=name, line={"color": WAY_COLORS[way], "width": 2.2}, marker={"size": 10},
-            error_y={
-                "type": "data", "color": INK, "thickness": 1.2, "width": 5,
-                "array": [max(point.runs) - point.tokens_per_s for point in points],
-                "arrayminus": [point.tokens_per_s - min(point.runs) for point in points],
-            },
+            error_y=whiskers(
+                rates, [min(point.runs) for point in points], [max(point.runs) for point in points], thickness=1.2
+            ),
             hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + name + "</extra>",
         )  # fmt: skip
     batches = sorted({point.batch for point in ways})

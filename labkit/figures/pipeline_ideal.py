@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.parallel import RANK_COLORS
-from labkit.figures.theme import AXIS, GRID, INK, finish, heading, in_lines
+from labkit.figures.room import legend_below
+from labkit.figures.theme import INK, finish, heading, in_lines, slider
 
 if TYPE_CHECKING:
     from labkit.harness.pipeline.records import StageSpan
@@ -21,6 +22,16 @@ TOKENS = 3  # simulated for each row
 MOST_PARTS = 8
 DRAWN = ("naive", "barrier", "queue")
 SCALE = [[place / 7, color] for place, color in enumerate(RANK_COLORS)]  # a colour for each micro-batch
+
+
+class IdealVariant(NamedTuple):
+    """A stop of the slider of stages.
+
+    A micro-batch takes its share of the time of a compute-bound stage, and all of the time of any other.
+    """
+
+    shares: tuple[float, ...]  # of each stage, of a step of the whole batch
+    compute_bound: bool
 
 
 def ideal_figure(study: PipelineStudy) -> go.Figure:
@@ -65,8 +76,6 @@ def ideal_figure(study: PipelineStudy) -> go.Figure:
 
 def order_figure(spans: Sequence[StageSpan], title: str, subtitle: str) -> go.Figure:
     """A run as bars, with a lane for each stage."""
-    from labkit.figures.room import legend_below
-
     stages = 1 + max(span.stage for span in spans)
     figure, names = go.Figure(), []
     for place in sorted({span.micro_batch for span in spans}):
@@ -86,30 +95,27 @@ def order_figure(spans: Sequence[StageSpan], title: str, subtitle: str) -> go.Fi
     return legend_below(figure, names, MARGIN)
 
 
-def _variants(study: PipelineStudy) -> dict[str, tuple[tuple[float, ...], bool]]:
-    """The slider's variants by label: each stage's share of a step of the whole batch, and whether it is compute-bound.
-
-    A micro-batch takes its share of the time of a compute-bound stage, and all of the time of any other.
-    """
+def _variants(study: PipelineStudy) -> dict[str, IdealVariant]:
+    """The variants by the label of the slider."""
     run = study.shown[-1]
     total = sum(run.step_ms)
     shares = tuple(ms / total for ms in run.step_ms)
     percent = " + ".join(f"{share:.0%}" for share in shares)
-    variants = {f"{len(shares)} as measured ({percent}), compute-bound": (shares, True)}
+    variants = {f"{len(shares)} as measured ({percent}), compute-bound": IdealVariant(shares, True)}
     for stages in (2, 3, 4, 6):
-        variants[f"{stages} equal ones, compute-bound"] = ((1 / stages,) * stages, True)
-        variants[f"{stages} equal ones, bound by reading weights"] = ((1 / stages,) * stages, False)
-    variants["4, the last takes twice as long, compute-bound"] = ((0.2, 0.2, 0.2, 0.4), True)
+        variants[f"{stages} equal ones, compute-bound"] = IdealVariant((1 / stages,) * stages, True)
+        variants[f"{stages} equal ones, bound by reading weights"] = IdealVariant((1 / stages,) * stages, False)
+    variants["4, the last takes twice as long, compute-bound"] = IdealVariant((0.2, 0.2, 0.2, 0.4), True)
     return variants
 
 
-def _bars(schedule: str, variant: tuple[tuple[float, ...], bool], parts: int) -> dict[str, list[Any]]:
+def _bars(schedule: str, variant: IdealVariant, parts: int) -> dict[str, list[Any]]:
     """The data of a panel's bars, and the text about its bubble."""
     from labkit.harness.pipeline.simulate import simulate, simulated_bubble
 
-    shares, computing = variant
     count = 1 if schedule == "naive" else parts
-    spans = simulate(schedule, [share / count if computing else share for share in shares], TOKENS, count)
+    split = count if variant.compute_bound else 1
+    spans = simulate(schedule, [share / split for share in variant.shares], TOKENS, count)
     end = max(span.end_ms for span in spans)
     return {
         "base": [round(span.begin_ms, 4) for span in spans],
@@ -121,12 +127,12 @@ def _bars(schedule: str, variant: tuple[tuple[float, ...], bool], parts: int) ->
     }
 
 
-def _lanes(variant: tuple[tuple[float, ...], bool]) -> list[float]:
+def _lanes(variant: IdealVariant) -> list[float]:
     """The range of the axis: stage 0 at the top, with room for words above it."""
-    return [len(variant[0]) - 0.5, -1.4]
+    return [len(variant.shares) - 0.5, -1.4]
 
 
-def _stage_slider(variants: dict[str, tuple[tuple[float, ...], bool]]) -> dict[str, Any]:
+def _stage_slider(variants: dict[str, IdealVariant]) -> dict[str, Any]:
     """A slider whose stops show the traces of one variant each. The traces of all variants are on the page."""
     per = 2 * len(DRAWN)
     steps = []
@@ -137,10 +143,10 @@ def _stage_slider(variants: dict[str, tuple[tuple[float, ...], bool]]) -> dict[s
         }
         zoomed = {f"xaxis{row}".removesuffix("1") + ".autorange": True for row in range(1, len(DRAWN) + 1)}
         steps.append({"method": "update", "label": label, "args": [{"visible": visible}, axes | zoomed]})
-    return _slider(steps, 0, "stages: ", pad_bottom=110)
+    return slider(steps, 0, "stages: ", pad_bottom=110)
 
 
-def _part_slider(variants: dict[str, tuple[tuple[float, ...], bool]], active: int) -> dict[str, Any]:
+def _part_slider(variants: dict[str, IdealVariant], active: int) -> dict[str, Any]:
     """A slider whose stops replace the bars of all variants."""
     steps = []
     for parts in range(1, MOST_PARTS + 1):
@@ -151,13 +157,4 @@ def _part_slider(variants: dict[str, tuple[tuple[float, ...], bool]], active: in
             bars[key] = [data for panel in drawn for data in (panel[key], words)]
         bars["text"] = [data for panel in drawn for data in (None, panel["text"])]
         steps.append({"method": "restyle", "label": f"{parts}", "args": [bars]})
-    return _slider(steps, active - 1, "micro-batches: ", pad_bottom=40)
-
-
-def _slider(steps: list[dict[str, Any]], active: int, prefix: str, *, pad_bottom: int) -> dict[str, Any]:
-    return {
-        "active": active, "steps": steps, "x": 0, "len": 1, "y": 1, "yanchor": "bottom",
-        "pad": {"b": pad_bottom, "t": 0}, "bgcolor": GRID, "bordercolor": AXIS, "ticklen": 0, "minorticklen": 0,
-        "currentvalue": {"prefix": prefix, "font": {"size": 13, "color": INK}, "xanchor": "left"},
-        "font": {"size": 1, "color": "rgba(0,0,0,0)"},
-    }  # fmt: skip
+    return slider(steps, active - 1, "micro-batches: ", pad_bottom=40)

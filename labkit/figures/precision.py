@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import answers_table
-from labkit.figures.theme import INK, LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.figures.theme import LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines, whiskers
 from labkit.studies.frames import number
 from labkit.system.markdown import markdown_table
 
@@ -83,11 +83,7 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
     rounds = [side.measurement.rounds_ms("per_token") for side in sides]
     figure.add_bar(
         x=took, y=names, orientation="h", marker_color=colors, width=0.56, showlegend=False,
-        error_x={
-            "type": "data", "array": [max(times) - ms for times, ms in zip(rounds, took, strict=True)],
-            "arrayminus": [ms - min(times) for times, ms in zip(rounds, took, strict=True)], "color": INK,
-            "thickness": 1.4, "width": 5,
-        },
+        error_x=whiskers(took, [min(times) for times in rounds], [max(times) for times in rounds]),
         hovertemplate="%{y}: %{x:.3g} ms per token<extra></extra>", row=1, col=1,
     )  # fmt: skip
     for side, times in zip(sides, rounds, strict=True):
@@ -140,10 +136,8 @@ def errors_figure(study: PrecisionStudy) -> go.Figure | str:
     Markdown text where no way loses anything.
     """
     stored = list({layers.precision: layers for side in study.sides if (layers := study.matrices(side))}.values())
-    shown, exact = (
-        [layers for layers in stored if not layers.exact],
-        [layers.precision for layers in stored if layers.exact],
-    )
+    shown = [layers for layers in stored if not layers.exact]
+    exact = [layers.precision for layers in stored if layers.exact]
     if not shown:
         return "None of these precisions loses anything: each stores the layers as the model has them."
     roles = list(dict.fromkeys(error.matrix for error in shown[0].errors))
@@ -240,8 +234,8 @@ def _points(figure: go.Figure, study: PrecisionStudy, value: Callable[[Precision
             showlegend=row == 1,
             marker={"size": 13, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": color_of(side.precision),
                     "line": {"width": 1, "color": "white"}},
-            error_x=_whiskers(max(rounds) - took, took - min(rounds)),
-            error_y=_whiskers(max(high - mean.value, 0), max(mean.value - low, 0)),
+            error_x=whiskers([took], [min(rounds)], [max(rounds)], thickness=1.2, width=4),
+            error_y=whiskers([mean.value], [min(low, mean.value)], [max(high, mean.value)], thickness=1.2, width=4),
             hovertemplate="%{x:.3g} ms, %{y:.3g}<extra>" + side.precision + "</extra>", row=row, col=1,
         )  # fmt: skip
 
@@ -253,10 +247,6 @@ def _join(figure: go.Figure, study: PrecisionStudy, kl: Callable[[PrecisionSide]
         line={"shape": "hv", "color": SOFT, "width": 1.6}, name="the best of both", hoverinfo="skip",
         row=1, col=1,
     )  # fmt: skip
-
-
-def _whiskers(up: float, down: float) -> dict[str, object]:
-    return {"type": "data", "array": [up], "arrayminus": [down], "color": INK, "thickness": 1.2, "width": 4}
 
 
 def _histogram(

@@ -9,7 +9,18 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below
-from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
+from labkit.figures.theme import (
+    INK,
+    LIMIT,
+    PUBLISHED,
+    SIDE_COLORS,
+    SOFT,
+    STAGE_COLORS,
+    finish,
+    heading,
+    in_lines,
+    whiskers,
+)
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, TITLES, UNFUSED
 from labkit.stages import Stage
 from labkit.studies.frames import number
@@ -26,6 +37,7 @@ LABEL, BOX = 120, 90  # pixels of a bar's name, and of the words in a box
 
 
 def case_line(case: LayerCase) -> str:
+    """The case of the measured layers in words."""
     threads = "" if case.impl == "triton" else f"{case.threads} threads, "
     return (
         f"{case.model}, {case.dtype}, batch {case.batch}, {case.context} tokens in the cache; {threads}"
@@ -43,6 +55,7 @@ def regions_figure(study: KernelStudy) -> go.Figure:
         sides = [side for side in TITLES if side in row.rounds_us]
         medians = [row.median_us(side) or 0.0 for side in sides]
         quartiles = [row.quartiles_us(side) for side in sides]
+        lows, highs = [low for low, _ in quartiles], [high for _, high in quartiles]
         bars = go.Bar(
             x=medians,
             y=[titles[side] for side in sides],
@@ -51,19 +64,11 @@ def regions_figure(study: KernelStudy) -> go.Figure:
                 "color": STAGE_COLORS[Stage(row.region)],
                 "opacity": [OPACITY[side.removesuffix(GRAPH)] for side in sides],
             },
-            error_x={
-                "type": "data",
-                "array": [high - median for median, (_, high) in zip(medians, quartiles, strict=True)],
-                "arrayminus": [median - low for median, (low, _) in zip(medians, quartiles, strict=True)],
-                "color": INK,
-                "thickness": 1.2,
-                "width": 4,
-            },
+            error_x=whiskers(medians, lows, highs, thickness=1.2, width=4),
             hovertemplate="%{y}: %{x:.1f} µs<extra>" + row.region + "</extra>",
         )
         figure.add_trace(bars, row=index, col=1)
         texts = [_time(row, side) for side in sides]
-        highs = [high for _, high in quartiles]
         for side, high, text in zip(sides, highs, texts, strict=True):
             place = {"x": high, "y": titles[side], "xanchor": "left", "xshift": 8, "showarrow": False, "align": "left"}
             figure.add_annotation(text=text, font={"size": 13}, row=index, col=1, **place)

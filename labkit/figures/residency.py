@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.room import legend_below
 from labkit.figures.streaming import COMPUTING, READING, grid, subtitle
-from labkit.figures.theme import AXIS, GRID, INK, LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.figures.theme import LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines, slider
 from labkit.studies.frames import number
 from labkit.system.rounding import ceil_div
 
@@ -40,7 +40,7 @@ def residency_figure(study: StreamingStudy) -> go.Figure:
     plan = study.plan
     stops = _stops(plan.trade)
     figure = make_subplots(rows=2, cols=1, row_heights=list(PANELS), vertical_spacing=90 / (sum(PANELS) + 90))
-    first = max(0, stops.index(plan.highest_throughput) if plan.highest_throughput in stops else 0)
+    first = stops.index(plan.highest_throughput) if plan.highest_throughput in stops else 0
     drawn = _drawn(plan, stops[first])
     line = {"color": SIDE_COLORS["candidate"], "width": 2.4}
     figure.add_scatter(x=drawn["x"][0], y=drawn["y"][0], mode="lines", name=CURVE, line=line,
@@ -113,9 +113,4 @@ def _slider(plan: StreamingPlan, stops: list[PlannedStep], active: int) -> dict[
         )
         steps.append({"method": "restyle", "label": label, "value": str(step.resident_layers),
                       "args": [_drawn(plan, step)]})  # fmt: skip
-    return {
-        "active": active, "steps": steps, "x": 0, "len": 1, "y": 1, "yanchor": "bottom", "pad": {"b": 40, "t": 0},
-        "currentvalue": {"prefix": "in memory: ", "font": {"size": 13, "color": INK}, "xanchor": "left"},
-        "font": {"size": 1, "color": "rgba(0,0,0,0)"}, "ticklen": 0, "minorticklen": 0, "bgcolor": GRID,
-        "bordercolor": AXIS,
-    }  # fmt: skip
+    return slider(steps, active, "in memory: ", pad_bottom=40)

@@ -29,6 +29,7 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
     timed = {role: name for role, name in names(comparison).items() if frame[role].any()}
     figure = make_subplots(rows=2, cols=1, row_heights=[0.22, 0.78], vertical_spacing=0.13)
     left = left_of([*timed.values(), *frame.index])
+    labels = {role: _labels(frame, role) for role in timed}
     for stage, row in frame.iterrows():
         whole = go.Bar(
             x=row[list(timed)].tolist(),
@@ -51,7 +52,7 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
                 "color": [STAGE_COLORS[Stage(stage)] for stage in frame.index],
                 "opacity": FADED if role == "baseline" else 1.0,
             },
-            text=_labels(frame, role),
+            text=labels[role],
             textposition="outside",
             textfont={"size": 12},
             cliponaxis=False,
@@ -66,8 +67,8 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
     wholes = [float(frame[role].sum()) for role in timed]
     ends = bars_end(wholes, [f"{number(whole)} ms" for whole in wholes], left)
     figure.update_xaxes(range=[0, ends], ticksuffix=" ms", nticks=7, row=1, col=1)
-    parts = [(value, text) for role in timed for value, text in zip(frame[role], _labels(frame, role), strict=True)]
-    ends = bars_end([value for value, _ in parts], [text for _, text in parts], left, size=12)
+    values, texts = [ms for role in timed for ms in frame[role]], [text for role in timed for text in labels[role]]
+    ends = bars_end(values, texts, left, size=12)
     figure.update_xaxes(range=[0, ends], ticksuffix=" ms", nticks=7, row=2, col=1)
     figure.update_yaxes(autorange="reversed")
     figure.add_annotation(heading("whole step", left=left), row=1, col=1)
@@ -88,7 +89,7 @@ def _labels(frame: pd.DataFrame, role: str) -> list[str]:
     times = [f"{number(value)} ms" if value else "not timed alone" for value in frame[role]]
     if role == "baseline":
         return times
-    slower = [slow / fast if slow and fast else None for slow, fast in zip(frame["baseline"], frame[role], strict=True)]
     return [
-        time if ratio is None else f"{time}, {number(ratio, 2)}x" for time, ratio in zip(times, slower, strict=True)
+        f"{time}, {number(slow / fast, 2)}x" if slow and fast else time
+        for time, slow, fast in zip(times, frame["baseline"], frame[role], strict=True)
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from labkit.figures.room import STEPS, legend_below
-from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, in_lines
+from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, finish, in_lines, whiskers
 from labkit.studies.frames import number
 
 if TYPE_CHECKING:
@@ -43,19 +43,17 @@ def batch_figure(study: StreamingStudy) -> go.Figure:
             hovertemplate="batch %{x}: at most %{y:.3g} tokens/s<extra>" + name + "</extra>",
         )  # fmt: skip
     rates = [point.tokens_per_s for point in points]
+    slowest = [point.batch * 1e3 / max(point.decode_ms) for point in points]
+    fastest = [point.batch * 1e3 / min(point.decode_ms) for point in points]
     figure.add_scatter(
         x=[point.batch for point in points], y=rates, mode="lines+markers", name=MEASURED,
         line={"color": SIDE_COLORS["candidate"], "width": 2.4}, marker={"size": 10},
-        error_y={
-            "type": "data", "color": INK, "thickness": 1.4, "width": 5,
-            "array": [point.batch * 1e3 / min(point.decode_ms) - point.tokens_per_s for point in points],
-            "arrayminus": [point.tokens_per_s - point.batch * 1e3 / max(point.decode_ms) for point in points],
-        },
+        error_y=whiskers(rates, slowest, fastest),
         hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + MEASURED + "</extra>",
     )  # fmt: skip
     _mark(figure, plan.largest_batch, f"largest that fits: {plan.largest_batch:,}", SOFT, right=False)
     if plan.free_batch is not None:
-        _mark(figure, plan.free_batch, f"r*: free from {plan.free_batch:,} on", LIMIT, right=True, below=True)
+        _mark(figure, plan.free_batch, f"r*: free from {plan.free_batch:,} on", LIMIT, right=True)
     ticks = [batch for batch in [step * 10**power for power in range(7) for step in STEPS] if batch <= end]
     figure.update_xaxes(
         type="log", title="sequences in a batch", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks]
@@ -123,14 +121,13 @@ def _rates(plan: StreamingPlan) -> str:
     return f"D = {number(plan.rates.disk_gb_s)} GB/s, F = {number(plan.rates.gflop_s)} GFLOP/s"
 
 
-def _mark(figure: go.Figure, batch: int, text: str, color: str, *, right: bool, below: bool = False) -> None:
-    """Draws a vertical line with words next to it."""
+def _mark(figure: go.Figure, batch: int, text: str, color: str, *, right: bool) -> None:
+    """Draws a vertical line with words on its left, or higher up on its right."""
     figure.add_vline(x=batch, line={"color": color, "width": 1.4, "dash": "dot"})
     side = {"xanchor": "left", "xshift": 4} if right else {"xanchor": "right", "xshift": -4}
-    y = {"y": 0.09} if below else {"y": 0.02}
     figure.add_annotation(
-        text=text, x=math.log10(batch), yref="paper", yanchor="bottom", showarrow=False,
-        font={"size": 12, "color": color}, **side, **y,
+        text=text, x=math.log10(batch), yref="paper", y=0.09 if right else 0.02, yanchor="bottom", showarrow=False,
+        font={"size": 12, "color": color}, **side,
     )  # fmt: skip
 
 

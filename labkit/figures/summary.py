@@ -28,6 +28,7 @@ METRICS = {"ttft": "first token (TTFT)", "per_token": "per token", "end_to_end":
 
 
 def case_line(comparison: Comparison) -> str:
+    """The compared case in words."""
     case = comparison.case
     return (
         f"{case.model} ({case.origin}), {case.dtype}, batch {case.batch}, "
@@ -50,6 +51,7 @@ def stages_subtitle(comparison: Comparison) -> str:
 
 
 def machine_line(comparison: Comparison) -> str:
+    """The machine, the versions of the libraries, and the number of rounds."""
     environment = comparison.candidate.environment
     versions = ", ".join(f"{name} {environment.packages[name]}" for name in ("torch", "transformers"))
     return f"{environment.machine}; {versions}; {len(comparison.candidate.runs)} interleaved rounds"

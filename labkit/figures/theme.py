@@ -1,5 +1,8 @@
 """The theme of all figures: a colour per stage and per side, the type sizes, and titles with their room."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import plotly.graph_objects as go
 
 from labkit.figures.room import BREAK, EDGE, NARROW, lines_of
@@ -97,5 +100,34 @@ def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: in
 def heading(text: str, color: str = INK, left: float = 0) -> dict[str, object]:
     """An annotation above a panel, at the panel's left edge, or at the figure's if the axes are `left` pixels away."""
     place = {"xref": "x domain", "yref": "y domain", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"}
-    shift = EDGE - left if left else 0
-    return {**place, "xshift": shift, "text": text, "showarrow": False, "font": {"size": 14, "color": color}}
+    shifts = {"xshift": EDGE - left if left else 0, "yshift": 6}  # upwards: a tick label may stand at the panel's top
+    return {**place, **shifts, "text": text, "showarrow": False, "font": {"size": 14, "color": color}}
+
+
+def whiskers(
+    middles: Sequence[float],
+    lows: Sequence[float],
+    highs: Sequence[float],
+    *,
+    thickness: float = 1.4,
+    width: float = 5,
+) -> dict[str, Any]:
+    """Error bars for points or bars at `middles`, from `lows` to `highs`. thickness, width: pixels."""
+    return {
+        "type": "data",
+        "array": [high - middle for middle, high in zip(middles, highs, strict=True)],
+        "arrayminus": [middle - low for middle, low in zip(middles, lows, strict=True)],
+        "color": INK,
+        "thickness": thickness,
+        "width": width,
+    }
+
+
+def slider(steps: list[dict[str, Any]], active: int, prefix: str, *, pad_bottom: int) -> dict[str, Any]:
+    """A slider above the axes. prefix: of the label of the current step. pad_bottom: pixels between it and the axes."""
+    return {
+        "active": active, "steps": steps, "x": 0, "len": 1, "y": 1, "yanchor": "bottom",
+        "pad": {"b": pad_bottom, "t": 0}, "bgcolor": GRID, "bordercolor": AXIS, "ticklen": 0, "minorticklen": 0,
+        "currentvalue": {"prefix": prefix, "font": {"size": 13, "color": INK}, "xanchor": "left"},
+        "font": {"size": 1, "color": "rgba(0,0,0,0)"},
+    }  # fmt: skip

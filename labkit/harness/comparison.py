@@ -101,13 +101,13 @@ class Comparison(Tabular, FrozenRecord):
         rounds. Each is probed around its run, with all threads of its side. 1.0 where both sides have equally many
         threads in all.
         """
+        if self.candidate.case.cores == self.baseline.case.cores:
+            return 1.0
         pairs = [
             (ours.bandwidth_gb_s, theirs.bandwidth_gb_s)
             for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
         ]
         ratios = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
-        if self.candidate.case.cores == self.baseline.case.cores:
-            return 1.0
         return float(np.median(ratios)) if ratios else None
 
     @property

@@ -31,7 +31,7 @@ def measure_latency(
     runs: int = 10,
     warmup: int = 2,
 ) -> Measurement:
-    """Time `engine.generate` on a prompt, or on a batch of prompts, in this process.
+    """Times `engine.generate` on a prompt, or on a batch of prompts, in this process.
 
     engine: an InferenceEngine or a vanilla Hugging Face model.
     generation_args: arguments of `generate`, such as `{"do_sample": False, "min_length": 128, "max_new_tokens": 128}`.
@@ -54,9 +54,10 @@ def measure_latency(
     for _ in range(warmup):
         engine.generate(**inputs, **generation_args)
     timed = []
-    run, probe = partial(timed_generate, engine, **inputs, **generation_args), partial(probe_bandwidth, threads)
+    run = partial(timed_generate, engine, **inputs, **generation_args)
+    probe = partial(probe_bandwidth, threads, engine.device)
     for index in range(runs):
-        turn = probed(run, partial(probe, engine.device))
+        turn = probed(run, probe)
         times, sequences = turn.found
         timed.append(Run.of(times, round=index, before=turn.before, after=turn.after))
     config, options = _model_config(engine), getattr(engine, "options", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -92,7 +93,7 @@ def _sample(seconds: float) -> tuple[list[Program], float]:
     spent = [
         Program(process.name, (process.seconds - before[pid].seconds) / took)
         for pid, process in _by_process().items()
-        if pid in before and pid != psutil.Process().pid
+        if pid in before and pid != os.getpid()
     ]
     busiest = sorted(spent, key=lambda program: program.cores, reverse=True)[:NAMED]
     return [program for program in busiest if program.cores >= LEAST_NAMED], others_cores

@@ -60,8 +60,8 @@ class Case(FrozenRecord):
     @property
     def title(self) -> str:
         """The case in a line."""
-        room = "" if self.memory_gb is None else f", {self.memory_gb:g} GB of memory"
-        return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens{room}"
+        limit = "" if self.memory_gb is None else f", {self.memory_gb:g} GB of memory"
+        return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens{limit}"
 
 
 class Run(FrozenRecord):

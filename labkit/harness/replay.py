@@ -2,8 +2,8 @@
 
 Floating-point values are drawn from a normal distribution, integers from the valid indices. A trace has no types for
 tensors in a list, so they are float32. CUDA events time a call on a GPU, perf_counter_ns on a CPU. Each call is
-measured twice: warm, on the same tensors again and again; and cold, on copies that together are larger than any cache,
-as a model meets its weights.
+measured twice: warm, on the same tensors again and again; and cold, as a model meets its weights, on up to 64 copies
+in turns. The copies of all but small tensors are together larger than any cache.
 """
 
 from __future__ import annotations
@@ -31,14 +31,10 @@ DTYPES = {
     "Float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 LISTS = ("TensorList",)
-INDEXED = {
-    "embedding": (0, 1),
-    "index_select": (0, 2),
-    "gather": (0, 2),
-    "take": (0, 1),
-}  # operator: (indexed argument, argument with the indices)
+# operator: (indexed argument, argument with the indices)
+INDEXED = {"embedding": (0, 1), "index_select": (0, 2), "gather": (0, 2), "take": (0, 1)}
 CALLS, WARM_UP = 30, 5
-COLD_BYTES, MOST_COPIES = 1 << 30, 64
+COLD_BYTES, MOST_COPIES = 1 << 30, 64  # of the copies for cold calls: as many as fit, but no more than 64
 
 
 @dataclass(frozen=True)
@@ -138,25 +134,24 @@ def arguments(call: RecordedCall, run: Any, device: str) -> dict[str, Any]:
 
 
 def _kind(call: RecordedCall, at: int) -> str:
+    """Kind of a recorded argument: "tensors", "tensor" or "value". An argument of a tensor's type that has no sizes is
+    a value if the trace has one, and else a tensor of one number.
+    """
     if call.types[at] in LISTS:
         return "tensors"
-    return (
-        "tensor"
-        if call.types[at].removeprefix("c10::") in DTYPES
-        and call.types[at] not in ("Scalar",)
-        and (call.dims[at] or not (at < len(call.values) and call.values[at]))
-        else "value"
-    )
+    has_value = at < len(call.values) and call.values[at]
+    is_tensor = call.types[at].removeprefix("c10::") in DTYPES and (call.dims[at] or not has_value)
+    return "tensor" if is_tensor else "value"
 
 
 def _fits(argument: Any, kind: str) -> bool:
-    takes_list = str(argument.type) in ("List[Tensor]", "List[Optional[Tensor]]")
-    takes_tensor = "Tensor" in str(argument.type) and not takes_list
-    if kind == "tensors":
-        return takes_list
-    return (
-        takes_tensor if kind == "tensor" else not takes_list and (not takes_tensor or "Optional" in str(argument.type))
-    )
+    expected = str(argument.type)
+    if expected in ("List[Tensor]", "List[Optional[Tensor]]"):
+        return kind == "tensors"
+    takes_tensor = "Tensor" in expected
+    if kind == "value":
+        return not takes_tensor or "Optional" in expected
+    return kind == "tensor" and takes_tensor
 
 
 def _tensor(call: RecordedCall, at: int, device: str) -> torch.Tensor:

@@ -146,7 +146,7 @@ def _files(folder: Path) -> list[Path]:
     because they hold unfinished work.
     """
     named = (file for file in folder.rglob("*.json*") if file.name.endswith((".jsonl", OF_PRECISIONS, OF_LARGER)))
-    visible = (file for file in named if not any(map(_hidden, file.relative_to(folder).parts)))
+    visible = (file for file in named if not any(part.startswith(".") for part in file.relative_to(folder).parts))
     return sorted(visible, key=lambda file: (file.name, file))
 
 
@@ -170,10 +170,6 @@ def _inside(value: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _inside(part)
-
-
-def _hidden(part: str) -> bool:
-    return part.startswith(".")
 
 
 def _parse(line: str, position: str) -> AnyRecord:

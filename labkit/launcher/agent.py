@@ -33,7 +33,7 @@ from labkit.system.owned_folder import owned_folder
 TAIL_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
 TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ")
-STDERR = "2"
+STDERR = "2"  # as --tee of torchrun names it
 AT_ONCE_S = 1  # a rank that is killed later than this after the first failure was killed because of it
 
 
@@ -103,7 +103,7 @@ def blamed(logs: Path, failed: Mapping[int, Any]) -> RankFailure:
     """
     seen, first = next(iter(failed.items()))
     before = seen - first.local_rank  # ranks of other machines
-    codes = {rank: end.exitcode for rank, end in failed.items() if end is first or not _ended(end, first)}
+    codes = {rank: end.exitcode for rank, end in failed.items() if end is first or not _ended_by_torchrun(end, first)}
     logs_by_rank = {before + int(log.parent.name): log for log in logs.glob("*/attempt_*/*/stderr.log")}
     failures = []
     for rank, log in logs_by_rank.items():
@@ -113,9 +113,9 @@ def blamed(logs: Path, failed: Mapping[int, Any]) -> RankFailure:
     return to_blame(failures)
 
 
-def _ended(later: Any, first: Any) -> bool:
-    """Whether torchrun ended a rank after the first failure: with SIGTERM, or with SIGKILL if the rank stayed. torchrun
-    lists such ranks as failed, too.
+def _ended_by_torchrun(later: Any, first: Any) -> bool:
+    """Whether torchrun ended a rank because of the first failure: with SIGTERM, or with SIGKILL if the rank stayed.
+    torchrun lists such ranks as failed, too.
     """
     killed = later.exitcode == -signal.SIGKILL and later.timestamp > first.timestamp + AT_ONCE_S
     return bool(killed or later.exitcode == -signal.SIGTERM)

@@ -36,17 +36,15 @@ def check_agreement(facts: Mapping[str, object], group: dist.ProcessGroup | None
     Raises ValueError on every rank, with the first differences and the ranks that have them; TypeError for facts that
     JSON can't hold; RankFailedError if a rank has failed before.
     """
-    mine = json.dumps(facts, sort_keys=True)
-    gathered = join(mine, group)
+    gathered = join(json.dumps(facts, sort_keys=True), group)
     if len(set(gathered)) == 1:
         return
     by_rank = [dict(_leaves(json.loads(text))) for text in gathered]
-    differing = [
-        name for name in dict.fromkeys(name for leaves in by_rank for name in leaves) if _differs(name, by_rank)
-    ]
+    names = dict.fromkeys(name for leaves in by_rank for name in leaves)
+    differing = [name for name in names if _differs(name, by_rank)]
     lines = [_difference(name, by_rank) for name in differing[:SHOWN]]
-    if more := len(differing) - SHOWN:
-        lines += [f"and {more} more"] * (more > 0)
+    if (more := len(differing) - SHOWN) > 0:
+        lines.append(f"and {more} more")
     raise UserError(
         f"the ranks do not agree on what they run: {'; '.join(lines)}. Start every rank with the same model, options "
         "and versions"

@@ -37,11 +37,12 @@ class World:
 
     def __post_init__(self) -> None:
         if self.tp < 1 or self.pp < 1:
-            raise UserError(f"got {self._sizes}, expected at least 1 rank")
+            raise UserError(f"got {sizes_as_options(self.tp, self.pp)}, expected at least 1 rank")
         if self.nodes < 1 or self.ranks % self.nodes:
             remedy = "a --tp that --nodes divides" if self.pp == 1 else "--pp times --tp that --nodes divides"
             raise UserError(
-                f"got {self._sizes} on --nodes {self.nodes}, expected the same number of ranks on each node: {remedy}"
+                f"got {sizes_as_options(self.tp, self.pp)} on --nodes {self.nodes}, expected the same number of ranks "
+                f"on each node: {remedy}"
             )
         if self.node_rank is not None and not 0 <= self.node_rank < self.nodes:
             raise UserError(f"got --node-rank {self.node_rank}, expected 0 to {self.nodes - 1}, one for each node")
@@ -62,9 +63,10 @@ class World:
     def ranks_here(self) -> int:
         return self.ranks // self.nodes
 
-    @property
-    def _sizes(self) -> str:
-        return f"--tp {self.tp}" if self.pp == 1 else f"--pp {self.pp} --tp {self.tp}"
+
+def sizes_as_options(tp_size: int | str, pp_size: int) -> str:
+    """The sizes as options of `labkit launch`."""
+    return f"--tp {tp_size}" if pp_size == 1 else f"--pp {pp_size} --tp {tp_size}"
 
 
 def program(command: Sequence[str], *, module: bool = False, no_python: bool = False) -> list[str]:

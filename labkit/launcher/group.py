@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from labkit.launcher.command import INTERFACE
+from labkit.launcher.command import INTERFACE, sizes_as_options
 from labkit.launcher.joining import say_process
 from labkit.launcher.meeting import TORCHRUN, meet
 from labkit.launcher.rendezvous import loopback
@@ -52,11 +52,12 @@ def ensure_process_group(
     if missing := [name for name in TORCHRUN if name not in os.environ and init_method == "env://"]:
         processes = "several processes" if tp_size is None else f"{pp_size * tp_size} processes"
         size = "N" if tp_size is None else pp_size * tp_size
+        options = sizes_as_options(tp_size or "N", pp_size)
         request = "tensor parallelism" if tp_size is None else _sizes(tp_size, pp_size)
         raise UserError(
             f"{request} needs {processes}, and this one was started alone ({', '.join(missing)} not set): start it by "
-            f"labkit launch {_arguments(tp_size or 'N', pp_size)} -- script.py, by torchrun --nproc-per-node {size} "
-            f"script.py, or from a notebook by labkit.launch(function, {_sizes(tp_size or 'N', pp_size)})"
+            f"labkit launch {options} -- script.py, by torchrun --nproc-per-node {size} script.py, or from a "
+            f"notebook by labkit.launch(function, {_sizes(tp_size or 'N', pp_size)})"
         )
     check_world(tp_size, pp_size, int(os.environ["WORLD_SIZE"]))
     if device_type == "cuda":
@@ -98,11 +99,11 @@ def check_world(tp_size: int | None, pp_size: int, world_size: int) -> None:
     """Raises ValueError unless the number of processes is pp_size * tp_size. tp_size None accepts any number."""
     if tp_size is None or (processes := pp_size * tp_size) == world_size:
         return
+    options = sizes_as_options(tp_size, pp_size)
     remedy = f"pass tp_size={world_size}" if pp_size == 1 else f"pass sizes whose product is {world_size}"
     raise UserError(
         f"got {_sizes(tp_size, pp_size)} in a run of {world_size} process{'es' * (world_size > 1)}, "
-        f"expected {processes}: "
-        f"{remedy}, or start {processes} processes (labkit launch {_arguments(tp_size, pp_size)} -- script.py)"
+        f"expected {processes}: {remedy}, or start {processes} processes (labkit launch {options} -- script.py)"
     )
 
 
@@ -111,12 +112,8 @@ def _sizes(tp_size: int | str, pp_size: int) -> str:
     return f"tp_size={tp_size}" if pp_size == 1 else f"pp_size={pp_size}, tp_size={tp_size}"
 
 
-def _arguments(tp_size: int | str, pp_size: int) -> str:
-    """The sizes as options of `labkit launch`."""
-    return f"--tp {tp_size}" if pp_size == 1 else f"--pp {pp_size} --tp {tp_size}"
-
-
 def _take_gpu(local_rank: int) -> None:
+    """Makes the rank's own GPU the current one. Raises ValueError if the machine has too few."""
     count = torch.cuda.device_count()
     if local_rank >= count:
         raise UserError(
@@ -127,6 +124,7 @@ def _take_gpu(local_rank: int) -> None:
 
 
 def _leave() -> None:
+    """Destroys the group when the process ends, unless an error ends it."""
     failed = hasattr(sys, "last_value")  # then other ranks may wait in a collective, and NCCL would wait for it here
     if dist.is_initialized() and not failed:
         dist.destroy_process_group()

@@ -20,7 +20,8 @@ from labkit.launcher.meeting import attempts, excuse, reason_of
 from labkit.system.process_state import ENDED, process_state
 
 TIMEOUT_S = 600.0
-PAUSE_S, LOOK_S = 0.002, 0.2
+PAUSE_S = 0.002  # between two looks at the store
+LOOK_S = 0.2  # between two checks that the missing ranks are alive
 PROCESS = "labkit/process/{}"
 
 _calls: defaultdict[tuple[int, ...], int] = defaultdict(int)  # number of joins so far, by the ranks of a group
@@ -60,8 +61,8 @@ def joining(group: dist.ProcessGroup | None) -> Iterator[None]:
         raise
 
 
-def join(brought: str, group: dist.ProcessGroup | None) -> list[str]:
-    """Posts `brought`, waits for the other ranks of `group`, and returns the texts of all, in order of the ranks.
+def join(data: str, group: dist.ProcessGroup | None) -> list[str]:
+    """Posts `data`, waits for the other ranks of `group`, and returns the data of all, in order of the ranks.
 
     Raises RankFailedError with the reason of a rank that failed before it joined; LostRankError if a rank has ended or
     does not join in time.
@@ -70,7 +71,7 @@ def join(brought: str, group: dist.ProcessGroup | None) -> list[str]:
     store = _of_call(ranks, _calls[tuple(ranks)])
     _calls[tuple(ranks)] += 1
     try:
-        store.set(f"here/{me}", brought)
+        store.set(f"here/{me}", data)
         begun = looked = time.monotonic()
         while missing := [rank for rank in ranks if not store.check([f"here/{rank}"])]:
             for rank in missing:

@@ -16,8 +16,8 @@ from threading import Event, Thread
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-BEAT_S = 1.0
-SILENT_S = 8.0
+BEAT_S = 1.0  # between two beats of a machine's pulse
+SILENT_S = 8.0  # a machine without a new beat for this time is lost
 REACH_S = 3.0  # to reach the store with a message, and for all machines to read it
 PAUSE_S = 0.05
 CAUSE, HEARD, COUNT = "cause", "heard", "machines"
@@ -34,9 +34,10 @@ class Machines:
         self.name = socket.gethostname()
         self.reported: str | None = None  # why another machine ended the run
         self.is_pausing = False
-        self._over, self._rounds = Event(), 0
-        self._seen, self._still_s, self._somebody_pauses = 0, 0.0, False
-        self._heard: dict[int, tuple[int, float]] = {}  # latest pulse of each machine, and seconds since it changed
+        self._over, self._beats = Event(), 0
+        self._beats_seen, self._still_s = 0, 0.0  # `_beats` when `lost` last saw a new one, and seconds since then
+        self._somebody_pauses = False
+        self._heard: dict[int, tuple[int, float]] = {}  # latest beat of each machine, and seconds since it changed
         self._pulse = Thread(target=self._beat, daemon=True)
         self._pulse.start()
 
@@ -44,8 +45,8 @@ class Machines:
         """The reason why this machine can't go on with the others; None if it can. The caller asks every `since_s`
         seconds, so that time in which this machine itself was stopped does not count.
         """
-        if self.reported is not None or self._rounds != self._seen or self._rounds == 0 or self._somebody_pauses:
-            self._seen, self._still_s = self._rounds, 0.0
+        if self.reported is not None or self._beats != self._beats_seen or self._beats == 0 or self._somebody_pauses:
+            self._beats_seen, self._still_s = self._beats, 0.0
             return self.reported
         self._still_s += since_s
         host, port = self._where
@@ -104,22 +105,21 @@ class Machines:
             store = self._store(self._join_s)
             number = store.add(COUNT, 1) - 1
             while not self._over.wait(BEAT_S):
-                self._rounds += 1
-                store.set(str(number), json.dumps((self._rounds, self.is_pausing, self.name)))
+                self._beats += 1
+                store.set(str(number), json.dumps((self._beats, self.is_pausing, self.name)))
                 if store.check([CAUSE]):
                     self.reported = store.get(CAUSE).decode()
                 else:
-                    self._listen(
-                        [json.loads(store.get(key)) for key in map(str, range(self.count)) if store.check([key])]
-                    )
+                    keys = map(str, range(self.count))
+                    self._listen([json.loads(store.get(key)) for key in keys if store.check([key])])
 
     def _listen(self, pulses: list[tuple[int, bool, str]]) -> None:
-        """Checks the pulses of the machines that have joined, in the order in which they joined."""
+        """Checks the latest pulses (beats, is_pausing, name) of the machines, in the order in which they joined."""
         self._somebody_pauses = any(is_pausing for _, is_pausing, _ in pulses)
-        for place, (rounds, _, name) in enumerate(pulses):
-            before, silent_s = self._heard.get(place, (0, 0.0))
-            silent_s = silent_s + BEAT_S if rounds == before and not self._somebody_pauses else 0.0
-            self._heard[place] = rounds, silent_s
+        for number, (beats, _, name) in enumerate(pulses):
+            before, silent_s = self._heard.get(number, (0, 0.0))
+            silent_s = silent_s + BEAT_S if beats == before and not self._somebody_pauses else 0.0
+            self._heard[number] = beats, silent_s
             if silent_s >= SILENT_S:
                 self.reported = f"error: the machine {name} has not been heard of for {SILENT_S:.0f} s"
 

@@ -95,6 +95,7 @@ class RankProcess:
         self._lines.read()
 
     def failure(self) -> RankFailure | None:
+        """How the rank failed; None: it is running, or has left its result."""
         exit_code = self.process.poll()  # before the files are checked: they exist once the process has ended
         if self._error.exists():
             error = json.loads(self._error.read_text())
@@ -104,6 +105,7 @@ class RankProcess:
         return RankFailure(self.rank, exit_code, "", time.monotonic())
 
     def raise_error(self, failure: RankFailure) -> None:
+        """Raises RankError for this failure of the rank."""
         if failure.exit_code is None:
             error = json.loads(self._error.read_text())
             raise RankError(self.rank, error["type"], error["message"], error["traceback"])
@@ -112,6 +114,7 @@ class RankProcess:
         raise RankError(self.rank, None, reason, self.last_lines)
 
     def say_where_it_stands(self) -> None:
+        """Has the rank write its stack to its output (`labkit.launcher.rank` registers the signal)."""
         if self.is_running and not self.is_stopped:
             self.process.send_signal(signal.SIGUSR1)
 

@@ -14,7 +14,7 @@ import psutil
 
 from labkit.system.errors import UserError
 
-ATTEMPT_S, PAUSE_S = 3.0, 0.3
+ATTEMPT_S, PAUSE_S = 3.0, 0.3  # time for one connection, and between two attempts
 
 
 @dataclass(frozen=True)

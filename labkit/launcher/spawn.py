@@ -44,7 +44,7 @@ def launch(
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` in several new processes at once, and returns their results by rank.
 
-    The number of processes is tp_size * pp_size; one that is not given is 1. Without both there are 2 processes. Each
+    The number of processes is tp_size * pp_size; a missing size is 1. Without both sizes there are 2 processes. Each
     initialises torch.distributed before the call, with NCCL if there is a GPU for every rank. Functions of notebook
     cells and lambdas work; arguments and results are pickled, tensors exactly. To pass `function` an argument with the
     name of a parameter below, use functools.partial.
@@ -66,22 +66,22 @@ def launch(
             raise UserError(f"got {name} = {value}, expected more than 0")
     name = getattr(function, "__name__", str(function))
     call = pickle_call(functools.partial(function, *args, **kwargs), name)
-    size = 2 if tp_size is pp_size is None else (tp_size or 1) * (pp_size or 1)
+    size = 2 if tp_size is None and pp_size is None else (tp_size or 1) * (pp_size or 1)
     variables = environment(World(size), threads, pin, start_timeout_s=start_timeout_s)
     limit_to_meet_s = start_timeout(variables)
     ranks: list[RankProcess] = []
     with owned_folder(FOLDERS) as folder:
         (folder / CALL).write_bytes(pickle.dumps(sys.path) + call)
         try:
-            for rank in range(size):
-                ranks.append(RankProcess(rank, size, folder, variables, echo or _print))
+            for number in range(size):
+                ranks.append(RankProcess(number, size, folder, variables, echo or _print))
             _wait(ranks, timeout_s, limit_to_meet_s)
             return [pickle.loads(rank.result.read_bytes()) for rank in ranks]
         finally:
-            for process in ranks:
-                process.kill()
-            for process in ranks:
-                process.close()
+            for rank in ranks:
+                rank.kill()
+            for rank in ranks:
+                rank.close()
 
 
 def _wait(ranks: Sequence[RankProcess], timeout_s: float | None, start_timeout_s: float) -> None:

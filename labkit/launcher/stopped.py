@@ -16,19 +16,24 @@ class StoppedRanks:
     """Finds a rank of this machine that has been stopped for `LOOKS` looks while other ranks ran.
 
     If all ranks of the run are stopped, for instance because somebody pauses the whole run, no rank waits for another
-    and none is reported. A rank that a debugger holds does not count as stopped. alone: this machine has all ranks of
-    the run. If not, ranks of other machines wait even when all ranks of this machine are stopped.
+    and none is reported. A rank that a debugger holds does not count as stopped.
+
+    alone: this machine has all ranks of the run. If not, ranks of other machines wait even when all ranks of this
+    machine are stopped.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
         self._alone, self._stopped_for = alone, 0
 
     def look(self, pids: Mapping[int, int]) -> int | None:
-        """The first stopped rank, once it is certain. pids: process ids by rank."""
+        """The first stopped rank, once it is certain; None: no rank is stopped, or not for long enough.
+
+        pids: process ids by rank.
+        """
         states = {rank: process_state(pid) for rank, pid in pids.items()}
         stopped = [rank for rank, state in sorted(states.items()) if state == STOPPED]
         waiting = [rank for rank, state in states.items() if state not in STOPPED + ENDED]
-        blocks = bool(stopped) and not (self._alone and not waiting)
+        blocks = bool(stopped) and (bool(waiting) or not self._alone)
         self._stopped_for = self._stopped_for + 1 if blocks else 0
         return stopped[0] if self._stopped_for >= LOOKS else None
 

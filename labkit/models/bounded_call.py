@@ -60,8 +60,8 @@ def _run(call: Callable[[], str], writing: int, seconds: float, memory_bytes: in
     """Runs the call in the fork. Never returns."""
     try:
         gc.disable()  # a collection here would finalize the parent's objects
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with suppress(OSError, ValueError):  # no /proc, or the limits are narrower already
             present = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (present + memory_bytes,) * 2)

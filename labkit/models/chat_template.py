@@ -48,7 +48,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> T
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that the chat template writes after an assistant's answer; None where no special token does that."""
+    """The token that the chat template writes after an assistant's answer; None: it writes no special token there."""
     conversation = [("user", "Hello"), ("assistant", PROBE), ("user", "Hello")]
     try:
         ids = render(tokenizer, [{"role": role, "content": content} for role, content in conversation])[0].tolist()

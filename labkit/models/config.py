@@ -1,8 +1,4 @@
-"""The description of a transformer in the engine's own terms, independent of Hugging Face.
-
-Letters: V vocabulary, P positions, E embedding width, H hidden width, I intermediate width, D head width,
-Hq and Hkv numbers of query and key/value heads.
-"""
+"""The description of a transformer in the engine's own terms, independent of Hugging Face."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ class RotarySpec:
 class ModelConfig:
     """A decoder-only transformer, or the layers of an encoder: its sizes, and what its layers compute.
 
-    Unless `pre_norm` or `parallel_residual` say otherwise a layer computes `h += attn(norm1(h)); h += mlp(norm2(h))`.
+    A layer computes `h += attn(norm1(h)); h += mlp(norm2(h))`, unless one of the fields below changes that.
     `layer_shapes` and `top_shapes` name every weight: these canonical names are all that the engine reads.
     """
 

@@ -22,7 +22,7 @@ MOST_VOCABULARY = 1 << 22
 MOST_POSITIONS = 1 << 28
 MOST_LABELS = 1 << 20  # transformers makes a dict of their names
 
-FieldCheck = Callable[[Any], str | None]  # a value -> None where it is right, else the description of a right value
+FieldCheck = Callable[[Any], str | None]  # a value -> None if it is right, else the description of a right value
 
 
 def _size(most: int, *, least: int = 1, optional: bool = False) -> FieldCheck:
@@ -46,7 +46,8 @@ def _number(*, above: float | None = None, most: float = math.inf, optional: boo
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return expected
-        return None if (value >= 0 if above is None else value > above) and value <= most else expected
+        large_enough = value >= 0 if above is None else value > above
+        return None if large_enough and value <= most else expected
 
     return check
 

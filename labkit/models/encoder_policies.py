@@ -47,5 +47,5 @@ ENCODERS: dict[str, Policy] = {policy.architecture: policy for policy in (BERT, 
 
 
 def encoder_policy_for(model: object) -> Policy | None:
-    """The row of the model's base model; None where that is no encoder of the table."""
+    """The row of the model's base model; None: it has no row."""
     return ENCODERS.get(type(model.base_model).__name__) if isinstance(model, PreTrainedModel) else None

@@ -30,7 +30,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-CONSTANT_ROPES = ("default", "linear", "llama3", "yarn")
+CONSTANT_ROPES = ("default", "linear", "llama3", "yarn")  # frequencies do not depend on the length of the text
 ALL_LINEARS = frozenset({"qkv", "attn_out", "ff1", "ff2"})
 
 
@@ -269,8 +269,10 @@ def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
 
 
 def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> RotarySpec:
-    """The rotation that `rope_parameters` describes. Supports only kinds with frequencies that do not depend on the
-    length of the text.
+    """The rotation that `rope_parameters` describes. Raises UserError for frequencies that depend on the length of the
+    text.
+
+    partial: the model may rotate only a part of each head.
     """
     rope = hf.rope_parameters or {}
     kind = rope.get("rope_type")

@@ -129,10 +129,10 @@ class Policy:
 
     def expected(self, config: ModelConfig) -> set[str]:
         """Hugging Face's names of all tensors that the model reads."""
-        names = {part for name in config.top_shapes() for part in self._parts(name, "")}
+        names = {stored for name in config.top_shapes() for stored in self.stored_names(name)}
+        of_layer = config.layer_shapes()
         for index in range(config.num_layers):
-            layer = f"{self.layers}.{index}."
-            names |= {part for name in config.layer_shapes() for part in self._parts(name, layer)}
+            names |= {stored for name in of_layer for stored in self.stored_names(name, index)}
         return names
 
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
@@ -185,7 +185,10 @@ class Policy:
 
     def stored_names(self, canonical: str, index: int | None = None) -> tuple[str, ...]:
         """Hugging Face's names of the tensors of a canonical weight. `index`: its layer; None outside the layers."""
-        return self._parts(canonical, "" if index is None else f"{self.layers}.{index}.")
+        role, kind = canonical.split(".")
+        modules = getattr(self, "tokens" if role == "embed" else role)
+        layer = "" if index is None else f"{self.layers}.{index}."
+        return tuple(f"{layer}{module}.{kind}" for module in ([modules] if isinstance(modules, str) else modules))
 
     def stored(
         self, config: ModelConfig, canonical: str, tensor: Tensor, index: int | None = None
@@ -205,11 +208,6 @@ class Policy:
             parts = [part.T if part.ndim == 2 else part for part in parts]
         return dict(zip(names, parts, strict=True))
 
-    def _parts(self, canonical: str, layer: str) -> tuple[str, ...]:
-        role, kind = canonical.split(".")
-        modules = getattr(self, "tokens" if role == "embed" else role)
-        return tuple(f"{layer}{module}.{kind}" for module in ([modules] if isinstance(modules, str) else modules))
-
     def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
         """The shard's part of each stored tensor of a canonical weight, in the layout of that tensor."""
         cut, config, (role, kind) = shard.cut(name), shard.config, name.split(".")
@@ -228,6 +226,7 @@ class Policy:
         return [cut]
 
     def _arrange(self, config: ModelConfig, name: str, parts: list[Tensor]) -> Tensor:
+        """The canonical weight in the engine's layout, made of its stored tensors. config: of the rank's part."""
         role = name.split(".")[0]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
@@ -238,6 +237,7 @@ class Policy:
         return tensor
 
     def _joined(self, config: ModelConfig, name: str, parts: list[Tensor]) -> Tensor:
+        """The parts, one after the other along their rows. Raises UserError for parts of different widths."""
         if len({(part.ndim, part.shape[1:]) for part in parts}) > 1 or not parts[0].ndim:
             width = [] if name.endswith(".bias") else [config.hidden_size]
             shapes = {part: list(tensor.shape) for part, tensor in zip(self.stored_names(name), parts, strict=True)}

@@ -208,4 +208,5 @@ def find_preset(name: str) -> Preset | None:
 
 
 def _key(name: str) -> str:
+    """The name as it is compared: letters and digits in lower case, without "hf" at the end."""
     return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("hf")

@@ -189,8 +189,8 @@ def shard(
     heads = head_shares(config.num_heads, config.num_kv_heads, size)[rank]
     inner = share(config.intermediate_size, size, rank, BLOCK)
     vocab = share(config.vocab_size, size, rank, BLOCK)
-    ends = {"embedding": embedding and config.causal, "head": head and config.causal}
-    return Shard(config, rank, size, heads.query, heads.kv, inner, vocab, layers, **ends)
+    embedding, head = embedding and config.causal, head and config.causal
+    return Shard(config, rank, size, heads.query, heads.kv, inner, vocab, layers, embedding, head)
 
 
 def share(count: int, size: int, rank: int, block: int = 1) -> range:
@@ -250,8 +250,7 @@ def head_shares(query_heads: int, kv_heads: int, ranks: int) -> tuple[HeadShare,
 
 def _kv_heads(query: range, per_kv: int) -> tuple[int, ...]:
     """The KV head of each group of query heads. All groups have one size, the largest that is possible."""
-    read = [head // per_kv for head in query]
-    for group in range(len(read), 0, -1):
-        if len(read) % group == 0 and all(read[head] == read[head - head % group] for head in range(len(read))):
-            break
-    return tuple(read[::group])
+    kv_of = [head // per_kv for head in query]  # the KV head that each query head reads
+    divisors = (size for size in range(len(kv_of), 0, -1) if len(kv_of) % size == 0)
+    size = next(size for size in divisors if all(kv_of[at] == kv_of[at - at % size] for at in range(len(kv_of))))
+    return tuple(kv_of[::size])

@@ -1,4 +1,4 @@
-"""HTML of a notebook, made safe so that unclosed elements cannot swallow the rest of the page."""
+"""Keeps unclosed elements in a notebook's HTML from swallowing the rest of the page."""
 
 import re
 

@@ -133,7 +133,7 @@ def check_gap(pair: CapturePair, stage: object, share: object) -> Markdown:
     stages = pair.difference.by_stage
     most = str(stages["ms"].abs().idxmax())
     verdict = _check_name(stage, [str(name) for name in stages.index], most)
-    if stage != most:
+    if not isinstance(stage, str) or stage != most:
         return Markdown(f"- the stage: {verdict}\n- its share of the vanilla step: name the stage first")
     right = 100 * float(stages.loc[most, "vanilla_ms"]) / pair.difference.vanilla.mean_ms
     return Markdown(f"- the stage: {verdict}\n- its share of the vanilla step: {_check_percent(share, right)}")

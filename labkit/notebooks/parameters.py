@@ -47,6 +47,8 @@ class Expression(str):
 
 @dataclass(frozen=True)
 class Parameter:
+    """A parameter of a notebook, as its cell declares it."""
+
     name: str
     types: tuple[str, ...]  # alternatives, such as "Literal['a', 'b']"; empty: not stated, so any literal
     default: Any  # an Expression if it is not a literal

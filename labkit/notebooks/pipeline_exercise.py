@@ -35,8 +35,7 @@ MOST_BUBBLE = 0.1
 
 def pipeline_puzzle(study: PipelineStudy) -> Markdown:
     """The table of facts from which the exercise starts."""
-    queue = simulate("queue", [1] * STAGES, list(TOKENS.values()), len(TOKENS))
-    rounds = simulate("rounds", [1] * STAGES, list(TOKENS.values()), len(TOKENS))
+    queue, rounds = _simulated("queue"), _simulated("rounds")
     tokens = ", ".join(f"{name} {count}" for name, count in TOKENS.items())
     rows = {
         "stages of the barrier's pipeline": f"{_stages(study)}, equal",
@@ -53,17 +52,16 @@ def check_pipeline(study: PipelineStudy, micro_batches: object, order: object) -
     """The verdicts on two answers: the least number of micro-batches with which `barrier` has a bubble of at most
     MOST_BUBBLE on two stages more than in the study, and an order of work for the puzzle with the least bubble.
     """
-    stages = _stages(study)
+    measured, stages = study.measured.case.stages, _stages(study)
+    times = round(1 / MOST_BUBBLE)  # a run with the largest allowed bubble / its bubble
     right = next(m for m in range(1, 10_000) if bubble("barrier", stages, m, 1) <= MOST_BUBBLE + 1e-9)
     mistakes = {
         float(right + 1): "one fewer is enough: the bubble may be equal to the limit",
         float(right - 1): "with this number the bubble is still slightly above the limit",
         float(stages): "this number fills the stages once, but each token fills and drains them again",
-        float(
-            (study.measured.case.stages - 1) * round(1 / MOST_BUBBLE - 1)
-        ): "this is for the stages that were measured",
-        float((stages - 1) * round(1 / MOST_BUBBLE)): "the time is m + P - 1 stage times, and m of them are work",
-        float(stages * round(1 / MOST_BUBBLE - 1)): "P - 1 of the P stages wait while the first micro-batch passes",
+        float((measured - 1) * (times - 1)): "this is for the stages that were measured",
+        float((stages - 1) * times): "the time is m + P - 1 stage times, and m of them are work",
+        float(stages * (times - 1)): "P - 1 of the P stages wait while the first micro-batch passes",
     }
     mistakes.pop(float(right), None)
     wrong = _problem(order)
@@ -76,7 +74,7 @@ def drawn_order(study: PipelineStudy, order: object) -> go.Figure | Markdown:
     """The simulated run of an order, or of the queue while `order` is None."""
     del study  # the puzzle is the same for all studies
     if order is None:
-        spans = simulate("queue", [1] * STAGES, list(TOKENS.values()), len(TOKENS))
+        spans = _simulated("queue")
         return order_figure(spans, "The puzzle, in the order of the queue", _bubble_text(simulated_bubble(spans)))
     if wrong := _problem(order):
         return Markdown(f"Nothing to draw: {wrong}")
@@ -84,7 +82,13 @@ def drawn_order(study: PipelineStudy, order: object) -> go.Figure | Markdown:
     return order_figure(spans, "Your order of work", _bubble_text(simulated_bubble(spans)))
 
 
+def _simulated(schedule: str) -> tuple[StageSpan, ...]:
+    """The simulated run of the puzzle with one of labkit's schedules."""
+    return simulate(schedule, [1] * STAGES, list(TOKENS.values()), len(TOKENS))
+
+
 def _stages(study: PipelineStudy) -> int:
+    """The number of stages in the question about the barrier."""
     return study.measured.case.stages + MORE_STAGES
 
 

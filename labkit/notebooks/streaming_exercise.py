@@ -37,7 +37,7 @@ def check_free_batch(study: StreamingStudy, sequences: object, cache_gb: object)
     An answer is right within 1 %.
     """
     plan = study.plan
-    right, weight = _sequences(study), plan.work.bytes_per_weight
+    right, weight = plan.free_rows / FASTER, plan.work.bytes_per_weight
     slower_disk = f"this is for the disk here; the disk in the question is {FASTER} times as fast"
     mistakes = {
         FASTER * right: slower_disk,
@@ -53,28 +53,25 @@ def check_free_batch(study: StreamingStudy, sequences: object, cache_gb: object)
     if plan.free_batch is not None:
         mistakes[float(plan.free_batch)] = f"this is the figure's: {slower_disk}"
     mistakes[float(plan.largest_batch)] = "this is the largest that fits; the question is about the rates"
-    return Markdown(
-        f"- sequences: {checked(sequences, right, mistakes)}\n"
-        f"- GB of their keys and values: {checked(cache_gb, right * _cache_bytes(study) / 1e9, _cache_mistakes(study))}"
-    )
+    return Markdown(f"- sequences: {checked(sequences, right, mistakes)}\n{_cache_verdict(study, cache_gb, right)}")
 
 
-def _sequences(study: StreamingStudy) -> float:
-    return study.plan.free_rows / FASTER
-
-
-def _cache_mistakes(study: StreamingStudy) -> dict[float, str]:
+def _cache_verdict(study: StreamingStudy, cache_gb: object, sequences: float) -> str:
+    """The verdict on the GB of the keys and values of `sequences` sequences."""
     from labkit.models.policies import model_config_of
+    from labkit.weights.precision import precision_of
     from labkit.weights.resolve import resolve
 
     case = study.plan.case
     config = model_config_of(resolve(case.model).hf_config)
-    right = _sequences(study) * _cache_bytes(study) / 1e9
+    dtype = precision_of(case.precision).dtype
+    assert dtype is not None  # a plan has a type
+    right = sequences * case.tokens * config.kv_bytes_per_token(dtype) / 1e9
     mistakes = {
         right / 2: "this is half of it: count keys and values, and two bytes for each number of 16 bits",
         right * case.prompt_tokens / case.tokens: "this is for the prompts; new tokens have keys and values, too",
         right / config.num_layers: "this is for one layer; every layer has its own",
-        right / _sequences(study): "this is for one sequence",
+        right / sequences: "this is for one sequence",
         right * 1e9 / 2**30: "a GB of 1,024 to the third; here it has 10^9 bytes",
         right * 1e3: "these are MB",
     }
@@ -82,16 +79,4 @@ def _cache_mistakes(study: StreamingStudy) -> dict[float, str]:
         mistakes[right * config.num_heads / config.num_kv_heads] = (
             "query heads share keys and values here: count the key-value heads"
         )
-    return mistakes
-
-
-def _cache_bytes(study: StreamingStudy) -> float:
-    """Bytes of the KV cache of one sequence at its end."""
-    from labkit.models.policies import model_config_of
-    from labkit.weights.precision import precision_of
-    from labkit.weights.resolve import resolve
-
-    case = study.plan.case
-    dtype = precision_of(case.precision).dtype
-    assert dtype is not None  # a plan has a type
-    return float(case.tokens * model_config_of(resolve(case.model).hf_config).kv_bytes_per_token(dtype))
+    return f"- GB of their keys and values: {checked(cache_gb, right, mistakes)}"

@@ -17,16 +17,12 @@ import psutil
 
 from labkit.nsys.process import Ended
 
-LOST_AGENT = (  # the end of nsys's last line
+LOST_AGENT = (  # ends of nsys's last line
     *("End of file", "Agent launcher failed."),
     *("Local Endpoint is not available.", "Connection reset by peer", "sem_open"),
 )
-THROWN = (
-    "QuadD",
-    "Dynamic exception type: ",
-    "std::exception::what: ",
-    "[boost::errinfo",
-)  # in the lines before it, which name a place in nsys's own code
+# Parts of the lines before the last one, which name a place in nsys's own code.
+THROWN = ("QuadD", "Dynamic exception type: ", "std::exception::what: ", "[boost::errinfo")
 ATTEMPTS = 3  # another capture that begins at the same time can cost a second agent, too
 OTHERS_S = 30.0  # for captures of other processes to end
 SHARED = Path("/dev/shm")

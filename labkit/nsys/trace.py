@@ -177,4 +177,5 @@ class Trace:
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
+        """The frames by their names in SCHEMA."""
         return {frame.name: getattr(self, frame.name) for frame in fields(self) if frame.name in SCHEMA}

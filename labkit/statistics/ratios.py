@@ -137,7 +137,7 @@ def _interval(
 
 
 def noise_floor(rounds: Sequence[float]) -> float:
-    """How far from 1 an A/A comparison of one side's own rounds gets, a fraction.
+    """How far from 1 an A/A comparison of one side's own rounds gets, a fraction. Needs at least two rounds.
 
     Two neighbouring rounds serve as one round of A against A; either one may be the baseline. The floor is the 95th
     percentile of `|log(ratio of medians)|` over all such assignments. Neighbours share the state of the machine like

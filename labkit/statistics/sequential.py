@@ -81,7 +81,7 @@ def more_rounds(ratio: Ratio, rounds: int) -> int | None:
         return None
     half, distance = math.log(ratio.high / ratio.low) / 2, abs(math.log(ratio.value))
     needed = max(distance - math.log1p(PROCESS_LUCK), math.log1p(LARGEST_SAME) - distance)
-    later = scipy.stats.norm.isf(error_of(4) / 2) / scipy.stats.norm.isf(error_of(2) / 2)
+    later = scipy.stats.norm.isf(error_of(4) / 2) / scipy.stats.norm.isf(error_of(2) / 2)  # at look 4 / at look 2
     total = rounds * (later * half / min(needed, math.log(WIDEST) / 2)) ** 2
     return max(1, FEWEST_ROUNDS - rounds, math.ceil(total) - rounds)
 

@@ -162,6 +162,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _spans(side: LayerSide) -> list[Span]:
+    """The spans of the layer whose time is the median of all layers in a profiled step."""
     layer = -1
 
     @contextmanager
@@ -176,11 +177,11 @@ def _spans(side: LayerSide) -> list[Span]:
         side.step(around)
     events = {event.name: event for event in profiler.events() if event.name.startswith(Phase.DECODE)}
     layers = [[events[message(Phase.DECODE, region, index)] for region in REGIONS] for index in range(layer + 1)]
-    whole = [ranges[-1].time_range.end - ranges[0].time_range.start for ranges in layers]
-    ranges = layers[int(np.argsort(whole)[len(whole) // 2])]
-    start = ranges[0].time_range.start
+    layers.sort(key=lambda ranges: ranges[-1].time_range.end - ranges[0].time_range.start)
+    median_layer = layers[len(layers) // 2]
+    start = median_layer[0].time_range.start
     spans = []
-    for region, outer in zip(REGIONS, ranges, strict=True):
+    for region, outer in zip(REGIONS, median_layer, strict=True):
         ops = [(event.name.removeprefix("aten::"), event) for event in outer.cpu_children]
         for op, event in [(None, outer), *ops]:
             took = event.time_range.elapsed_us()

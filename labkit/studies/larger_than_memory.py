@@ -139,10 +139,9 @@ class StreamingStudy(Study, FrozenRecord):
             for point in self.points
         ]
         of_others = [
-            _row(side.name, side.case.batch, side.per_token_ms, side.tokens_per_s, comparison.trust())
+            _row(side.name, side.case.batch, side.per_token_ms, side.tokens_per_s, trust)
             | {"resident_layers": None, "share_of_disk": None}
-            for comparison in self.comparisons
-            for side in (comparison.baseline,)
+            for side, trust in ((comparison.baseline, comparison.trust()) for comparison in self.comparisons)
         ]
         return of_engine + of_others
 
@@ -271,7 +270,7 @@ def _compared(
     plan: StreamingPlan, batch: int, baselines: Sequence[str], rounds: int, folder: Path, follow: Progress
 ) -> tuple[tuple[Comparison, ...], tuple[LeftOut, ...]]:
     """Compares each baseline with the streamed engine, in separate rounds: if one cannot run, the others still do.
-    folder: on the disk from which their models are read.
+    `folder` gets the files from which their models are read.
     """
     comparisons, left_out = list[Comparison](), list[LeftOut]()
     for index, name in enumerate(baselines):

@@ -170,7 +170,7 @@ def study_parallel(
             output=output,
             timeout_s=CAPTURE_S,
         )
-    except CaptureError as error:
+    except (CaptureError, UserError) as error:  # what was measured counts without a capture
         remarks = (f"the ranks could not be captured: {error}",)
     follow(total + 1, total + 1, "done")
     return ParallelStudy(config, comparisons, capture, remarks)

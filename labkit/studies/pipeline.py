@@ -37,7 +37,7 @@ from labkit.system.progress import Progress
 ALL_SCHEDULES = ", ".join(SCHEDULES)
 FEW_ROWS = 8  # rows of a batch between one row per stage and all rows
 CORES = "give each rank cores of its own: fewer stages, or fewer threads"
-GROWS = 1.05  # reading weights is the limit if it takes this many times the rows' time in the smallest micro-batch
+CLEARLY = 1.05  # reading weights is the limit if it takes at least this many times as long as computing the rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,21 +68,21 @@ class PipelineStudy(Study):
     def law(self) -> StepLaw | None:
         """t(r) fitted to the steps that were measured while all stages worked; None if only naive was measured."""
         runs = [run for run in self.measured.runs if run.schedule != NAIVE]
-        first = next((run.schedule for run in runs if run.schedule == "queue"), runs[0].schedule if runs else "")
-        times = {run.batch / run.micro_batches: sum(run.step_ms) / run.stages for run in runs if run.schedule == first}
-        return StepLaw.through(times) if times else None
+        if not runs:
+            return None
+        fitted = "queue" if any(run.schedule == "queue" for run in runs) else runs[0].schedule
+        times = {run.batch / run.micro_batches: sum(run.step_ms) / run.stages for run in runs if run.schedule == fitted}
+        return StepLaw.through(times)
 
     @property
     def most_parts(self) -> float | None:
-        """The number of micro-batches from which on reading weights is the limit; None if no step shows it."""
-        law, batch = self.law, self.measured.case.batch
-        if law is None or self._fewest_rows * law.ms_per_row * GROWS > law.weights_ms:
+        """The number of micro-batches from which on reading weights is the limit. None: it was not the limit even
+        for the smallest micro-batch, or only naive was measured.
+        """
+        law, fewest_rows = self.law, min(run.batch / run.micro_batches for run in self.measured.runs)
+        if law is None or fewest_rows * law.ms_per_row * CLEARLY > law.weights_ms:
             return None
-        return batch / law.turning_rows
-
-    @property
-    def _fewest_rows(self) -> float:
-        return min(run.batch / run.micro_batches for run in self.measured.runs)
+        return self.measured.case.batch / law.turning_rows
 
     @property
     def farthest(self) -> ScheduleRun:
@@ -169,7 +169,7 @@ class PipelineStudy(Study):
 
     def gain(self, run: ScheduleRun) -> Ratio | None:
         """Tokens per second of a run / tokens per second of naive, with the interval over rounds. None: naive was not
-        measured, the run is naive's own, or the record is an older one without rounds.
+        measured, the run is naive's own, or the record has the rates of fewer than two rounds.
         """
         names = [measured_run.name for measured_run in self.measured.runs]
         if NAIVE not in names or run.name == NAIVE or not self.measured.rates or len(self.measured.rates[0]) < 2:

@@ -150,18 +150,18 @@ def capture_pair(
     threads = threads or len(os.sched_getaffinity(0))
     follow = progress or unheard
 
-    def take(place: int, side: str) -> Capture:
+    def take(number: int, side: str) -> Capture:
         case = {"impl": side, "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1, "threads": threads}
         return profile(
             own_command(model, side, dtype=dtype, prompt=prompt, new=steps + 1, threads=threads),
-            name=f"{Path(model).name}-{side}{f'-{place + 1}' if baseline == candidate else ''}",
+            name=f"{Path(model).name}-{side}{f'-{number + 1}' if baseline == candidate else ''}",
             output=output,
             case=case,
             window=own_window(),
             source=cast(CaptureSource, source),
             tax=tax,
             environment={"OMP_NUM_THREADS": str(threads)},
-            progress=lambda done, total, label: follow(place * total + done, 2 * total, f"{side}: {label}"),
+            progress=lambda done, total, label: follow(number * total + done, 2 * total, f"{side}: {label}"),
         )
 
     try:
@@ -195,7 +195,7 @@ def own_window() -> Window:
 
 def bundled_pair() -> CapturePair:
     """The captures of gpt2 in profiles/captures. UserError if labkit was installed without them."""
-    taken = []
+    captures = []
     for name in BUNDLED_SIDES:
         record_file = BUNDLED / f"{name}.json"
         if not record_file.exists():
@@ -203,9 +203,9 @@ def bundled_pair() -> CapturePair:
                 f"{BUNDLED} has no {name}.json; expected the captures that come with labkit; install it again"
             )
         record = read_record(record_file)
-        taken.append(Capture(tuple(BUNDLED / file for file in record.files), record_file, record))
-    cpu = (taken[0].record.environment or {}).get("cpu", "another machine")
-    vanilla, fused = (capture.record.case for capture in taken)
+        captures.append(Capture(tuple(BUNDLED / file for file in record.files), record_file, record))
+    cpu = (captures[0].record.environment or {}).get("cpu", "another machine")
+    vanilla, fused = (capture.record.case for capture in captures)
     remark = f"captures of {fused['model']}, taken on another day, on {cpu}: not on this machine"
     of = {"model": fused["model"], "baseline": vanilla["impl"], "candidate": fused["impl"], "steps": fused["new"] - 1}
-    return CapturePair(taken[0], taken[1], (remark,), of | {"threads": fused["threads"]})
+    return CapturePair(captures[0], captures[1], (remark,), of | {"threads": fused["threads"]})

@@ -53,7 +53,7 @@ def check_number(name: str, number: Any, *, least: float | None = None, why: str
     """Raises UserError for a number outside BOUNDS, for NaN, for a fraction where a whole number is due, and for
     anything that is not a number.
 
-    least: a higher lower bound for this use; `why`: the reason for it.
+    least: a lower bound for this use, instead of the one in BOUNDS. why: the reason for it.
     """
     bounds = BOUNDS[name]
     least = bounds.least if least is None else least

@@ -36,14 +36,12 @@ def parse_json(data: bytes, path: Path, expected: str) -> Any:
     if fault := instead_of_content(data.strip()):
         raise UserError(f"{path} {fault}; expected {expected}")
     text = decoded(data, path, expected)
-    deep = _too_deep(text)
+    if _too_deep(text):
+        raise UserError(f"{path} nests deeper than {MOST_LEVELS} levels; expected {expected}")
     try:
-        values = None if deep else json.loads(text)
+        return json.loads(text)
     except ValueError as error:  # not JSON, or a number of thousands of digits
         raise UserError(f"{path} is not JSON ({error}); expected {expected}") from None
-    if deep:
-        raise UserError(f"{path} nests deeper than {MOST_LEVELS} levels; expected {expected}")
-    return values
 
 
 def _too_deep(text: str) -> bool:

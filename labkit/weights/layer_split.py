@@ -12,21 +12,21 @@ from labkit.weights.capacity import layer_bytes, outside_bytes
 from labkit.weights.spec import WeightSpec
 
 
-def split_layers(spec: WeightSpec, stages: int, given: Sequence[int] | None = None) -> tuple[range, ...]:
-    """Consecutive layers for each stage: `given` numbers of layers, or balanced by the bytes of weights per step. These
+def split_layers(spec: WeightSpec, stages: int, counts: Sequence[int] | None = None) -> tuple[range, ...]:
+    """Consecutive layers for each stage. counts: their numbers; None: balanced by the bytes of weights per step, which
     include the LM head, but not the embedding, because a step reads only a few of its rows.
 
-    Raises UserError for more stages than layers, and for `given` numbers that do not add up to the model's layers.
+    Raises UserError for more stages than layers, and for `counts` that do not add up to the model's layers.
     """
     layers = spec.config.num_layers
     if stages > layers:
         raise UserError(f"pp_size={stages} stages for {layers} layers; use pp_size <= {layers}")
-    if given is not None and (sum(given) != layers or min(given) < 1):
+    if counts is not None and (sum(counts) != layers or min(counts) < 1):
         raise UserError(
-            f"pipeline_parallel: layers={list(given)} are {sum(given)} layers, the model has {layers}; expected "
+            f"pipeline_parallel: layers={list(counts)} are {sum(counts)} layers, the model has {layers}; expected "
             f"{stages} numbers from 1 on that add up to {layers}"
         )
-    counts = list(given) if given is not None else _balanced(spec, stages)
+    counts = _balanced(spec, stages) if counts is None else counts
     return tuple(range(begin, end) for begin, end in pairwise(accumulate(counts, initial=0)))
 
 

@@ -32,7 +32,7 @@ from labkit.weights.spec import WeightSpec
 pack, packed = unchecked(checked_pack), unchecked(checked_packed)
 
 AT_ONCE, AT_LEAST = 1 << 20, 1 << 16  # numbers that are packed at once: fewer take longer
-SHARE = 600  # bytes of a model for each such number: quantising a number takes about 40 bytes besides the result
+SHARE = 600  # bytes of a model per number packed at once; quantising a number takes about 40 bytes besides the result
 
 
 def packed_at_once(size: int) -> int:
@@ -93,12 +93,13 @@ class Builder:
 
     def _packed(self, matrix: RowBlocks, scheme: Scheme | None, columns: Cut | None, gated: bool) -> Linear:
         """Packs a matrix, and quantises it if there is a scheme, some rows at a time."""
-        parts = []
-        (outputs, inputs), taken = matrix.shape, columns.ranges[0] if columns else (0, matrix.shape[1])
+        outputs, inputs = matrix.shape
+        first, last = columns.ranges[0] if columns else (0, inputs)
         rows_of = interleaved(matrix) if gated else matrix
         stored = interleaved_rows(outputs) if gated else outputs
         dtype = PACKED[scheme.bits] if scheme else float_dtype(self.spec.dtype)
-        panels = self.place.empty(packed_shape(stored, taken[1] - taken[0], dtype), dtype)
+        panels = self.place.empty(packed_shape(stored, last - first, dtype), dtype)
+        scale_panels = []
         group = 0
         step = max(BLOCK, self.at_once // inputs // BLOCK * BLOCK)
         for begin in range(0, stored, step):
@@ -113,11 +114,11 @@ class Builder:
             if columns is not None:
                 codes, scales, group = _some_columns(columns, codes, scales, group, scheme.bits)
             pack(codes, into, bits=scheme.bits)
-            parts.append(pack_scales(scales))
-        linear = Linear(panels, None, stored, taken[1] - taken[0], "panels")
+            scale_panels.append(pack_scales(scales))
+        linear = Linear(panels, None, stored, last - first, "panels")
         if scheme is None:
             return linear
-        scales = self._kept(torch.cat(parts))
+        scales = self._kept(torch.cat(scale_panels))
         return replace(
             linear, scales=scales, group=group, bits=scheme.bits, activation_bits=self.spec.quant.activation_bits
         )
@@ -151,6 +152,7 @@ class Builder:
         return self.place.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
     def with_bias(self, linear: Linear, bias: Tensor | None) -> Linear:
+        """The matrix with this bias; with layout "panels" the bias is padded to whole blocks."""
         if bias is None:
             return linear
         if linear.layout == "panels":
@@ -255,19 +257,17 @@ class Builder:
     def _tied_table(self, head: Linear | None) -> Tensor | None:
         """The rows of an embedding that the head shares; None where the head's packed matrix serves lookups."""
         assert head is not None
-        if self.spec.impl != "reference":
-            return None
-        return _rows_of(head)
+        return _rows_of(head) if self.spec.impl == "reference" else None
 
     def _table(self, rows: Weight) -> Tensor:
         """The rows of an embedding that the head does not share."""
         if isinstance(rows, Linear):
             return _rows_of(rows).to(self.device, float_dtype(self.spec.dtype)).contiguous()
-        matrix_of = RowBlocks.of(rows)
-        table = torch.empty(matrix_of.shape, dtype=float_dtype(self.spec.dtype), device=self.device)
-        step = max(1, self.at_once // matrix_of.shape[1])
+        blocks = RowBlocks.of(rows)
+        table = torch.empty(blocks.shape, dtype=float_dtype(self.spec.dtype), device=self.device)
+        step = max(1, self.at_once // blocks.shape[1])
         for begin in range(0, len(table), step):
-            table[begin : begin + step] = matrix_of.rows(begin, min(begin + step, len(table)))
+            table[begin : begin + step] = blocks.rows(begin, min(begin + step, len(table)))
         return table
 
     def model(self, layers: list[LayerWeights], outside: Outside, last_norm: Norm) -> ModelWeights:

@@ -27,11 +27,11 @@ UNDER_WAY = "*This is being measured.*"
 
 @dataclass(frozen=True)
 class View:
-    """Content that follows the runs."""
+    """Content that is drawn again after each run."""
 
     cell: Execution  # that showed the content
-    slot: Slot
-    draw: Callable[[], Any]
+    slot: Slot  # that holds the content
+    draw: Callable[[], Any]  # returns the present content
 
 
 class StudyBench(Generic[Result]):
@@ -45,7 +45,7 @@ class StudyBench(Generic[Result]):
     study: ClassVar[Callable[..., Any]]
     declared: ClassVar[Mapping[str, StudySetting]]  # settings of the study, by name
     kind: ClassVar[type]  # class of the results
-    _newest: ClassVar[dict[str, StudyBench[Any]]] = {}  # by class: a run that outlives its cells informs it
+    _newest: ClassVar[dict[str, StudyBench[Any]]] = {}  # by class; it offers the results of older benches, too
 
     def __init_subclass__(cls) -> None:
         cls.declared, cls.kind = settings_of(cls.study), get_type_hints(cls.study)["return"]

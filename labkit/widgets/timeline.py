@@ -124,10 +124,8 @@ class Timeline(anywidget.AnyWidget):
                 "at": lambda: events.nearest(self._lanes, message["lane"], message["time"]),
                 "beside": lambda: events.beside(self._lanes, message["event"], message["by"]),
             }[kind]()
-            self.send(reply | {"kind": "details", "details": self._details(event)})
-
-    def _details(self, event: int) -> dict[str, Any] | None:
-        return events.details(self._lanes, event) if event >= 0 else None
+            details = events.details(self._lanes, event) if event >= 0 else None  # -1: the lane has no event
+            self.send(reply | {"kind": "details", "details": details})
 
     def _search(self, message: dict[str, Any], reply: dict[str, Any]) -> None:
         """Sends the match after the last one, or for a new text the first match that begins in the view or after it."""
@@ -140,7 +138,7 @@ class Timeline(anywidget.AnyWidget):
         self._search_state = (text, matches, position)
         marks = self._lanes.start[matches]
         marks = marks[np.linspace(0, len(marks) - 1, min(len(marks), MARKS)).astype(np.int64)].astype(np.float64)
-        details = self._details(int(matches[position])) if len(matches) else None
+        details = events.details(self._lanes, int(matches[position])) if len(matches) else None
         content = {"kind": "found", "text": text, "count": len(matches), "at": position + 1, "details": details}
         self.send(reply | content, [marks.tobytes()])
 

@@ -1,4 +1,4 @@
-// The events of a view, drawn from the tiles at hand, and an overview of the whole time.
+// The events of a view, drawn from the tiles that the page has, and an overview of the whole time.
 
 import { FONT, Frame, HEAD, OVERVIEW } from "./timeline_frame.js";
 

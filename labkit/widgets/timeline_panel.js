@@ -2,7 +2,7 @@
 
 import { duration, moment } from "./timeline_scene.js";
 
-/** An element with attributes, listeners ("onclick") and children. */
+/** An element with attributes, listeners ("onclick") and children. Children that are null are left out. */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -190,7 +190,7 @@ export class Panel {
       { class: `lkt-links lkt-${kind}`, "aria-label": label },
       element("span", {}, label),
       ...buttons,
-      ...(more ? [more] : []),
+      more,
     );
   }
 }

@@ -75,7 +75,7 @@ export class TileStore {
     return tile;
   }
 
-  /** The tile, or the finest tile at hand that covers its time. */
+  /** The tile, or the finest stored tile that covers its time; null if there is none. */
   nearest(level, index) {
     for (let up = 0; up <= level; up++) {
       const tile = this.get(level - up, Math.floor(index / 2 ** up));

@@ -98,14 +98,21 @@ export class View {
     this.show(begin, end);
   }
 
-  /** All of the time from `begin` to `end`. */
+  /** Shows all of the time from `begin` to `end`. */
   show(begin, end) {
     this.place(begin, (end - begin) / this.room);
   }
 
+  /** `perPixel` within the limits of the zoom. */
+  limited(perPixel) {
+    const [first, last] = this.scene.all;
+    return Math.min(Math.max(perPixel, NARROWEST), ((last - first) * 1.5) / this.room);
+  }
+
+  /** Shows the time from `begin` on. The middle of the view stays among the events. */
   place(begin, perPixel) {
     const [first, last] = this.scene.all;
-    this.perPixel = Math.min(Math.max(perPixel, NARROWEST), ((last - first) * 1.5) / this.room);
+    this.perPixel = this.limited(perPixel);
     const half = (this.room * this.perPixel) / 2;
     this.begin = Math.min(Math.max(begin, first - half), last - half);
     this.panel.showing(this.room * this.perPixel);
@@ -119,8 +126,7 @@ export class View {
   zoom(factor, x = this.painter.gutter + this.room / 2) {
     const at = Math.max(x - this.painter.gutter, 0);
     const time = this.begin + at * this.perPixel;
-    const [first, last] = this.scene.all;
-    const perPixel = Math.min(Math.max(this.perPixel * factor, NARROWEST), ((last - first) * 1.5) / this.room);
+    const perPixel = this.limited(this.perPixel * factor);
     this.place(time - at * perPixel, perPixel);
   }
 
@@ -185,6 +191,7 @@ export class View {
     this.sight(lane);
   }
 
+  /** Scrolls as little as needed to make a lane visible. */
   sight(lane) {
     const { y, height } = this.painter.layout.ofLane.get(lane);
     const room = this.painter.height - HEAD;

@@ -14,7 +14,7 @@ from labkit.models.presets import PRESETS
 
 
 def comparisons(one_ms: float, two_ms: float, *, limit: float = 1.8) -> list[Comparison]:
-    """Comparisons of two ranks (10 ms per token) with eager, one thread and two threads.
+    """Comparisons of two ranks (10 ms per token) with eager (40 ms), one thread (`one_ms`) and two threads (`two_ms`).
 
     The memory bandwidth of two cores is `limit` times that of one core.
     """

@@ -148,10 +148,10 @@ def test_a_bench_of_one_batch_keeps_the_others_and_makes_its_page_of_all(
 
     class Turns:
         def __init__(self, batch: int) -> None:
-            self._found = comparisons_of(batch)
+            self._comparisons = comparisons_of(batch)
 
         def comparison(self, baseline: int, candidate: int) -> Comparison:
-            return self._found[baseline]
+            return self._comparisons[baseline]
 
     handing = handed(19.0)
     monkeypatch.setattr(bench, "measure_hand_over", lambda *args, **settings: handing)
@@ -177,3 +177,10 @@ def test_rows_are_handed_over_and_timed_on_both_ranks() -> None:
     measurement = measure_hand_over(3, 7, rounds=2, calls=4)
     assert [len(calls) for calls in measurement.rounds_us] == [8, 8]
     assert measurement.median_us > 0
+
+
+@pytest.mark.parametrize("options", [{"batch": [5]}, {"against": ["fused-pp3"]}])
+def test_what_cannot_be_measured_is_refused_before_anything_runs(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected any of \[.*32.*\] and of .*fused-pp2-naive"):
+        bench.main(output=tmp_path, **options)
+    assert not list(tmp_path.iterdir())

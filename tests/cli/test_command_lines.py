@@ -137,6 +137,9 @@ def test_a_request_that_cannot_be_served_ends_with_one_line(
     assert sorted(place.rglob("*")) == before
 
 
+NAMES = (("--dtype", "--new"), ("--precision", "--new-tokens"), ("--precisions", "--new_tokens"))
+
+
 def test_former_names_of_options_are_in_no_help_and_mean_the_present_ones(labkit: Labkit) -> None:
     _, output, _ = labkit("plan-batch", "--help")
     assert "--dtype" in output
@@ -145,9 +148,6 @@ def test_former_names_of_options_are_in_no_help_and_mean_the_present_ones(labkit
     outputs = [labkit(*arguments, option, "int8-32", new, "9")[1] for option, new in NAMES]
     assert "int8-32" in outputs[0]
     assert len({re.sub(r'"created": "[^"]*"', "", plan) for plan in outputs}) == 1
-
-
-NAMES = (("--dtype", "--new"), ("--precision", "--new-tokens"), ("--precisions", "--new_tokens"))
 
 
 def test_lines_of_a_chat_that_are_no_text_are_refused_and_the_conversation_stays(

@@ -56,7 +56,7 @@ def test_a_chat_model_answers_and_nothing_else_is_printed(labkit: Labkit, checkp
     assert re.fullmatch(SPEED.format(9), speed)
 
 
-def test_int8_and_a_system_prompt(labkit: Labkit, checkpoint: str) -> None:
+def test_dtype_and_system_prompt_reach_the_engine(labkit: Labkit, checkpoint: str) -> None:
     arguments = ("--new", "9", "--dtype", "int8", "--system", "be brief")
     code, output, errors = labkit("generate", checkpoint, *HELLO, *arguments)
     assert code == 0, errors

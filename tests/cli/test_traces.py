@@ -81,7 +81,7 @@ def test_markdown_escapes_what_it_would_take_for_its_own(labkit: Labkit, recorde
     assert head.count("|") == line.count("|") == row.replace("\\|", "").count("|")
 
 
-def test_filters_and_sorting(labkit: Labkit, recorded: str) -> None:
+def test_rows_are_filtered_sorted_and_cut_to_the_top(labkit: Labkit, recorded: str) -> None:
     _, output, _ = labkit("trace", "gaps", recorded, "--json", "--window", "0.3:", "--sort", "start", "--ascending")
     starts = [row["start_ns"] for row in json.loads(output)["gaps"]]
     assert starts == sorted(starts)

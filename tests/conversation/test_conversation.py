@@ -26,7 +26,7 @@ def engine(name: str, only_letters: bool = False) -> InferenceEngine:
 
 
 def without_a_cache(model: InferenceEngine, conversation: Conversation, new: int, **options: Any) -> list[int]:
-    """Tokens of the answer to the last message, computed from the whole conversation without a KV cache."""
+    """Tokens of the answer to the last message, if the model reads the whole conversation anew."""
     ids = chat_tokenizer().apply_chat_template(
         conversation.messages[:-1], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )["input_ids"]

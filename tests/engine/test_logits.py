@@ -109,7 +109,7 @@ def test_the_loss_equals_vanilla() -> None:
     assert torch.allclose(fused("gpt2")(ids, labels=ids).loss, expected, rtol=1e-4)
 
 
-def test_a_tuple_on_request() -> None:
+def test_logits_and_cache_come_as_a_tuple_on_request() -> None:
     logits, cache = fused("gpt2")(prompt(1, 4), return_dict=False)
     assert logits.shape == (1, 4, 131)
     assert cache.get_seq_length() == 4

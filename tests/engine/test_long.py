@@ -9,7 +9,7 @@ LONG = 2000
 
 
 @pytest.mark.parametrize("name", ["bloom", "llama", "mistral"])
-def test_two_thousand_tokens(name: str) -> None:
+def test_each_of_two_thousand_tokens_is_a_best_one(name: str) -> None:
     """Each token is the best one for the vanilla model after the text before it, or equally good."""
     ids = prompt(1, 10)
     text = greedy(fused(name), ids, LONG)

@@ -45,13 +45,7 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def push(text: str) -> None:
         label = parse(text)
         assert label is not None
-        parents = (
-            []
-            if not (label.stage or label.step)
-            else [label.phase]
-            if label.step
-            else [label.phase, step_message(label.phase)]
-        )
+        parents = [label.phase] if label.step else [label.phase, step_message(label.phase)] if label.stage else []
         assert depth == parents, f"{text} opened inside {depth}"
         messages.append(text)
         depth.append(text)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import pytest
 from helpers.studies.comparisons import comparison
-from helpers.studies.drawn import subtitle
+from helpers.studies.drawn import annotations, subtitle
 
 from labkit.figures import published_figure, region_figure, stage_figure
 from labkit.harness import Comparison
@@ -36,8 +36,7 @@ def test_published_bars_look_different(draw: Draw) -> None:
 @pytest.mark.parametrize("draw", DRAWN)
 def test_the_panel_says_that_it_was_not_measured_here_and_who_published_it(draw: Draw) -> None:
     figure = draw(comparison())
-    written = [annotation.text for annotation in figure.layout.annotations]
-    assert sum(NOT_MEASURED_HERE in text for text in written) == 1
+    assert sum(NOT_MEASURED_HERE in text for text in annotations(figure)) == 1
     for source in set(figure.data[1].customdata):
         assert f"{NOT_MEASURED_HERE}: {source}" in subtitle(figure)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 import pytest
-from helpers.studies.drawn import subtitle, words
+from helpers.studies.drawn import annotations, subtitle, words
 from helpers.traces.handmade import FUSED, VANILLA, decode, disorder, layers
 
 from labkit.figures.difference import COST, SAVED, difference_figure, difference_table
@@ -60,7 +60,7 @@ def test_the_whiskers_are_the_intervals(difference: Difference) -> None:
 
 def test_every_row_tells_its_figure_and_the_title_the_claim(difference: Difference) -> None:
     figure = difference_figure(difference)
-    texts = [annotation.text for annotation in figure.layout.annotations]
+    texts = annotations(figure)
     assert len(texts) == len(difference.shown_parts) + 2
     for text, part in zip(texts[1:-1], difference.shown_parts.itertuples(), strict=True):
         assert f"{-part.ms:+.{difference.places}f} ms" in text

@@ -1,16 +1,11 @@
 """The latency figures show the figures of the record."""
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 from helpers.studies.comparisons import BANDWIDTH_GB_S, comparison
-from helpers.studies.drawn import subtitle, words
+from helpers.studies.drawn import annotations, subtitle, texts, words
 
 from labkit.figures import latency_figure, per_token_figure
-
-
-def texts(figure: go.Figure) -> list[str]:
-    return [annotation.text for annotation in figure.layout.annotations]
 
 
 def test_bars_are_as_long_as_the_records_say() -> None:
@@ -36,7 +31,7 @@ def test_the_floor_is_drawn_where_the_bandwidth_puts_it() -> None:
 
 def test_each_side_says_its_share_of_the_limit() -> None:
     record = comparison()
-    written = " ".join(texts(per_token_figure(record)))
+    written = texts(per_token_figure(record))
     for side in (record.baseline, record.candidate):
         assert f"{side.floor_share:.0%} of the limit" in written
 
@@ -44,7 +39,7 @@ def test_each_side_says_its_share_of_the_limit() -> None:
 def test_without_a_probe_there_is_no_floor_and_the_figure_says_so() -> None:
     figure = per_token_figure(comparison(probed=False))
     assert not figure.layout.shapes
-    assert any("limit unknown" in text for text in texts(figure))
+    assert any("limit unknown" in text for text in annotations(figure))
 
 
 def test_the_title_gives_ratio_interval_baseline_and_verdict() -> None:

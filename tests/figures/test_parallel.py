@@ -7,7 +7,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 from helpers.studies.comparisons import comparison
-from helpers.studies.drawn import subtitle, words
+from helpers.studies.drawn import subtitle, texts, words
 from helpers.traces.handmade import Recorder
 
 from labkit.engine import StageTime
@@ -32,8 +32,7 @@ WAITS = (0.02, 0.05, 0.01, 0.03)
 
 
 def config(name: str) -> ModelConfig:
-    hf_config = PRESETS[name].hf_config
-    return model_config_of(hf_config)
+    return model_config_of(PRESETS[name].hf_config)
 
 
 def side(ranks: int) -> Measurement:
@@ -85,10 +84,6 @@ def captured(late_us: Sequence[float], steps: int = 3) -> Trace:
                 recorder.range(f"decode/layer.{index // 2}/mlp", arrival - 15, arrival - 5, process=process)
                 recorder.range(f"decode/layer.{index // 2}/all_reduce", arrival + late, arrival + 40, process=process)
     return recorder.trace(ranks=range(len(late_us)))
-
-
-def texts(figure: go.Figure) -> str:
-    return " ".join(annotation.text for annotation in figure.layout.annotations)
 
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)

@@ -2,9 +2,8 @@
 
 import plotly.graph_objects as go
 import pytest
-from helpers.studies.drawn import subtitle, title
+from helpers.studies.drawn import subtitle, texts, title
 from helpers.studies.pipeline_studies import RUNS, STAGES, run, study
-from helpers.studies.precision_studies import texts
 
 from labkit.figures import (
     bubble_figure,

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from helpers.studies.drawn import subtitle
-from helpers.studies.precision_studies import RANDOM, SIDES, study, texts
+from helpers.studies.drawn import subtitle, texts
+from helpers.studies.precision_studies import RANDOM, SIDES, study
 
 from labkit.figures import (
     costs_figure,

@@ -1,8 +1,7 @@
 """The figure of a stage table shows the figures of the table, stage by stage or layer by layer."""
 
-import plotly.graph_objects as go
 import pytest
-from helpers.studies.drawn import subtitle, title
+from helpers.studies.drawn import annotations, subtitle, title
 from helpers.traces.handmade import VANILLA, Recorder, decode, disorder, layers
 
 from labkit.figures.stage_table import REST_COLORS, stage_table_figure
@@ -11,10 +10,6 @@ from labkit.nsys.analysis.stage_table import stage_table
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase, Stage
 from labkit.studies.frames import number
-
-
-def words(figure: go.Figure) -> list[str]:
-    return [annotation.text for annotation in figure.layout.annotations]
 
 
 def two_phases() -> Trace:
@@ -37,7 +32,7 @@ def test_a_bar_for_every_stage_in_its_colour(gpu: bool) -> None:
 
 def test_the_figures_next_to_the_bars_are_those_of_the_table() -> None:
     table = stage_table(decode(layers(VANILLA, 2), noise=0.1), ("phase", "stage"))
-    texts = words(stage_table_figure(table))
+    texts = annotations(stage_table_figure(table))
     for heading in ("ms", "share", "runs", "median µs", "P95 µs", "ops", "gaps µs"):
         assert f"<b>{heading.replace(' ', '<br>')}</b>" in texts
     assert "<b>exposed<br>ms</b>" not in texts
@@ -47,14 +42,14 @@ def test_the_figures_next_to_the_bars_are_those_of_the_table() -> None:
 
 def test_p95_of_few_runs_is_in_parentheses_and_explained() -> None:
     few, many = (stage_table_figure(stage_table(decode(VANILLA, steps=count), ("stage",))) for count in (8, 60))
-    assert any(text.startswith("(") for text in words(few))
+    assert any(text.startswith("(") for text in annotations(few))
     assert "fewer than 59" in subtitle(few)
-    assert not any(text.startswith("(") for text in words(many))
+    assert not any(text.startswith("(") for text in annotations(many))
     assert "fewer than 59" not in subtitle(many)
 
 
 def test_a_cpu_has_no_column_of_the_gpu() -> None:
-    texts = words(stage_table_figure(stage_table(decode(VANILLA, gpu=False), ("stage",))))
+    texts = annotations(stage_table_figure(stage_table(decode(VANILLA, gpu=False), ("stage",))))
     assert not {"<b>ops</b>", "<b>gaps<br>µs</b>"} & set(texts)
 
 

@@ -3,6 +3,7 @@
 import plotly.graph_objects as go
 import pytest
 from helpers.studies.comparisons import STAGE_SHARES, STEP_MS, comparison
+from helpers.studies.drawn import annotations
 
 from labkit.figures import STAGE_COLORS, region_figure, stage_figure
 from labkit.stages import Phase, Stage
@@ -76,7 +77,7 @@ def test_a_side_without_stages_is_left_out_and_named() -> None:
     )
     figure = stage_figure(record)
     assert set(parts(figure)) == {"fused"}
-    assert any("hf-eager cannot tell" in annotation.text for annotation in figure.layout.annotations)
+    assert any("hf-eager cannot tell" in text for text in annotations(figure))
 
 
 def test_without_any_stages_the_figures_still_stand() -> None:

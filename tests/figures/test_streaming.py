@@ -2,8 +2,7 @@
 
 import plotly.graph_objects as go
 import pytest
-from helpers.studies.drawn import subtitle, title
-from helpers.studies.precision_studies import texts
+from helpers.studies.drawn import annotations, subtitle, texts, title
 from helpers.studies.streaming_plans import LAYERS, point, spans
 from helpers.studies.streaming_studies import BATCHES, study
 
@@ -91,7 +90,7 @@ def test_memory_is_drawn_against_the_budget() -> None:
     assert set(drawn[BUDGET].y) == {record.plan.memory / 1e6}
     assert max(drawn[HELD].y) == max(sample.bytes for sample in record.memory) / 1e6
     assert "1,200 MB at most" in title(memory_figure(record))
-    assert {f"batch {batch}" for batch in BATCHES} <= {note.text for note in memory_figure(record).layout.annotations}
+    assert {f"batch {batch}" for batch in BATCHES} <= set(annotations(memory_figure(record)))
 
 
 def test_each_stop_of_the_slider_replaces_all_traces_with_what_it_predicts() -> None:
@@ -110,7 +109,7 @@ def test_each_stop_of_the_slider_replaces_all_traces_with_what_it_predicts() -> 
     assert active.value == str(record.plan.highest_throughput.resident_layers)
     assert "nothing here is measured" in subtitle(figure)
     assert figure.layout.yaxis.type == "log"
-    assert any(note.text.endswith(LOG) for note in figure.layout.annotations)
+    assert any(text.endswith(LOG) for text in annotations(figure))
 
 
 def test_ratios_have_intervals_and_published_figures_a_panel_of_their_own() -> None:

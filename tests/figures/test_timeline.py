@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from helpers.notebooks.pages import MOST_BYTES
-from helpers.studies.drawn import subtitle
+from helpers.studies.drawn import annotations, subtitle
 from helpers.traces.handmade import Recorder
 
 from labkit.figures.page import figure_page
@@ -94,8 +94,7 @@ def test_two_traces_share_an_axis_that_begins_with_their_first_steps() -> None:
     for side in ("y", "y2"):
         steps = next(trace for trace in bars(figure) if (trace.yaxis or "y") == side)
         assert min(base for base, text in zip(steps.base, steps.hovertext, strict=True) if "decode/step" in text) == 0
-    written = [annotation.text for annotation in figure.layout.annotations]
-    assert [sum(name in text for text in written) for name in PAIR] == [1, 1]
+    assert [sum(name in text for text in annotations(figure)) for name in PAIR] == [1, 1]
 
 
 def test_a_few_steps_fill_the_page() -> None:

@@ -13,8 +13,6 @@ from labkit.system import others_clock
 from labkit.system.errors import UserError
 from labkit.system.others_clock import OthersClock
 
-Times = SimpleNamespace
-
 
 class Machine:
     """A simulated machine; its counters change only in `runs`."""
@@ -35,7 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     simulated = Machine()
     monkeypatch.setattr(others_clock, "monotonic", lambda: simulated.now)
 
-    def times() -> psutil._ntuples.scputimes:  # type: ignore[name-defined]
+    def times() -> SimpleNamespace:
         return SimpleNamespace(
             _asdict=lambda: {
                 "user": simulated.busy,

@@ -15,7 +15,7 @@ from labkit.harness.shapes import layer_shape
 from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.kernels.shapes import REAL, LayerShape
 from labkit.models.config import ModelConfig
-from labkit.models.policies import POLICIES, policy_for
+from labkit.models.policies import POLICIES, model_config_of
 from labkit.models.presets import PRESETS
 from labkit.stages import Stage
 
@@ -41,12 +41,11 @@ each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
 
 
 def small(name: str, **overrides: Any) -> ModelConfig:
-    hf_config = small_config(name, **overrides)
-    return policy_for(hf_config).model_config(hf_config)
+    return model_config_of(small_config(name, **overrides))
 
 
 def preset(name: str) -> ModelConfig:
-    return policy_for(PRESETS[name].hf_config).model_config(PRESETS[name].hf_config)
+    return model_config_of(PRESETS[name].hf_config)
 
 
 def counts(config: ModelConfig, batch: int, context: int) -> tuple[int, ...]:

@@ -9,14 +9,14 @@ from labkit.harness.roofline import count_work, decode_bytes, probe_peak
 from labkit.harness.stored_weights import StoredWeights, Weights, as_plain, from_plain, name_of
 from labkit.kernels.build import unavailable
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 
 Q4 = StoredWeights(name="Q4_0", bits=4.5, head="Q6_K", head_bits=6.5625, computes="int8")
 
 
 def config(name: str) -> ModelConfig:
-    return policy_for(PRESETS[name].hf_config).model_config(PRESETS[name].hf_config)
+    return model_config_of(PRESETS[name].hf_config)
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.int8, Q4], ids=str)

@@ -82,7 +82,7 @@ def test_a_run_begins_and_ends_with_the_gpus_work(monkeypatch: pytest.MonkeyPatc
     assert times.end_to_end_ms >= 20
 
 
-def test_measure_latency_of_a_vanilla_model(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_vanilla_model_has_all_samples_and_a_share_of_the_limit(tokenizer: PreTrainedTokenizerFast) -> None:
     measured = measure_latency(small_model("gpt2"), tokenizer, "abcde", ARGS, runs=3, warmup=1)
     case = measured.case
     assert (case.batch, case.prompt_tokens, case.new_tokens, case.dtype) == (1, 5, 6, "float32")
@@ -99,7 +99,7 @@ def test_measure_latency_of_a_vanilla_model(tokenizer: PreTrainedTokenizerFast) 
     assert str(measured).startswith("P95 latency (ms) - ")
 
 
-def test_measure_latency_of_a_batch(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_case_counts_the_prompts_of_a_batch(tokenizer: PreTrainedTokenizerFast) -> None:
     measured = measure_latency(small_model("llama"), tokenizer, ["abc", "def"], ARGS, runs=1, warmup=0)
     assert measured.case.batch == 2
 
@@ -115,7 +115,7 @@ def test_measure_latency_of_a_batch(tokenizer: PreTrainedTokenizerFast) -> None:
         ("abc", {"min_new_tokens": 1, "max_new_tokens": 1}, "at least 2"),
     ],
 )
-def test_measure_latency_refuses(
+def test_what_has_no_latency_is_refused(
     tokenizer: PreTrainedTokenizerFast, prompt: str | list[str], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

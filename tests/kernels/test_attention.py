@@ -8,7 +8,7 @@ import torch
 from helpers.kernels.ops import DTYPES, MASKS, UNIT, Draw, assert_near, mask_for, rounds_activations, rows_of
 
 from labkit.kernels import attention
-from labkit.kernels.types import AttentionParams, Heads
+from labkit.kernels.types import AttentionParams, Heads, LayerCache
 
 HEADS = {"3x20": Heads(3, 3, 20), "6:2x64": Heads(6, 2, 64), "5:1x80": Heads(5, 1, 80), "2x7": Heads(2, 2, 7)}
 STEPS = [(3, 1, 22), (1, 1, 0), (2, 13, 0), (2, 5, 17), (2, 40, 9)]  # sequences, new tokens, tokens in the cache
@@ -32,7 +32,7 @@ def test_cpp_equals_reference(dtype: torch.dtype, heads: Heads, params: Attentio
         capacity = past + tokens + 3
         rows = rows_of(batch, tokens, past, mask=mask_for(mask, batch, past + tokens), slots=capacity)
         cache, twin = draw.cache(heads, rows, past + tokens, capacity)
-        cache, twin = (type(kv)(kv.keys, kv.values, past) for kv in (cache, twin))
+        cache, twin = (replace(kv, past=past) for kv in (cache, twin))
         slopes = None if params.slopes is None else params.slopes[: heads.query].contiguous()
         case_params = replace(params, slopes=slopes)
         queries = draw.normal(batch * tokens, heads.query * heads.dim)
@@ -46,7 +46,7 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
     heads, draw = HEADS["3x20"], Draw()
     rows = rows_of(2, 4, mask=torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1]]))
     cache, _ = draw.cache(heads, rows, 4, 4)
-    cache = type(cache)(cache.keys, cache.values, 0)
+    cache = replace(cache, past=0)
     context = attention(draw.normal(8, 60), AttentionParams(0.3), heads, rows, cache, impl="cpp")
     visible = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1], dtype=torch.bool)
     assert not context[~visible].any()
@@ -59,14 +59,12 @@ def test_without_causal_the_order_of_the_tokens_means_nothing(impl: str) -> None
     heads, draw, params = HEADS["6:2x64"], Draw(), AttentionParams(0.2, causal=False)
     cache, _ = draw.cache(heads, rows_of(2, 9), 9, 9)
     queries, order = draw.normal(18, 6 * 64), torch.randperm(9, generator=draw.generator)
-    reordered = type(cache)(cache.keys[:, :, order].contiguous(), cache.values[:, :, order].contiguous(), 0)
     mask = torch.tensor([[1] * 9, [1, 0, 1, 1, 0, 1, 1, 1, 0]])
     contexts = []
-    for slots, visible in ((type(cache)(cache.keys, cache.values, 0), mask), (reordered, mask[:, order])):
-        ordered_queries = queries.view(2, 9, -1) if slots is not reordered else queries.view(2, 9, -1)[:, order]
-        context = attention(
-            ordered_queries.flatten(0, 1).contiguous(), params, heads, rows_of(2, 9, mask=visible), slots, impl=impl
-        )
+    for places in (torch.arange(9), order):
+        slots = LayerCache(cache.keys[:, :, places].contiguous(), cache.values[:, :, places].contiguous(), 0)
+        rows, tokens = rows_of(2, 9, mask=mask[:, places]), queries.view(2, 9, -1)[:, places]
+        context = attention(tokens.flatten(0, 1).contiguous(), params, heads, rows, slots, impl=impl)
         contexts.append(context.view(2, 9, -1))
     assert_near(contexts[1], contexts[0][:, order], 1.0, 1e-5)
 
@@ -81,7 +79,7 @@ def test_huge_scores_do_not_overflow() -> None:
     heads, draw = Heads(1, 1, 20), Draw()
     rows = rows_of(1, 1, 8)
     cache, _ = draw.cache(heads, rows, 9, 9)
-    cache = type(cache)(cache.keys, cache.values, 8)
+    cache = replace(cache, past=8)
     queries = draw.normal(1, 20)
     best = (cache.keys[0, 0, :, :20] @ queries[0]).argmax()
     context = attention(queries, AttentionParams(1e4), heads, rows, cache, impl="cpp")

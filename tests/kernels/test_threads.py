@@ -1,6 +1,7 @@
 """Threads divide the outputs, never a sum: results have the same bits for any number of threads."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def run_qkv(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
 def run_attention(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
     draw, rows = Draw(dtype), rows_of(3, 5, 12)
     cache, _ = draw.cache(HEADS, rows, 17, 17)
-    cache = type(cache)(cache.keys, cache.values, 12)
+    cache = replace(cache, past=12)
     params = AttentionParams(0.2, window=9)
     return (attention(draw.normal(15, 120), params, HEADS, rows, cache, impl="cpp", threads=threads),)
 

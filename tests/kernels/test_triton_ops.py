@@ -29,34 +29,15 @@ from labkit.kernels.residual_add import cases as residual_cases
 from labkit.kernels.residual_add.reference import residual_add as residual_reference
 from labkit.kernels.shapes import TOLERANCES
 from labkit.kernels.tuned import Tile
-from labkit.kernels.types import (
-    ACTIVATIONS,
-    Heads,
-    Linear,
-    MlpWeights,
-    QkvWeights,
-    Rotary,
-)
+from labkit.kernels.types import ACTIVATIONS, Heads, Linear, MlpWeights, QkvWeights, Rotary
 
 ROWS = (1, 3, 20)
-
-
 STEPS = ((1, 1), (3, 1), (4, 5))  # sequences, new tokens; their product is the number of rows
-
-
 PAST, CAPACITY = 4, 20
-
-
 FLOAT32 = TOLERANCES[torch.float32]
-pytestmark = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
-
-
-each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
-
-
 SMALL_TILE, FLAT_TILE, WHOLE_ROWS = Tile(16, 16, stages=2), Tile(32, 64), Tile(32, 128)
-
-
+pytestmark = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
+each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 in_other_tiles = pytest.mark.parametrize(
     ("dtype", "tile"),
     [
@@ -111,7 +92,7 @@ def test_gemm_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
 
 
 @each_type
-def test_gemm_with_all_that_may_surround_it(dtype: torch.dtype) -> None:
+def test_gemm_with_norm_second_product_residual_and_cap_equals_reference(dtype: torch.dtype) -> None:
     """norm(x) W^T + bias + x2 W2^T + bias2 + residual, in one kernel up to 16 rows."""
     draw = Draw(dtype, groups=3)
     (first_linear, _), (second_linear, _) = (draw.linear(70, inputs, bias=False) for inputs in (63, 130))
@@ -140,11 +121,8 @@ def check_mlp(draw: Draw, case: mlp_cases.MlpCase, counts: Sequence[int]) -> Non
     weights = MlpWeights(draw.norm(shape.norm, shape.hidden), plain, shape.activation, shape.gated, addend_norm)
     on_gpu = replace(weights, up=packed(plain, "triton"))
     for rows in counts:
-        hidden, addend, bias = (
-            draw.normal(rows, shape.hidden),
-            draw.normal(rows, shape.hidden),
-            draw.normal(shape.hidden),
-        )
+        hidden, addend = draw.normal(rows, shape.hidden), draw.normal(rows, shape.hidden)
+        bias = draw.normal(shape.hidden)
         for added, added_bias, from_norm in ((addend, bias, False), (addend, None, True), (None, None, False)):
             expected = mlp_reference(double(hidden), double(added), double(added_bias), double(weights), from_norm)
             actual = mlp_gemm(hidden, added, added_bias, on_gpu, residual_from_norm=from_norm, impl="triton")

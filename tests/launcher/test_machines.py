@@ -65,8 +65,8 @@ def test_a_machine_that_said_that_it_pauses_is_not_lost(both: tuple[Machines, Ma
     second.pause()
     until(lambda: first._somebody_pauses)
     second.leave()
-    rounds = first._rounds
-    until(lambda: first._rounds > rounds + 60)
+    beats = first._beats
+    until(lambda: first._beats > beats + 60)
     assert first.reported is None
 
 

@@ -250,7 +250,7 @@ def test_known_buffers_and_a_tied_head_may_be_present() -> None:
     policy.check(config, policy.expected(config) | buffers)
 
 
-def test_names_of_older_checkpoints() -> None:
+def test_names_of_older_checkpoints_become_current_and_current_ones_stay() -> None:
     assert POLICIES["GPT2LMHeadModel"].current_name("h.0.ln_1.bias") == "transformer.h.0.ln_1.bias"
     assert POLICIES["GPTNeoXForCausalLM"].current_name("embed_out.weight") == "lm_head.weight"
     assert POLICIES["OPTForCausalLM"].current_name("decoder.embed_tokens.weight") == "model.decoder.embed_tokens.weight"

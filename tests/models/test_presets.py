@@ -62,7 +62,7 @@ def test_every_preset_is_a_model_that_the_policies_know(name: str) -> None:
         ("bigscience/bloom", "bloom-176b"),
     ],
 )
-def test_obvious_spellings(spelling: str, name: str) -> None:
+def test_obvious_spellings_find_their_preset(spelling: str, name: str) -> None:
     preset = find_preset(spelling)
     assert preset
     assert preset.name == name

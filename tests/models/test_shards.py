@@ -14,8 +14,7 @@ WIDE = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 72, "
 
 
 def model_config(name: str, **overrides: object) -> ModelConfig:
-    config = small_config(name, **overrides)
-    return model_config_of(config)
+    return model_config_of(small_config(name, **overrides))
 
 
 def canonical(config: ModelConfig) -> dict[str, Tensor]:

@@ -42,7 +42,7 @@ def test_no_answer_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.995, 1.0, 1.005])
-def test_right_within_one_percent(factor: float) -> None:
+def test_answers_within_one_percent_are_right(factor: float) -> None:
     assert all("**right**" in verdict for verdict in verdicts(READ_MB * factor, LIMIT_MS * factor))
 
 
@@ -147,7 +147,7 @@ def gap_verdict(share: object, stage: object = "mlp") -> str:
     ("share", "message"),
     [(SHARE, "**right**"), (SHARE / 100, "a fraction"), (70, "too high"), (None, "not answered yet")],
 )
-def test_the_share_of_what_changed_most(share: float | None, message: str) -> None:
+def test_a_share_of_what_changed_most_gets_its_verdict(share: float | None, message: str) -> None:
     assert message in gap_verdict(share).splitlines()[1]
 
 
@@ -191,7 +191,7 @@ def group_verdicts(precision: object, layer_mb: object = None) -> list[str]:
         (4, "expected its name as text"),
     ],
 )
-def test_groups_under_a_byte_budget(precision: object, message: str) -> None:
+def test_a_precision_under_the_byte_budget_gets_its_verdict(precision: object, message: str) -> None:
     line = group_verdicts(precision)[0]
     assert message in line
     assert ("**right**" in line) == (message == "**right**")
@@ -210,7 +210,7 @@ def test_groups_under_a_byte_budget(precision: object, message: str) -> None:
         (None, "not answered yet"),
     ],
 )
-def test_the_bytes_of_groups(layer_mb: float | None, message: str) -> None:
+def test_the_bytes_of_a_layer_get_their_verdict(layer_mb: float | None, message: str) -> None:
     assert message in group_verdicts("int4-64", layer_mb)[1]
 
 

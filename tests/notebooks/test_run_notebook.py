@@ -217,9 +217,7 @@ def test_a_run_whose_last_write_fails_keeps_its_notebook(
 
 
 @sweep
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.sweep), signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_files_and_no_kernel(tmp_path: Path, number: signal.Signals) -> None:
     pid_file = tmp_path / "pid"
     notebook = write(

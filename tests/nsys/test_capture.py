@@ -134,7 +134,10 @@ def test_a_failing_program_is_quoted_and_what_was_captured_is_kept(tmp_path: Pat
 
 @pytest.fixture
 def losing_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The installed nsys, which loses its agent as often as this file says, as it rarely does on a busy machine."""
+    """File with the number of captures in which the installed nsys still loses its agent.
+
+    A real nsys loses it rarely, on a busy machine.
+    """
     losses, program = tmp_path / "losses", tmp_path / "nsys"
     lose = f"echo $(($(cat {losses}) - 1)) > {losses}; echo 'End of file'; exit 1"
     condition = f'[ "$1 $2" != "profile --help" ] && [ "$1" = profile ] && [ $(cat {losses}) -gt 0 ]'
@@ -180,6 +183,7 @@ def test_an_empty_capture_says_which_cause_it_was(
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """Folder on a disk of 200 kB, which no capture fits on."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", disk], capture_output=True)

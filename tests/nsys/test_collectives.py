@@ -13,8 +13,11 @@ STEPS, LAYERS = 3, 2
 ENDS = 30  # end of a collective, in us after its time of arrival
 
 
-def run(late_us: Sequence[float], *, gpu: bool = False, ranks: Sequence[int] = (), nccl: bool = False) -> Trace:
-    """Trace of ranks that arrive `late_us` late at each all-reduce, which ends 30 us after the time of arrival."""
+def run(late_us: Sequence[float], *, kernel: str = "", ranges: bool = True, ranks: Sequence[int] = ()) -> Trace:
+    """Trace of ranks that arrive `late_us` late at each all-reduce, which ends 30 us after the time of arrival.
+
+    kernel: name of the all-reduce's kernel; empty: it runs on the CPU. ranges: whether a range announces it.
+    """
     recorder = Recorder()
     for process, late in enumerate(late_us):
         for step in range(STEPS):
@@ -23,10 +26,10 @@ def run(late_us: Sequence[float], *, gpu: bool = False, ranks: Sequence[int] = (
             for layer in range(LAYERS):
                 arrival = begin + 50 + 80 * layer
                 start, end = arrival + late, arrival + ENDS
-                if not nccl:
+                if ranges:
                     recorder.range(f"decode/layer.{layer}/all_reduce", arrival - 5, end, process=process)
-                if gpu:
-                    recorder.kernel(arrival - 4, start, end, process=process, name="ncclDevKernel", device=process)
+                if kernel:
+                    recorder.kernel(arrival - 4, start, end, process=process, name=kernel, device=process)
                 elif late:
                     recorder.ranges[-1]["start_ns"] = round(1000 * start)
                 else:
@@ -34,9 +37,12 @@ def run(late_us: Sequence[float], *, gpu: bool = False, ranks: Sequence[int] = (
     return recorder.trace(ranks=ranks or range(len(late_us)))
 
 
-@pytest.mark.parametrize(("gpu", "nccl"), [(False, False), (True, False), (True, True)])
-def test_everybody_waits_for_the_last(gpu: bool, nccl: bool) -> None:
-    result = collectives(run([0, 7, 3], gpu=gpu, nccl=nccl))
+@pytest.mark.parametrize(
+    ("kernel", "ranges"),
+    [("", True), ("any", True), ("ncclDevKernel", False), ("cross_device_reduce_1stage", False)],
+)
+def test_everybody_waits_for_the_last(kernel: str, ranges: bool) -> None:
+    result = collectives(run([0, 7, 3], kernel=kernel, ranges=ranges))
     count = STEPS * LAYERS
     assert result.ranks["collectives"].tolist() == [count] * 3
     assert result.ranks["last"].tolist() == [0, count, 0]

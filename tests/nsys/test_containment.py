@@ -86,7 +86,7 @@ def test_calls_in_a_row_take_one_list_and_nested_calls_one_more_each() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_minima_over_windows(seed: int) -> None:
+def test_minima_over_windows_are_those_of_each_slice(seed: int) -> None:
     random = np.random.default_rng(seed)
     values = random.integers(-1000, 1000, 77)
     low = random.integers(0, 78, 200)

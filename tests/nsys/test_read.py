@@ -48,7 +48,7 @@ def chrome(folder: Path, name: str, rank: int | None = None) -> Path:
     return path
 
 
-def same(first: Trace, second: Trace) -> None:
+def assert_same(first: Trace, second: Trace) -> None:
     assert first.source == second.source
     for name, frame in first.frames.items():
         pd.testing.assert_frame_equal(frame, second.frames[name])
@@ -187,8 +187,8 @@ def test_a_cached_trace_is_the_trace(seed: int, cached: Path, readings: Sequence
     path = random_database(tmp_path / "run-r1.sqlite", seed, "2026.1")
     first, second = read(path), read(path)
     assert len(readings) == 1
-    same(first, second)
-    same(first, read(path, cache=False))
+    assert_same(first, second)
+    assert_same(first, read(path, cache=False))
     assert project(second).equals(project(first))
     moved = shutil.copy(path, tmp_path / "moved-r2.sqlite")  # the same contents under another name
     third = read(moved)
@@ -196,7 +196,7 @@ def test_a_cached_trace_is_the_trace(seed: int, cached: Path, readings: Sequence
     assert third.source.files == ("moved-r2.sqlite",)
     assert third.processes["rank"].unique().tolist() == [2]
     chrome_trace = chrome(tmp_path, "trace.json")
-    same(read(chrome_trace), read(chrome_trace))
+    assert_same(read(chrome_trace), read(chrome_trace))
     assert [folder.name.startswith(".") for folder in cached.iterdir()] == [False, False]
 
 
@@ -253,9 +253,9 @@ def test_a_damaged_cache_is_made_again(damage: str, cached: Path, readings: Sequ
         (folder / "about.json").write_text('{"about": {}}')
     else:
         (folder / "about.json").write_text("not JSON")
-    same(read(path), expected)
+    assert_same(read(path), expected)
     assert len(readings) == 2
-    same(read(path), expected)
+    assert_same(read(path), expected)
     assert len(readings) == 2
 
 
@@ -265,7 +265,7 @@ def test_a_cache_that_cannot_be_written_harms_nothing(tmp_path: Path, monkeypatc
     file.touch()
     monkeypatch.setenv("LABKIT_CACHE", str(file / "below"))
     path = rank(tmp_path, "a.sqlite", EPOCH_NS)
-    same(read(path), read(path, cache=False))
+    assert_same(read(path), read(path, cache=False))
 
 
 def test_a_full_disk_leaves_no_half_of_a_cache(cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_a_full_disk_leaves_no_half_of_a_cache(cached: Path, tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(kept_results.pa.ipc, "new_file", full)
-        same(read(path), read(path, cache=False))
+        assert_same(read(path), read(path, cache=False))
     assert list(cached.iterdir()) == []
 
 

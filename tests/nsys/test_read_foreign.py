@@ -38,7 +38,7 @@ def launched_by(trace: Trace) -> list[str]:
     return [str(trace.calls["name"][row]) if row >= 0 else "" for row in first_calls(trace)]
 
 
-def test_jax_on_gpus(tmp_path: Path) -> None:
+def test_work_calls_and_ranges_of_jax_on_gpus_are_read(tmp_path: Path) -> None:
     trace = opened(tmp_path, jax_gpu())
     assert work_rows(trace) == [
         ("kernel", "gemm_fusion_dot_1", 0, 10_500, 1, 7, 0),
@@ -77,7 +77,7 @@ def test_operators_of_jax_on_tpus_are_the_work(tmp_path: Path) -> None:
     assert len(trace.source.unread) == 2
 
 
-def test_ascend(tmp_path: Path) -> None:
+def test_work_of_ascend_is_read_once(tmp_path: Path) -> None:
     """Waits are not work. The planes of HCCL and the overlaps repeat events of the streams, so they are not read."""
     trace = opened(tmp_path, ascend())
     assert work_rows(trace) == [
@@ -93,7 +93,7 @@ def test_ascend(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_mtia(tmp_path: Path) -> None:
+def test_work_calls_and_idle_time_of_mtia_are_read(tmp_path: Path) -> None:
     trace = opened(tmp_path, mtia())
     assert work_rows(trace) == [
         ("kernel", "fc-dtype_Float", 0, 40_000, 17, 108, 0),
@@ -124,7 +124,7 @@ def test_times_of_ranges_are_named_where_there_are_ranges(tmp_path: Path) -> Non
     assert summarise(opened(tmp_path, with_range)).remarks[0].endswith("so times of ranges are on the CPU")
 
 
-def test_viztracer(tmp_path: Path) -> None:
+def test_calls_of_viztracer_become_ranges(tmp_path: Path) -> None:
     trace = opened(tmp_path, viztracer())
     assert trace.ranges["name"].tolist() == ["main (/a.py:1)", "work (/a.py:9)"]
     assert trace.threads["name"].tolist() == ["MainThread"]

@@ -137,9 +137,8 @@ def step_times(taken: float, *, parallel: float, rng: np.random.Generator) -> fl
     """
     slices = 20_000
     waits_for_both = rng.random(slices) < parallel
-    disturbed = rng.random(slices) < taken / (
-        1 + taken
-    )  # share of the elapsed time, which is the time needed plus this time
+    share = taken / (1 + taken)  # of the elapsed time: the step's own time, and the other program's
+    disturbed = rng.random(slices) < share
     return 1.0 + float(np.mean(disturbed & waits_for_both)) * (1 + taken)
 
 

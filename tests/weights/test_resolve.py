@@ -151,7 +151,7 @@ def test_a_checkpoint_folder_is_the_model_that_was_saved(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("zipped", [True, False])
 @torch.no_grad()
-def test_an_old_checkpoint_of_the_bare_decoder(tmp_path: Path, zipped: bool) -> None:
+def test_an_old_checkpoint_of_the_bare_decoder_is_read(tmp_path: Path, zipped: bool) -> None:
     """PyTorch files, names without the decoder's prefix, and masks stored with the weights."""
     original = small_model("gpt2")
     original.config.save_pretrained(tmp_path)
@@ -164,7 +164,7 @@ def test_an_old_checkpoint_of_the_bare_decoder(tmp_path: Path, zipped: bool) -> 
     assert torch.equal(resolve(tmp_path).hf_model(torch.float32)(ids).logits, original(ids).logits)
 
 
-def test_a_tied_model_stored_under_its_head_only(tmp_path: Path) -> None:
+def test_a_tied_model_stored_under_its_head_only_has_its_embedding(tmp_path: Path) -> None:
     saved("qwen2", tmp_path)
     embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
     edit_weights(tmp_path, {"model.embed_tokens.weight": None, "lm_head.weight": embedding})
@@ -235,7 +235,9 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ({"model_type": "gpt2"}, "holds no weights; expected model"),
     ],
 )
-def test_a_folder_that_is_no_checkpoint(tmp_path: Path, config: dict[str, object] | None, message: str) -> None:
+def test_a_folder_that_is_no_checkpoint_is_refused(
+    tmp_path: Path, config: dict[str, object] | None, message: str
+) -> None:
     if config:
         (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):

@@ -56,13 +56,15 @@ def decode_loop(
 
     given: transformers' cache from which `cache` was made; it gets the new keys and values.
     """
-    prompt = _prompt(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
+    prompt = _prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
     choice = _Choice.of(generation_config, logits_processor)
     end = _known_end(stopping_criteria) if choice.argmax_is_enough else None
     if end is not None:
-        sequences = yield from _greedy(prompt, input_ids, end, generation_config, streamer)
+        sequences = yield from _choose_argmax(prompt, input_ids, end, generation_config, streamer)
     else:
-        sequences = yield from _chosen(prompt, input_ids, choice, stopping_criteria, generation_config, streamer)
+        sequences = yield from _choose_from_logits(
+            prompt, input_ids, choice, stopping_criteria, generation_config, streamer
+        )
     if streamer is not None:
         streamer.end()
     if given is not None:
@@ -116,7 +118,7 @@ class _Choice:
         return torch.multinomial(torch.softmax(processed, dim=-1), num_samples=1).squeeze(1)
 
 
-def _chosen(
+def _choose_from_logits(
     prompt: StepInput,
     input_ids: Tensor,
     choice: _Choice,
@@ -190,7 +192,7 @@ def _top_k(processors: LogitsProcessorList) -> int | None:
     return None
 
 
-def _greedy(
+def _choose_argmax(
     prompt: StepInput, input_ids: Tensor, end: _End, config: GenerationConfig, streamer: BaseStreamer | None
 ) -> Generator[StepInput, StepOutput, Tensor]:
     """Chooses the argmax of every step until the end.
@@ -228,7 +230,7 @@ def _limit(criteria: StoppingCriteriaList, length: int) -> int:
     return criteria.max_length or length + 256
 
 
-def _prompt(
+def _prompt_step(
     cache: KVCache,
     input_ids: Tensor,
     criteria: StoppingCriteriaList,

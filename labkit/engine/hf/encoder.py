@@ -47,6 +47,7 @@ class FusedEncoder(PackedModule, nn.Module):
         device: torch.device,
         vanilla_layer: type[nn.Module],
     ) -> None:
+        """vanilla_layer: class of transformers' layers, which hooks for hidden states look for."""
         super().__init__()
         self.config, self.model_config, self.weights = hf_config, spec.config, weights
         self.clock = LayersClock(spec.config.num_layers, weights.stages(1))

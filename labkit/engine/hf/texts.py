@@ -18,11 +18,13 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
 
 PLAIN = (bool, int, float, str, list, tuple)
-BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
-BY_ROW = (*BY_TOKEN, StopStringCriteria)
-REMEMBERS = (processing.SynthIDTextWatermarkLogitsProcessor,)  # processors that keep a state of each row
+# classes of stopping criteria
+BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # end a row at an end token, or all rows at once
+BY_ROW = (*BY_TOKEN, StopStringCriteria)  # judge each row without the others
+# classes of logits processors
+REMEMBERS = (processing.SynthIDTextWatermarkLogitsProcessor,)  # keep a state of each row
 CALLS_THE_MODEL = (processing.UnbatchedClassifierFreeGuidanceLogitsProcessor,)
-NOT_BY_ROW = (processing.PrefixConstrainedLogitsProcessor, *CALLS_THE_MODEL)
+NOT_BY_ROW = (processing.PrefixConstrainedLogitsProcessor, *CALLS_THE_MODEL)  # see the whole batch
 ROWS_IN = {  # attributes with one entry per row
     processing.RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
     processing.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
@@ -87,12 +89,12 @@ class GenerateTexts:
             return None
         if any(type(criterion) not in BY_TOKEN for criterion in self.criteria):
             return None
-        ends = [
-            criterion.eos_token_id.flatten().tolist()
+        return frozenset(
+            token
             for criterion in self.criteria
             if isinstance(criterion, EosTokenCriteria)
-        ]
-        return frozenset(token for tokens in ends for token in tokens)
+            for token in criterion.eos_token_id.flatten().tolist()
+        )
 
     @property
     def draws(self) -> bool:

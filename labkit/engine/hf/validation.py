@@ -98,8 +98,8 @@ def check_keywords(keywords: Mapping[str, Any], *, token_types: bool) -> dict[st
 def check_input_ids(input_ids: Tensor | None) -> Tensor:
     """Returns the ids. Raises ValueError unless they are [batch, tokens >= 1]."""
     if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
-        got, advice = "nothing" if input_ids is None else list(input_ids.shape), "add a batch dimension"
-        if input_ids is None or input_ids.numel() == 0:
-            advice = "the prompt is empty"
+        empty = input_ids is None or input_ids.numel() == 0
+        got = "nothing" if input_ids is None else list(input_ids.shape)
+        advice = "the prompt is empty" if empty else "add a batch dimension"
         raise UserError(f"input_ids: expected token ids of shape [batch, tokens >= 1], got {got}; {advice}")
     return input_ids

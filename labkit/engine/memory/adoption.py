@@ -15,9 +15,9 @@ from labkit.system.errors import UserError
 
 def check_made_like(cache: KVCache, own: KVCache) -> None:
     """Raises ValueError unless the engine that made `own` also made `cache`."""
-    types = (cache.dtype, cache.kv_dtype) == (own.dtype, own.kv_dtype)
-    places = cache.pool is own.pool and (cache.backing_store is None) == (own.backing_store is None)
-    if cache.config == own.config and types and places:
+    same_types = (cache.dtype, cache.kv_dtype) == (own.dtype, own.kv_dtype)
+    same_places = cache.pool is own.pool and (cache.backing_store is None) == (own.backing_store is None)
+    if cache.config == own.config and same_types and same_places:
         return
     raise UserError(
         f"past_key_values was made by another engine: it holds {_kind(cache)}, this engine keeps {_kind(own)}; "
@@ -26,8 +26,8 @@ def check_made_like(cache: KVCache, own: KVCache) -> None:
 
 
 def adopt(own: KVCache, source: Cache, attention_mask: Tensor | None = None) -> None:
-    """Copies the keys and values of another Hugging Face cache into an empty cache. `attention_mask` [B, >= its length]
-    tells its padding.
+    """Copies the keys and values of another Hugging Face cache into an empty cache. `attention_mask` [B, at least the
+    length of `source`] says which of its tokens are padding.
 
     A layer with a window may have kept only the last tokens, as long as they fill the window. Raises ValueError for a
     cache with another number of layers, or if tokens are missing that a layer still sees.

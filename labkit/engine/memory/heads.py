@@ -67,11 +67,11 @@ class StoredHeads:
 
     @property
     def stream(self) -> None:
-        """None: resident layers pass through nothing."""
+        """None: all layers are resident."""
         return None
 
     def take_spans(self) -> list[StreamSpan]:
-        """Returns no spans, for the same reason."""
+        """Returns no spans: no layer is fetched."""
         return []
 
     def begin_pass(self, written: range) -> None:
@@ -100,7 +100,7 @@ class StoredHeads:
                 tensors[index] = made_of(tensor)
 
     def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """Like `change`."""
+        """Does the same as `change`."""
         self.change(made_of)
 
     def pass_bytes(self, sequences: int) -> int:

@@ -47,7 +47,7 @@ class HeadsOnDisk:
         """length: tokens of each sequence in the file."""
         self.folder, self._file, self._length = folder, file, length
         self._stream: CacheStream | None = None
-        self._earlier: list[StreamSpan] = []
+        self._earlier: list[StreamSpan] = []  # of streams that have ended
 
     @property
     def capacity(self) -> int:
@@ -83,7 +83,7 @@ class HeadsOnDisk:
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
         rows = made_of(torch.arange(self.batch))
-        self._go_on_with(self.folder.on_all_ranks(lambda: self._copied(rows, self.capacity)))
+        self._continue_with(self.folder.on_all_ranks(lambda: self._copied(rows, self.capacity)))
 
     def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
         """Like `change`, to at most the present number of sequences, in the same file. A failure loses the file."""
@@ -97,7 +97,7 @@ class HeadsOnDisk:
                 self._stream = None
             return self._file.shrunk(rows, self._length)
 
-        self._go_on_with(self.folder.on_all_ranks(shrunk))
+        self._continue_with(self.folder.on_all_ranks(shrunk))
 
     def join(self, others: Sequence[HeadsOnDisk]) -> None:
         """Appends the sequences of the others. All have the same capacity and the same number of tokens."""
@@ -109,7 +109,7 @@ class HeadsOnDisk:
             rows = torch.arange(sum(part.batch for part in parts))
             return CacheFile.gathered([part._file for part in parts], rows, self.capacity, self._length)
 
-        self._go_on_with(self.folder.on_all_ranks(joined))
+        self._continue_with(self.folder.on_all_ranks(joined))
 
     def pass_bytes(self, sequences: int) -> int:
         """Returns the bytes that a pass reads for `sequences` sequences."""
@@ -117,7 +117,7 @@ class HeadsOnDisk:
 
     def grow(self, capacity: int) -> None:
         rows = torch.arange(self.batch)
-        self._go_on_with(self.folder.on_all_ranks(lambda: self._copied(rows, capacity)))
+        self._continue_with(self.folder.on_all_ranks(lambda: self._copied(rows, capacity)))
 
     def take_spans(self) -> list[StreamSpan]:
         spans, self._earlier = self._earlier, []
@@ -127,7 +127,7 @@ class HeadsOnDisk:
         self._flush()
         return self._file.copied(rows, capacity, self._length)
 
-    def _go_on_with(self, file: CacheFile) -> None:
+    def _continue_with(self, file: CacheFile) -> None:
         self._file = file
         if self._stream is not None:
             self._earlier += self._stream.take_spans()

@@ -117,7 +117,8 @@ class KVCache(CacheFacade):
             return
         old = capacity = self.capacity
         if slots > old:
-            capacity = max(slots, self.reserved, old + max(BLOCK, old // 2) if old else 0)
+            grown = old + max(BLOCK, old // 2) if old else 0
+            capacity = max(slots, self.reserved, grown)
         if self.pool is not None:
             self._borrow(batch, capacity)
             return

@@ -13,9 +13,8 @@ def counted(attention_mask: Tensor) -> Tensor:
     return attention_mask.ne(0).cumsum(1).sub_(1).clamp_(min=0)
 
 
-def widened(table: Tensor | None, capacity: int, fill: int = 0) -> Tensor:
+def widened(table: Tensor, capacity: int, fill: int = 0) -> Tensor:
     """Returns a copy of `table` with `capacity` slots; new slots hold `fill`."""
-    assert table is not None
     wide = torch.full((table.shape[0], capacity), fill, dtype=table.dtype, device=table.device)
     wide[:, : table.shape[1]] = table
     return wide

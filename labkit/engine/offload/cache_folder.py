@@ -20,11 +20,12 @@ log = logging.getLogger("labkit")
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems that are no disk
 
 
-def cache_folder(option: KvOffload, dtype: torch.dtype, agree: Callable[[bool], bool] | None) -> CacheFolder:
+def cache_folder(option: KvOffload, dtype: torch.dtype, any_failed: Callable[[bool], bool] | None) -> CacheFolder:
     """Returns the folder for the cache files of an engine with weights of `dtype`.
 
-    agree: tells whether something failed on any rank. Raises UserError for a folder that can't be written, or if there
-    is no default folder on a disk.
+    any_failed: as in `BackingStore`.
+
+    Raises UserError for a folder that can't be written, or if there is no default folder on a disk.
     """
     folder = _default() if option.path is None else expanded(option.path).absolute()
     try:
@@ -40,7 +41,7 @@ def cache_folder(option: KvOffload, dtype: torch.dtype, agree: Callable[[bool], 
         if option.path is None:
             raise UserError(f"{message}; name a folder on a disk as path")
         log.warning("labkit: %s", message)
-    return CacheFolder(option.slots, agree, folder, str(dtype).removeprefix("torch."))
+    return CacheFolder(option.slots, any_failed, folder, str(dtype).removeprefix("torch."))
 
 
 def _default() -> Path:

@@ -82,11 +82,6 @@ class PipelineStage:
         return len(self.layers)
 
     @property
-    def name(self) -> int:
-        """Number of this rank among all ranks."""
-        return dist.get_rank()
-
-    @property
     def is_first(self) -> bool:
         return self.number == 0
 
@@ -138,20 +133,18 @@ def join_stages(
     device: torch.device,
     facts: Callable[[], Mapping[str, object]],
     most_bytes: int,
-) -> PipelineStage | None:
-    """Returns the stage of this process, once all ranks agree on the facts; None: there is one stage.
+) -> PipelineStage:
+    """Returns the stage of this process, one of several, once all ranks agree on the facts.
 
     layers: of each stage.
     most_bytes: size limit of a message. Two messages may be under way from a stage to the next.
 
     Raises ValueError unless there are stages times `tp.ranks` processes.
     """
-    if options.stages == 1:
-        return None
     ensure_process_group(device.type, tp_size=tp.ranks, pp_size=options.stages)
     check_agreement(versions() | {"impl": impl} | dict(facts()))
     rank, size, world = dist.get_rank(), tp.ranks, range(options.stages * tp.ranks)
-    of_stage = _group_of(rank, [list(world[begin : begin + size]) for begin in world[::size]]) if size > 1 else None
+    tp_group = _group_of(rank, [list(world[begin : begin + size]) for begin in world[::size]]) if size > 1 else None
     if device.type == "cuda":  # this rank has chosen its own GPU as the current one
         device = gpu.default_device()
     ring = Ring(
@@ -160,7 +153,7 @@ def join_stages(
         transport=None if impl == "cpp" or _all_have_a_compiler(impl) else "gloo",
         gpu=device if device.type == "cuda" else None,
     )
-    mine = tp.model_copy(update={"tp_group": of_stage})
+    mine = tp.model_copy(update={"tp_group": tp_group})
     return PipelineStage(rank // size, layers, ring, mine, options, device)
 
 

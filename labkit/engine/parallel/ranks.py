@@ -107,14 +107,14 @@ def check_alike(subject: str, digests: Tensor) -> None:
         )
 
 
-def draw_alike(device: torch.device, of_rank_0: Callable[[Tensor], Tensor]) -> None:
-    """Makes all ranks draw the same random numbers as rank 0 from now on, on the CPU and on their GPUs.
+def draw_alike(device: torch.device, chosen: Callable[[Tensor], Tensor]) -> None:
+    """Makes all ranks draw the same random numbers from now on, on the CPU and on their GPUs.
 
-    of_rank_0: takes each rank's tensor, and returns rank 0's tensor on all ranks.
+    chosen: takes each rank's random state, and returns the state of one of them on all ranks.
     """
-    torch.set_rng_state(of_rank_0(torch.get_rng_state()).clone())  # torch ignores a view's offset, so copy it
+    torch.set_rng_state(chosen(torch.get_rng_state()).clone())  # torch ignores a view's offset, so copy it
     if device.type == "cuda":
-        torch.cuda.set_rng_state(of_rank_0(torch.cuda.get_rng_state()))
+        torch.cuda.set_rng_state(chosen(torch.cuda.get_rng_state()))
 
 
 def asked_to_join(config: object, keywords: Mapping[str, object]) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from labkit.engine.runners.stage_clock import StageTime
-from labkit.models.policies import Policy
+from labkit.models.policy import Policy
 from labkit.stages import Phase, Range, Stage, StepRanges, message
 
 

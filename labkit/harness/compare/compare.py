@@ -150,7 +150,7 @@ def compare_with_each(
 
 
 def _baseline(name: str, case: Case) -> SideSpec:
-    """The side of a baseline that is compared with the candidate of the case."""
+    """The side of a baseline that is compared with the candidate of the case. `compare` describes its threads."""
     side = SideSpec.named(name, case.cores)
     if side_row(side.name).weights == "stages" and side.pp == 1:
         return replace(side, threads=case.threads * case.tp, pp=case.pp)

@@ -20,6 +20,7 @@ from labkit.harness.compare.loader import FolderLoader, Room, load_side
 from labkit.harness.compare.side_process import OutOfBudgetError
 from labkit.harness.compare.sides import side_row
 from labkit.harness.compare.vanilla_sides import vanilla
+from labkit.harness.stored_weights import name_of
 from labkit.kernels import build
 from labkit.kernels.gpu import CPU
 from labkit.models.dtypes import FLOAT_DTYPES
@@ -106,19 +107,16 @@ class Streamed(FolderLoader):
             raise UserError(f"{side} runs labkit's C++ kernels: {reason}")
 
     def get_ready(self, side: str, dtype: torch.dtype) -> None:
-        build.load(_name(_options(side, _name(dtype)).dtype))
+        build.load(name_of(precision_of(_precision(side) or name_of(dtype)).dtype or dtype))
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        options = _options(side, dtype)
-        assert options.dtype is not None
-        spec = WeightSpec.of(source.hf_config, options.dtype, quant=options.quant)
-        prepared(spec, source, source.hf_config, folder, alone)
+        prepared(_spec(side, source, dtype), source, source.hf_config, folder, alone)
 
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         offload: dict[str, Any] = {"device": "disk", "path": folder, "slots": SLOTS}
         if room.memory_gb is not None:
-            offload["resident_gb"] = _weight_bytes(_options(side, _name(dtype)), source, room) / 1e9
-        name = f"fused:{_precision(side) or _name(dtype)}"
+            offload["resident_gb"] = _weight_bytes(_spec(side, source, name_of(dtype)), room) / 1e9
+        name = f"fused:{_precision(side) or name_of(dtype)}"
         loaded = load_side(name, source, dtype, room.threads, offload=offload)
         return replace(loaded, name=side, impl=f"{loaded.impl}, {_residence(loaded.model)}")
 
@@ -128,17 +126,17 @@ def _precision(side: str) -> str:
     return side.removeprefix(STREAMED).removeprefix(":")
 
 
-def _options(side: str, dtype: str) -> Options:
-    return Options(**precision_of(_precision(side) or dtype).options)
+def _spec(side: str, source: ModelSource, dtype: str) -> WeightSpec:
+    options = Options(**precision_of(_precision(side) or dtype).options)
+    assert options.dtype is not None  # only "stored" has none, and `check_name` refuses it
+    return WeightSpec.of(source.hf_config, options.dtype, quant=options.quant)
 
 
-def _weight_bytes(options: Options, source: ModelSource, room: Room) -> float:
-    """Bytes of this side's memory limit that are left for weights."""
+def _weight_bytes(spec: WeightSpec, room: Room) -> float:
+    """Bytes of the memory limit that are left for weights."""
     assert room.memory_gb is not None
-    assert options.dtype is not None
-    footprint = Footprint.of(WeightSpec.of(source.hf_config, options.dtype, quant=options.quant))
     try:
-        return footprint.for_weights(room.memory_gb * 1e9, room.batch, room.prompt, room.positions, SLOTS)
+        return Footprint.of(spec).for_weights(room.memory_gb * 1e9, room.batch, room.prompt, room.positions, SLOTS)
     except UserError as error:
         raise OutOfBudgetError(str(error)) from error
 
@@ -147,7 +145,3 @@ def _residence(engine: Any) -> str:
     if engine.streamed is None:
         return "all layers in memory"
     return f"{len(engine.streamed.layers)} of {len(engine.streamed.blocks)} layers read from disk in each step"
-
-
-def _name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")

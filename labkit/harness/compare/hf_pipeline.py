@@ -11,17 +11,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, __version__
+from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import FolderLoader, Room
+from labkit.harness.compare.vanilla_sides import impl_of
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.source import ModelSource, empty_model
 
-HF_PIPELINE = "hf-pipeline"
 PARTS = ("layers", "embed_tokens", "norm")  # transformers replaces these on ranks that do not hold them
 
 
@@ -48,5 +48,5 @@ class HfPipeline(FolderLoader):
             distributed_config=DistributedConfig(pp_size=stages),
             trust_remote_code=False,
         )
-        way = f"pipeline of {stages} stages, {model.config._attn_implementation} attention"
-        return LoadedSide(side, f"transformers {__version__}, {way}", dtype, model.eval(), source.tokenizer)
+        impl = impl_of(f"pipeline of {stages} stages", model)
+        return LoadedSide(side, impl, dtype, model.eval(), source.tokenizer)

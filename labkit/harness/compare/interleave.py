@@ -170,29 +170,30 @@ class _Rounds:
         self._others = OthersByRound([pid for measured in measured_sides for pid in measured.process.pids])
 
     def run(self) -> None:
-        """Runs all rounds. Each measured notes its own turns."""
+        """Runs all rounds. Each side notes its own turns."""
         device = comparison_device()
 
         def probe(index: int) -> float | None:
             return probe_bandwidth(self._measured_sides[index].spec.cores, device)
 
-        begun = [self._announced(measured) for measured in self._measured_sides]
-        for turn in turns(begun, self._indices(), probe=probe, seed=self._schedule.seed):
+        runs = [self._announced(side) for side in self._measured_sides]
+        for turn in turns(runs, self._indices(), probe=probe, seed=self._schedule.seed):
             self._measured_sides[turn.side].note(turn)
         self._others.end()
 
     def result(self) -> Turns:
-        """The measurements and tokens of all measured_sides so far."""
-        measured = tuple(measured.measurement(self._others.cores) for measured in self._measured_sides)
-        return Turns(measured, tuple(measured.tokens for measured in self._measured_sides), tuple(self._looks))
+        """The measurements and tokens of all sides so far."""
+        sides = self._measured_sides
+        measurements = tuple(side.measurement(self._others.cores) for side in sides)
+        return Turns(measurements, tuple(side.tokens for side in sides), tuple(self._looks))
 
-    def _announced(self, measured: MeasuredSide) -> Callable[[int], Ran]:
-        """Function that announces a run of a measured and makes it."""
+    def _announced(self, side: MeasuredSide) -> Callable[[int], Ran]:
+        """A function that announces a run of a side and makes it."""
 
         def run(index: int) -> Ran:
             total = "" if self._schedule.budget_s else f" of {self._schedule.rounds}"
-            self._steps.begin(f"round {index + 1}{total}: {measured.name}")
-            return measured.run(index)
+            self._steps.begin(f"round {index + 1}{total}: {side.name}")
+            return side.run(index)
 
         return run
 

@@ -46,10 +46,10 @@ class MeasuredSide:
         self._runs: list[Run] = []
         self.tokens: list[Any] = []  # [round, sequence, position]
         self._files = ReadFiles()
-        self._memory: int | None = None
-        self._limited: int | None = None
+        self._peak_bytes: int | None = None  # of the largest rank
+        self._peak_limited_bytes: int | None = None  # of all ranks, with files' pages
         self._reading = ""
-        self._peaks: list[float] = []
+        self._peak_gflop_s: list[float] = []
         self._staged: Replies = []
         self._answer: str | None = None
 
@@ -90,7 +90,7 @@ class MeasuredSide:
         """Probes the peak rate of this side's processors."""
         weights = from_plain(self._loaded["weights"])
         if (peak := probe_peak(weights, self.spec.cores, comparison_device())) is not None:
-            self._peaks.append(peak)
+            self._peak_gflop_s.append(peak)
 
     def run(self, index: int) -> Ran:
         """One timed run with the prompts of this round. With a memory limit, its files are made cold before."""
@@ -99,7 +99,7 @@ class MeasuredSide:
         replies = self.process.ask("run", seed=self._schedule.seed + 1 + index)
         after = self._files.rate_gb_s()
         rates = None if before is None or after is None else (before, after)
-        return Ran(replies, None if cached is None else cached / 1e6, rates)
+        return Ran(replies, _megabytes(cached), rates)
 
     def note(self, turn: Turn[Ran]) -> None:
         """Keeps the result of a run."""
@@ -111,9 +111,9 @@ class MeasuredSide:
 
     def note_memory(self) -> None:
         """Asks for the peak memory of the largest rank."""
-        self._memory = max(rank["bytes"] for rank in self.process.ask("peak_memory"))
+        self._peak_bytes = max(rank["bytes"] for rank in self.process.ask("peak_memory"))
         if self.process.budget is not None:
-            self._limited = self.process.budget.peak_bytes
+            self._peak_limited_bytes = self.process.budget.peak_bytes
 
     def note_reading(self) -> None:
         """Asks how the side reads its weights by now."""
@@ -144,11 +144,11 @@ class MeasuredSide:
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
             weights=name_of(weights),
             reading=self._reading,
-            peak_gflop_s=max(self._peaks, default=None),
+            peak_gflop_s=max(self._peak_gflop_s, default=None),
             probe="" if self._environment.gpu else probe_winner(self.spec.cores),
-            peak_rss_mb=None if self._memory is None else self._memory / 1e6,
+            peak_rss_mb=_megabytes(self._peak_bytes),
             memory_limit="" if self.process.budget is None else self.process.budget.how,
-            peak_limited_mb=None if self._limited is None else self._limited / 1e6,
+            peak_limited_mb=_megabytes(self._peak_limited_bytes),
             stages=stages[0] if stages else (),
             rank_stages=tuple(stages) if spec.ranks > 1 and any(stages) else (),
             question=self._schedule.question,
@@ -166,6 +166,10 @@ def slowest(ranks: Sequence[Times]) -> Times:
         decode_ms=tuple(max(step) for step in steps),
         end_to_end_ms=max(times.end_to_end_ms for times in ranks),
     )
+
+
+def _megabytes(size: int | None) -> float | None:
+    return None if size is None else size / 1e6
 
 
 def _stage_run(times: dict[str, Any] | None) -> Run | None:

@@ -83,7 +83,8 @@ class SideProcess:
             raise self._died()
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself; its last lines are read below
+                self._process.wait(SECONDS_TO_END)
             message = f"{self.name}: {reply['message']}"
             if reply["error"] == OutOfBudgetError.__name__:
                 raise OutOfBudgetError(message)

@@ -48,8 +48,12 @@ def vanilla(
         on_cpu = model.device.type == "cpu"  # on a GPU the CPU would time launches
         return clock.stage_times() if on_cpu else []
 
-    impl = f"transformers {__version__}, {way}, {model.config._attn_implementation} attention"
-    return LoadedSide(name, impl, model.dtype, model, source.tokenizer, stage_times, options or {})
+    return LoadedSide(name, impl_of(way, model), model.dtype, model, source.tokenizer, stage_times, options or {})
+
+
+def impl_of(way: str, model: Any) -> str:
+    """The implementation of a model that transformers runs, in words. `way`: how it runs."""
+    return f"transformers {__version__}, {way}, {model.config._attn_implementation} attention"
 
 
 def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
@@ -78,8 +82,7 @@ class Graphed(MemoryLoader):
 
     def load(self, side: str, source: ModelSource, dtype: torch.dtype, options: Mapping[str, Any]) -> LoadedSide:
         model = GraphedModel(_hf_model(source, dtype))
-        impl = f"transformers {__version__}, CUDA graph, static cache, {model.config._attn_implementation} attention"
-        return LoadedSide(side, impl, dtype, model, source.tokenizer)
+        return LoadedSide(side, impl_of("CUDA graph, static cache", model), dtype, model, source.tokenizer)
 
 
 class Gemm(MemoryLoader):
@@ -129,7 +132,7 @@ class Compiled(MemoryLoader):
             way += " (reduce-overhead)"
         else:
             model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
-        impl = f"transformers {__version__}, {way}, static cache, {model.config._attn_implementation} attention"
+        impl = impl_of(f"{way}, static cache", model)
         return LoadedSide(side, impl, dtype, model, source.tokenizer, options={"cache_implementation": "static"})
 
 

@@ -55,12 +55,13 @@ def diff_records(
             f"unknown metric {metric!r}{did_you_mean(metric, METRICS)}; expected one of {', '.join(METRICS)}"
         )
     check_numbers(tolerance=tolerance)
-    (first, left_out), (second, left_out_too) = _latest(before, metric), _latest(after, metric)
-    pairs = [(first[words], second[words]) for words in first if words in second]
+    sides_before, omitted_before = _latest(before, metric)
+    sides_after, omitted_after = _latest(after, metric)
+    pairs = [(side, sides_after[words]) for words, side in sides_before.items() if words in sides_after]
     if not pairs:
         raise UserError(
-            f"got no common case: {before} has {_first_names(first)}, and {after} has {_first_names(second)}; expected "
-            "records of the same model, dtype, batch, tokens, threads and side"
+            f"got no common case: {before} has {_first_names(sides_before)}, and {after} has "
+            f"{_first_names(sides_after)}; expected records of the same model, dtype, batch, tokens, threads and side"
         )
     differences = _differences([pair for pair in pairs if _machine(pair[0]) != _machine(pair[1])], MACHINE)
     if differences and not across_machines:
@@ -75,10 +76,10 @@ def diff_records(
         metric=metric,
         tolerance=tolerance,
         changes=tuple(changes if across_machines else _doubted(changes)),
-        only_before=tuple(words for words in first if words not in second),
-        only_after=tuple(words for words in second if words not in first),
+        only_before=tuple(words for words in sides_before if words not in sides_after),
+        only_after=tuple(words for words in sides_after if words not in sides_before),
         environment=differences + _differences(pairs, SOFTWARE),
-        remarks=tuple(f"{path}: {text}" for path, text in ((before, left_out), (after, left_out_too)) if text),
+        remarks=tuple(f"{path}: {text}" for path, text in ((before, omitted_before), (after, omitted_after)) if text),
     )
 
 

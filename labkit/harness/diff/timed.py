@@ -17,7 +17,7 @@ from labkit.harness.regions.sides import GRAPH, SDPA, UNFUSED
 from labkit.harness.results import AnyRecord
 from labkit.statistics import ShareOfLimit, taken_cores
 
-CaseWords = tuple[tuple[str, str], ...]
+CaseWords = tuple[tuple[str, str], ...]  # fields, each with its value in words
 DEFAULT_METRIC = "per_token"
 TORCH_ALONE = {side + way for side in (UNFUSED, SDPA) for way in ("", GRAPH)}
 

@@ -83,7 +83,8 @@ def evaluate(
     precision = _precision(dtype, quant, against)
     if output is not None:
         check_output_folder(output)
-    torch.set_num_threads(threads or torch.get_num_threads())
+    if threads is not None:
+        torch.set_num_threads(threads)
     follow = progress or unheard
     text_body, text_name = read_text(text)
     source = _source(model, seed)
@@ -95,8 +96,7 @@ def evaluate(
         rows = FEW_ROWS
     follow(0, 1, f"loading {source.name}, {against}")
     reference = _reference(source, against)
-    engines = (lambda part: _logits(engine, part, rows)), reference
-    windows, seconds = _scores(engines, cut, follow)
+    windows, seconds = _scores(lambda part: _logits(engine, part, rows), reference, cut, follow)
     fields = {
         "model": source.name if isinstance(model, ModelSource) else os.fspath(model),
         "kv_dtype": kv_dtype,
@@ -194,9 +194,9 @@ def _check_sizes(tokens: int, window: int | None, stride: int | None) -> None:
         )
 
 
-def _scores(engines: tuple[Logits, Logits], cut: _TextCut, follow: Progress) -> tuple[list[WindowScore], float]:
-    """The scores of all windows of a text, and the seconds for which the first engine, the candidate, computed."""
-    (predict, reference), (ids, first, window, stride) = engines, cut
+def _scores(predict: Logits, reference: Logits, cut: _TextCut, follow: Progress) -> tuple[list[WindowScore], float]:
+    """The scores of all windows of a text, and the seconds for which `predict` computed."""
+    ids, first, window, stride = cut
     begins = starts(len(ids), window, stride, bos=bool(len(first)))
     scores, seconds, predicted = [], 0.0, 1 - len(first)
     for index, begin in enumerate(begins):
@@ -205,9 +205,8 @@ def _scores(engines: tuple[Logits, Logits], cut: _TextCut, follow: Progress) -> 
         begun = perf_counter()
         logits = predict(part)
         seconds += perf_counter() - begun
-        known = max(
-            predicted - begin + len(first), 1
-        )  # first tokens of the part, or tokens predicted in an earlier window
+        # The part's first token has nothing before it, and earlier windows have predicted some of the others.
+        known = max(predicted - begin + len(first), 1)
         scores.append(_compare(logits[known - 1 : -1], reference(part)[known - 1 : -1], part[known:]))
         predicted = begin + len(part) - len(first)
     follow(len(begins), len(begins), "done")

@@ -156,15 +156,12 @@ class Evaluation(Tabular, FrozenRecord):
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, as `labkit evaluate --json` shows them."""
-        figures = {
-            name: {"value": mean.value, "low": mean.low, "high": mean.high}
-            for name in ("perplexity", "reference_perplexity", "perplexity_change", "kl", "agreement")
-            if (mean := getattr(self, name)) and (self.trained or "perplexity" not in name)
-        }
+        perplexities = ("perplexity", "reference_perplexity", "perplexity_change") if self.trained else ()
+        means: dict[str, Mean] = {name: getattr(self, name) for name in (*perplexities, "kl", "agreement")}
         return {
             "case": self.case.model_dump(),
             "impl": self.impl,
-            **figures,
+            **{name: {"value": mean.value, "low": mean.low, "high": mean.high} for name, mean in means.items()},
             "predicted": self.predicted,
             "tokens_per_s": self.tokens_per_s,
             "weights": self.weights,

@@ -67,7 +67,7 @@ def measure_exchange(
                 slowest = np.max([block["us"] for block in blocks], axis=0)
                 taken[blocks[0]["bytes"], blocks[0]["impl"]].append(tuple(slowest.round(3).tolist()))
     follow(rounds + 1, rounds + 1, "done")
-    measured = tuple(
+    return tuple(
         ExchangeMeasurement(
             ranks=ranks,
             bytes=size,
@@ -78,7 +78,6 @@ def measure_exchange(
         )
         for size in sizes
     )
-    return measured
 
 
 def save_exchange(rows: Sequence[ExchangeMeasurement], folder: str | os.PathLike[str]) -> Path:

@@ -39,7 +39,6 @@ class GridSettings:
     case: Case
     cycles: int
     seed: int
-    wait_quiet_s: float | None
     environment: Environment
 
     def of_batch(self, batch: int) -> Case:
@@ -109,7 +108,7 @@ def bench_methods(
     _check(methods, batches)
     schedule = Schedule(rounds=cycles, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
     case = prepare((), case, schedule).case
-    settings = GridSettings(case, cycles, seed, wait_quiet_s, read_environment(case.threads))
+    settings = GridSettings(case, cycles, seed, read_environment(case.threads))
     cells = _existing_cells(file, settings)
     check_output_folder(file.parent)
     scratch_root = None if scratch is None else check_output_folder(scratch, what="models", option=setting("scratch"))
@@ -121,8 +120,9 @@ def bench_methods(
                 cell = cells.get((method, batch))
                 if cell is None or not cell.final:
                     label = f"{method}, batch {batch}"
+                    of_cell = _within(follow, done, total, label)
                     cells[method, batch] = _measured(
-                        settings, method, batch, folder, _within(follow, done, total, label)
+                        settings, method, batch, replace(schedule, scratch=folder), of_cell
                     )
                     save_lines(file, cells.values())
                 done += 1
@@ -161,11 +161,8 @@ def _existing_cells(file: Path, settings: GridSettings) -> dict[tuple[str, int],
     return cells
 
 
-def _measured(settings: GridSettings, method: str, batch: int, scratch: Path, progress: Progress) -> MethodCell:
+def _measured(settings: GridSettings, method: str, batch: int, schedule: Schedule, progress: Progress) -> MethodCell:
     """Measures a cell; a failure becomes a cell with the reason."""
-    schedule = Schedule(
-        rounds=settings.cycles, seed=settings.seed, stages=False, wait_quiet_s=settings.wait_quiet_s, scratch=scratch
-    )
     side = side_of(method, settings.case.threads)
     try:
         (measurement,) = take_turns([side], settings.of_batch(batch), schedule, progress=progress).sides

@@ -50,7 +50,7 @@ class MethodCell(FrozenRecord):
 
     @property
     def interval(self) -> Ratio | None:
-        """Relative uncertainty of the cycles' median: 1, with its interval."""
+        """The interval of the cycles' median, relative to that median: a ratio of 1 with its interval."""
         return None if self.measured is None else median_ratio(self.measured.rounds_ms("end_to_end"))
 
     @property

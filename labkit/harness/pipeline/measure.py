@@ -182,10 +182,8 @@ def _ways(turns: PipelineTurns, runs: dict[int, list[ScheduleRun]], beside: Sequ
     """The points of naive, and of queue with one micro-batch for each stage, at the batches in `beside`."""
     points = []
     for number, setting in enumerate(turns.settings):
-        compared = setting.schedule == NAIVE or (setting.schedule, setting.micro_batches) == (
-            "queue", min(turns.ranks, setting.batch),
-        )  # fmt: skip
-        if setting.batch in beside and compared:
+        queue = setting.schedule == "queue" and setting.micro_batches == min(turns.ranks, setting.batch)
+        if setting.batch in beside and (queue or setting.schedule == NAIVE):
             points.append(_point(setting.schedule, setting.batch, [run.tokens_per_s for run in runs[number]]))
     return points
 

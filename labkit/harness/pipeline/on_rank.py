@@ -31,7 +31,7 @@ WARM_UP = 4  # new tokens of the untimed generation, in which the engine tries i
 
 
 class Setting(FrozenRecord):
-    """Settings of a generation."""
+    """A schedule with its micro-batches, on a batch."""
 
     schedule: str  # of a pipeline; empty for tensor parallelism
     micro_batches: int
@@ -39,7 +39,7 @@ class Setting(FrozenRecord):
 
 
 class PipelineTurns(FrozenRecord):
-    """Settings that take turns."""
+    """A case, and the settings that take turns on it."""
 
     model: str
     dtype: str

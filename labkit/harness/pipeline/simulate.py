@@ -53,17 +53,6 @@ def simulated_bubble(spans: Sequence[StageSpan]) -> float:
     return bubble_of(spans, stages, min(span.begin_ms for span in spans), max(span.end_ms for span in spans))
 
 
-def _check(schedule: str, stage_ms: Sequence[float], tokens: Sequence[int], micro_batches: int) -> None:
-    if schedule not in SCHEDULES:
-        raise UserError(f"unknown schedule {schedule!r}; expected one of {', '.join(SCHEDULES)}")
-    if not stage_ms or not all(0 < ms < float("inf") for ms in stage_ms):
-        raise UserError(f"got stage_ms = {list(stage_ms)}, expected a time above 0 for each stage")
-    if micro_batches < 1 or (schedule == "naive" and micro_batches > 1):
-        raise UserError(f"got micro_batches = {micro_batches}, expected {'1' if schedule == 'naive' else 'at least 1'}")
-    if len(tokens) != micro_batches or min(tokens) < 1:
-        raise UserError(f"got tokens = {list(tokens)} for {micro_batches} micro-batches, expected at least 1 of each")
-
-
 def in_order(order: Sequence[int], stage_ms: Sequence[float]) -> tuple[StageSpan, ...]:
     """The run of equal micro-batches in a given order of turns. Each turn of a micro-batch is its next step, which
     begins as early as possible after the turn before. UserError for stages without a time.
@@ -79,6 +68,17 @@ def in_order(order: Sequence[int], stage_ms: Sequence[float]) -> tuple[StageSpan
             spans.append(_step("compute", stage, micro_batch, steps[micro_batch], begin, at))
         passed_at[micro_batch] = at
     return tuple(spans)
+
+
+def _check(schedule: str, stage_ms: Sequence[float], tokens: Sequence[int], micro_batches: int) -> None:
+    if schedule not in SCHEDULES:
+        raise UserError(f"unknown schedule {schedule!r}; expected one of {', '.join(SCHEDULES)}")
+    if not stage_ms or not all(0 < ms < float("inf") for ms in stage_ms):
+        raise UserError(f"got stage_ms = {list(stage_ms)}, expected a time above 0 for each stage")
+    if micro_batches < 1 or (schedule == "naive" and micro_batches > 1):
+        raise UserError(f"got micro_batches = {micro_batches}, expected {'1' if schedule == 'naive' else 'at least 1'}")
+    if len(tokens) != micro_batches or min(tokens) < 1:
+        raise UserError(f"got tokens = {list(tokens)} for {micro_batches} micro-batches, expected at least 1 of each")
 
 
 def _step(

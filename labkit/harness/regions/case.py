@@ -38,7 +38,7 @@ def layer_case(
     """
     if impl not in IMPLS:
         raise UserError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
-    weights = dtype_of(dtype)
+    weight_dtype = dtype_of(dtype)
     threads = torch.get_num_threads() if threads is None else threads
     check_numbers(batch=batch, context=context, threads=threads, layers=layers)
     config = shape_of(model)
@@ -50,7 +50,7 @@ def layer_case(
     if impl == "triton":
         gpu.require()
     if layers is None:
-        layers = layers_beyond_caches(config, weights, gpu.default_device() if impl == "triton" else CPU)
+        layers = layers_beyond_caches(config, weight_dtype, gpu.default_device() if impl == "triton" else CPU)
     return LayerCase(impl=impl, model=model, dtype=dtype, batch=batch, context=context, threads=threads, layers=layers)
 
 

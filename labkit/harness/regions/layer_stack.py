@@ -60,7 +60,7 @@ class LayerStack:
 
         def op(name: str) -> Callable[..., Any]:
             side = fast if name in fused else slow
-            return _converting(side.ops[name], side.hidden_NH.dtype, convert=convert)
+            return _converting(side.ops[name], side.hidden_NH.dtype) if convert else side.ops[name]
 
         mixed = {layer_op.op: op(layer_op.op) for layer_op in OPS.values()}
         rotary = fast.rotary if OPS[Stage.QKV].op in fused else slow.rotary
@@ -124,10 +124,8 @@ def _mixed(plain: LayerWeights, packed: LayerWeights, fused: Container[str], *, 
     return replace(plain, mlp=mlp, **of_layer)
 
 
-def _converting(op: Callable[..., Any], dtype: torch.dtype, *, convert: bool) -> Callable[..., Any]:
-    """`op` as it is or, if `convert`, with its tensors converted to `dtype` first."""
-    if not convert:
-        return op
+def _converting(op: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """`op`, with its tensors converted to `dtype` first."""
     return lambda *args, **kwargs: op(*(arg.to(dtype) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
 
 

@@ -36,12 +36,7 @@ from labkit.system.rounding import round_up
 SECONDS = 120
 SHAPES = ("tiny-gpt2", "tiny-llama")
 TIMED_SHAPE, TIMED_LAYERS = "gpt2", 12
-TOLERANCE = {
-    "float32": 1e-5,
-    "bfloat16": 2e-2,
-    "float16": 4e-3,
-    "int8": 2e-2,
-}  # error / the largest value of the result
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3, "int8": 2e-2}  # error / largest value of the result
 CANARY = 0xA5
 ALIGNMENT = 64
 CAUSES = {

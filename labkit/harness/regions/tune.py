@@ -38,7 +38,7 @@ Timer = Callable[[GpuDecoder], float]
 
 
 @dataclass(frozen=True)
-class Found:
+class TunedTile:
     """The best tile of a kernel."""
 
     key: str  # of the kernel
@@ -54,7 +54,7 @@ def tune(
     batches: Sequence[int] = (1,),
     progress: Progress | None = None,
     timer: Timer | None = None,
-) -> tuple[Path, tuple[Found, ...]]:
+) -> tuple[Path, tuple[TunedTile, ...]]:
     """Tunes the decode steps of the shapes. Writes the file of this GPU model after each kernel, so a stopped run can
     continue. Returns the file and the best tile of every kernel.
 
@@ -69,7 +69,7 @@ def tune(
         check_numbers(batch=batch)
     name = gpu.gpu_name() or "interpreter"
     tiles = dict(tuned_tiles(name).tiles)
-    best: dict[str, Found] = {}
+    best: dict[str, TunedTile] = {}
     configs = {model: shape_of(model) for model in models}
     path = write_tiles(name, TunedTiles(tiles))
     follow = progress or unheard
@@ -97,8 +97,8 @@ class Step:
         self.rotary = rotary_tables(config.rotary, self.context + 2, device) if config.rotary else None
         self.pool = SlotPool(few, self.weights.cache_dtype, device)
 
-    def tune(self, tiles: dict[str, Tile]) -> Iterator[Found]:
-        """Yields a `Found` for each kernel that has a tile, in the order of a step."""
+    def tune(self, tiles: dict[str, Tile]) -> Iterator[TunedTile]:
+        """Yields the best tile of each kernel that has one, in the order of a step."""
         from triton.errors import TritonError  # imported late: a machine without Triton never tunes
 
         launcher = _NotingLauncher(tiles=TunedTiles(tiles))
@@ -108,16 +108,12 @@ class Step:
             for tile in candidates(batch, key, before):
                 try:
                     took_us = self.time(gpu.Launcher(tiles=TunedTiles({**tiles, key: tile})))
-                except (
-                    TritonError,
-                    RuntimeError,
-                    ValueError,
-                ):  # the tile needs too much shared memory or too many registers
-                    continue
+                except (TritonError, RuntimeError, ValueError):
+                    continue  # the tile needs too much shared memory or too many registers
                 if took_us < GAIN * best_us:
                     best, best_us = tile, took_us
             tiles = {**tiles, key: best}
-            yield Found(key, best, start_us, best_us)
+            yield TunedTile(key, best, start_us, best_us)
 
     def time(self, launch: gpu.Launcher) -> float:
         """Microseconds of a step with the launcher's tiles."""

@@ -13,10 +13,11 @@ from labkit.engine.offload.prepared import folder_for
 from labkit.harness.compare.plan import check_positions
 from labkit.harness.disk import folder_rate_gb_s
 from labkit.harness.environment import read_environment
-from labkit.harness.roofline import decode_flops, prefill_flops, probe_bandwidth, probe_peak
+from labkit.harness.roofline import decode_flops, prefill_flops, probe_bandwidth
 from labkit.harness.streaming.plan import StreamingPlan, StreamRates, StreamWork
 from labkit.harness.streaming.records import StreamCase
 from labkit.kernels.build import BuildError, unavailable
+from labkit.kernels.probe import peak_gflop_s
 from labkit.kernels.types import float_dtype
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_number, check_numbers
@@ -75,8 +76,8 @@ def plan_streaming(
     has_given_rates = disk_gb_s is not None or gflop_s is not None
     rates = StreamRates(
         disk_gb_s=folder_rate_gb_s(_writable(path)) if disk_gb_s is None else disk_gb_s,
-        gflop_s=_peak(spec.dtype, threads) if gflop_s is None else gflop_s,
-        memory_gb_s=None if has_given_rates else probe_bandwidth(threads, torch.device("cpu")),
+        gflop_s=peak_gflop_s(spec.dtype, threads) if gflop_s is None else gflop_s,
+        memory_gb_s=None if has_given_rates else probe_bandwidth(threads),
     )
     return StreamingPlan(
         case=_case(source, model, precision, memory_gb, prompt, new, slots, threads),
@@ -126,12 +127,6 @@ def bytes_per_weight(spec: WeightSpec) -> float:
     shapes = {name: shape for name, shape in spec.config.layer_shapes().items() if name in LAYER}
     stored = sum(stored_bytes(shape, spec.dtype, spec.scheme(name)) for name, shape in shapes.items())
     return stored / sum(math.prod(shape) for shape in shapes.values())
-
-
-def _peak(dtype: torch.dtype, threads: int) -> float:
-    gflop_s = probe_peak(dtype, threads, torch.device("cpu"))
-    assert gflop_s is not None  # the caller has checked that the kernels can be compiled
-    return gflop_s
 
 
 def _writable(path: str | os.PathLike[str] | None) -> Path:

@@ -23,8 +23,7 @@ def run_spans(noted: Sequence[StreamSpan], blocks: Sequence[int], slots: int, fi
     streamed = sum(block >= 0 for block in blocks)
     first_turn = filled - slots  # the first turn that the run uses
     start = min((span.begin_ns for span in noted if span.kind != "read"), default=0)
-    passes = {"wait": 0, "compute": 0}
-    turn, seen = filled, dict.fromkeys(passes, 0)
+    turn, seen = filled, {"wait": 0, "compute": 0}
     spans = []
     for span in sorted(noted, key=lambda span: span.begin_ns):
         slot: int | None
@@ -55,13 +54,10 @@ def hidden_share(spans: Sequence[LayerSpan]) -> float | None:
     """The part of the shorter activity (reading or computing) that the other hides, in the steps after the prompt; 1:
     all of it. None: there is no whole step, or nothing was read.
     """
-    steps = sorted({span.step for span in spans if span.kind == "compute" and span.step > 0})
-    if not steps:
+    computing = [span for span in spans if span.kind == "compute" and span.step > 0]
+    if not computing:
         return None
-    computing = [span for span in spans if span.kind == "compute" and span.step in steps]
-    begin, end = _begin_of(spans, steps[0]), max(span.end_ms for span in computing)
+    first_step = min(span.step for span in computing)
+    begin = min(span.begin_ms for span in spans if span.kind != "read" and span.step == first_step)
+    end = max(span.end_ms for span in computing)
     return Overlap.within(begin, end, ((span.kind, span.begin_ms, span.end_ms) for span in spans)).hidden
-
-
-def _begin_of(spans: Sequence[LayerSpan], step: int) -> float:
-    return min(span.begin_ms for span in spans if span.kind != "read" and span.step == step)

@@ -56,7 +56,7 @@ def measured_table(plan: StreamingPlan) -> ResultTable:
         notes=(
             "of the most: share of the tokens/s that the probed rates allow; D: the disk's rate, GB/s; "
             f"GB: peak memory, of {plan.case.memory_gb:g}",
-            *([f"note: {plan.trust.sentence}"] if plan.points and not plan.trust.trustworthy else []),
+            *([f"note: {plan.trust.sentence}"] if not plan.trust.trustworthy else []),
         ),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,17 @@ class StepPart(StrEnum):
     UNEXPLAINED = "unexplained"  # work of no stage, less the time in which several pieces of work run
 
 
+class StepFeatures(NamedTuple):
+    """The features of a mean step, or of many mean steps in columns. All are in ms but `pieces`."""
+
+    time: Floats
+    idle: Floats
+    exposed: Floats
+    pieces: Floats  # number of pieces of work that compute, a row per key of `Aligned`
+    own: Floats  # time of these pieces
+    stages: Floats  # a row per stage of `Aligned`
+
+
 class Split:
     """Splits mean steps into parts. A mean step is a vector of features; many mean steps are columns of a matrix."""
 
@@ -43,35 +55,30 @@ class Split:
         )
         self.unit, self._keys = unit, len(aligned.keys)
         self.means = tuple(rows.mean(axis=0) for rows in self.steps)
-        counts = [self._parts_of(mean)[3] for mean in self.means]
+        counts = [self._features(mean).pieces for mean in self.means]
         self.fewer, self.more = counts[0] > counts[1], counts[0] < counts[1]
 
     def quantities(self, vanilla: Floats, fused: Floats) -> Floats:
         """Differences of the step, each part in order, and each row of `by_stage`. The parts add up to the step."""
-        time, idle, exposed, *_ = (a - b for a, b in zip(self._parts_of(vanilla), self._parts_of(fused), strict=True))
-        removed, faster = self._by_key(vanilla, fused)
+        of_vanilla, of_fused = self._features(vanilla), self._features(fused)
+        time, idle = of_vanilla.time - of_fused.time, of_vanilla.idle - of_fused.idle
+        exposed = of_vanilla.exposed - of_fused.exposed
+        removed, faster = _by_key(of_vanilla, of_fused)
         parts = [removed[self.fewer].sum(axis=0), removed[~self.fewer].sum(axis=0), faster.sum(axis=0), idle, exposed]
         rows = self.by_stage(vanilla) - self.by_stage(fused)
         return np.stack([time, *parts, time - sum(parts), *rows])
 
     def by_stage(self, mean: Floats) -> Floats:
         """The ms of a mean step by stage, idle time and overlap (negative), in rows that add up to the step."""
-        time, idle, _, _, _, stage_ms = self._parts_of(mean)
-        if self.unit == OPERATORS:  # then stages hold the gaps between their operators
-            idle = time - stage_ms.sum(axis=0)
-        return np.stack([*stage_ms, idle, time - idle - stage_ms.sum(axis=0)])
+        features = self._features(mean)
+        in_stages = features.stages.sum(axis=0)
+        # If the pieces are operators, the time of a stage includes the gaps between them.
+        idle = features.time - in_stages if self.unit == OPERATORS else features.idle
+        return np.stack([*features.stages, idle, features.time - idle - in_stages])
 
-    def _parts_of(self, mean: Floats) -> tuple[Floats, ...]:
-        count, own = mean[3 : 3 + self._keys], mean[3 + self._keys : 3 + 2 * self._keys]
-        return mean[0], mean[1], mean[2], count, own, mean[3 + 2 * self._keys :]
-
-    def _by_key(self, vanilla: Floats, fused: Floats) -> tuple[Floats, Floats]:
-        """By key, the ms that fused saves, in two parts: by fewer pieces (negative: more pieces) and by faster ones."""
-        (*_, n_vanilla, own_vanilla, _), (*_, n_fused, own_fused, _) = self._parts_of(vanilla), self._parts_of(fused)
-        vanilla_each = own_vanilla / np.where(n_vanilla > 0, n_vanilla, 1)
-        fused_each = own_fused / np.where(n_fused > 0, n_fused, 1)
-        removed = (n_vanilla - n_fused) * np.where(n_vanilla >= n_fused, vanilla_each, fused_each)
-        return removed, own_vanilla - own_fused - removed
+    def _features(self, mean: Floats) -> StepFeatures:
+        pieces, own = mean[3 : 3 + self._keys], mean[3 + self._keys : 3 + 2 * self._keys]
+        return StepFeatures(mean[0], mean[1], mean[2], pieces, own, mean[3 + 2 * self._keys :])
 
     def names(self) -> Iterator[str]:
         """The name of each part of this difference."""
@@ -85,9 +92,8 @@ class Split:
 
     def notes(self, places: int) -> Iterator[str]:
         """For each StepPart, in words, the figures of both sides whose difference it is."""
-        (time_v, idle_v, exposed_v, n_v, own_v, _), (time_f, idle_f, exposed_f, n_f, own_f, _) = map(
-            self._parts_of, self.means
-        )
+        vanilla, fused = (self._features(mean) for mean in self.means)
+        n_v, n_f, own_v, own_f = vanilla.pieces, fused.pieces, vanilla.own, fused.own
 
         def change(before: float, after: float, noun: str) -> str:
             return (
@@ -102,10 +108,19 @@ class Split:
         work = ", each of which does less" if self.more.any() and growth < 0.95 else work
         yield f"{np.minimum(n_v, n_f)[both].sum():.5g} a step{work}" if both.any() else ""
         yield change(
-            float(idle_v),
-            float(idle_f),
+            float(vanilla.idle),
+            float(fused.idle),
             "in which nothing runs" if self.unit == OPERATIONS else f"outside {NOUN[self.unit]}",
         )
-        yield change(float(exposed_v), float(exposed_f), "in which nothing is computed")
-        rest = float(time_v - idle_v - exposed_v - own_v.sum()), float(time_f - idle_f - exposed_f - own_f.sum())
-        yield change(*rest, "in no stage, less overlap")
+        yield change(float(vanilla.exposed), float(fused.exposed), "in which nothing is computed")
+        rest = [float(side.time - side.idle - side.exposed - side.own.sum()) for side in (vanilla, fused)]
+        yield change(rest[0], rest[1], "in no stage, less overlap")
+
+
+def _by_key(vanilla: StepFeatures, fused: StepFeatures) -> tuple[Floats, Floats]:
+    """By key, the ms that fused saves, in two parts: by fewer pieces (negative: more pieces) and by faster ones."""
+    vanilla_each = vanilla.own / np.where(vanilla.pieces > 0, vanilla.pieces, 1)
+    fused_each = fused.own / np.where(fused.pieces > 0, fused.pieces, 1)
+    each = np.where(vanilla.pieces >= fused.pieces, vanilla_each, fused_each)
+    removed = (vanilla.pieces - fused.pieces) * each
+    return removed, vanilla.own - fused.own - removed

@@ -123,12 +123,11 @@ def explain(
     names: tuple[str, str] = ("vanilla", "fused"),
     keep_warm_up: bool = False,
 ) -> Difference:
-    """Splits the difference of the mean steps of a phase into parts. `labkit.nsys.analysis.side.side` says which steps
-    count.
+    """Splits the difference of the mean steps of a phase into parts.
 
-    The pieces that are compared are GPU operations; on CPUs they are operators of PyTorch if both captures have them,
-    else ranges of stages. TraceError where a capture has no range of labkit or no step of the phase, where only one
-    is of a GPU, and where they share no stage.
+    `labkit.nsys.analysis.side.side` says which steps count. The pieces that are compared are GPU operations; on CPUs
+    they are operators of PyTorch if both captures have them, else ranges of stages. TraceError where a capture has no
+    range of labkit or no step of the phase, where only one is of a GPU, and where they share no stage.
     """
     both = Captured.of(names[0], vanilla), Captured.of(names[1], fused)
     if both[0].on_gpu != both[1].on_gpu:
@@ -200,13 +199,13 @@ def _verdict(low_ms: float, high_ms: float, noise: float, whole_ms: float) -> Ve
 def _remarks(vanilla: Side, fused: Side, unit: str) -> list[str]:
     sides = (vanilla, fused)
     whole = "GPU time" if unit == OPERATIONS else "steps' time"
-    shares = " and ".join(f"{side.coverage:.0%} of {side.name}'s {whole}" for side in sides)
+    shares = " and ".join(f"{one_side.coverage:.0%} of {one_side.name}'s {whole}" for one_side in sides)
     remarks = [f"{shares} belongs to a stage", *vanilla.remarks, *fused.remarks]
-    for each_side in sides:
-        if each_side.steps < STEPS_NEEDED:
-            has = f"{each_side.steps} steps that count" if each_side.steps > 1 else "one step that counts"
+    for one_side in sides:
+        if one_side.steps < STEPS_NEEDED:
+            has = f"{one_side.steps} steps that count" if one_side.steps > 1 else "one step that counts"
             remarks.append(
-                f"{each_side.name} has {has}; an interval needs 2 a side, a verdict {STEPS_NEEDED}: capture more steps"
+                f"{one_side.name} has {has}; an interval needs 2 a side, a verdict {STEPS_NEEDED}: capture more steps"
             )
-        remarks += [f"{each_side.name}: {line}" for line in each_side.source.skipped]
+        remarks += [f"{one_side.name}: {line}" for line in one_side.source.skipped]
     return [*remarks, ONE_CAPTURE]

@@ -78,8 +78,10 @@ def beginnings(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def call_times(trace: Trace, calls: Ints) -> pd.DataFrame:
-    """The intervals of rows of `trace.calls`, for finding the range around each: the calls from start to end for
-    exports of nsys, whose times are exact and whose own reports do this, else `beginnings`.
+    """The intervals by which the range around each call is found. `calls`: rows of `trace.calls`.
+
+    In exports of nsys a call counts from start to end: their times are exact, and nsys's own reports do this. In other
+    traces its beginning counts (`beginnings`).
     """
     rows = trace.calls.iloc[calls]
     return rows[TIMES] if trace.source.profiler == "nsys" else beginnings(rows)

@@ -27,7 +27,7 @@ ORDER = {name: place for place, name in enumerate([*(str(stage) for stage in Sta
 PHASES = {str(phase): place for place, phase in enumerate(Phase)}
 NO_NODES = "CUDA graphs were traced whole, so their time has no stage; capture with --cuda-graph-trace=node"
 
-COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # title: column, form
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # by title: the column of the frame, and its format
     "runs": ("count", "{:,.0f}".format),
     "ms a step": ("step_ms", "{:.3f}".format),
     "share": ("share", "{:.1%}".format),
@@ -111,12 +111,13 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     runs = pd.concat([runs, step_columns], axis=1)
     scope = [name for name in by if name in SCOPE]
     frame = _summarised(runs, list(by))
-    scopes = step_work.steps.assign(all="").groupby(scope or ["all"])["duration_ns"].agg(["count", "sum"]).reset_index()
-    frame = frame.merge(scopes, on=scope) if scope else frame.join(scopes[["count", "sum"]], how="cross")
+    durations = step_work.steps.assign(all="").groupby(scope or ["all"])["duration_ns"]
+    scopes = durations.agg(steps="count", steps_ns="sum").reset_index()
+    frame = frame.merge(scopes, on=scope) if scope else frame.join(scopes[["steps", "steps_ns"]], how="cross")
     for name in ("operations", "gpu_busy_ms", "launch_gap_ms", "exposed_ms"):
-        frame[name] = frame[name] / frame["count"]
-    frame["step_ms"] = frame["new_ns"] / frame["count"] / 1e6
-    frame["share"] = frame["new_ns"] / frame["sum"]
+        frame[name] = frame[name] / frame["steps"]
+    frame["step_ms"] = frame["new_ns"] / frame["steps"] / 1e6
+    frame["share"] = frame["new_ns"] / frame["steps_ns"]
     if not on_gpu:
         frame[["gpu_busy_ms", "launch_gap_ms"]] = np.nan
         frame = frame[frame["stage"] != NO_STAGE]

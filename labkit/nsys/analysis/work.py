@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import Attribution
+from labkit.nsys.analysis.communication import communicates
 from labkit.nsys.analysis.intervals import Union, fresh_start_ns, innermost_ns
 from labkit.nsys.analysis.labelled import labelled
 from labkit.nsys.analysis.nesting import innermost
@@ -53,12 +54,12 @@ def work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> StepWor
 def gpu_work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> StepWork:
     """The GPU operations of each step. Copies and memsets count as kernels do."""
     of_step = steps_of_operations(steps, attribution)
-    worked = np.nonzero(of_step >= 0)[0]
+    worked = np.flatnonzero(of_step >= 0)
     step, range_row = of_step[worked], attribution.range_of_operation[worked]
     labels = labelled(trace).set_index("range")[["layer", "stage"]].reindex(range_row)
-    communicates = _communicates(trace.operations)
+    exchanges = communicates(trace.operations)
     stage = labels["stage"].fillna("").replace("", NO_STAGE).to_numpy(object)
-    communicates[worked[stage == Stage.ALL_REDUCE]] = True
+    exchanges[worked[stage == Stage.ALL_REDUCE]] = True
     start, end = (trace.operations[name].to_numpy()[worked] for name in ("start_ns", "end_ns"))
     end = np.maximum(start, end)
     opens, closes = (steps[name].to_numpy()[step] for name in ("start_ns", "end_ns"))
@@ -73,13 +74,12 @@ def gpu_work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> Ste
             "end_ns": end,
             "own_ns": end - start,
             "new_ns": clipped[1] - fresh_start_ns(*clipped, step),
-            "communication": communicates[worked],
-            "exposed_ns": _exposed_ns(trace.operations, communicates, worked, step),
+            "communication": exchanges[worked],
+            "exposed_ns": _exposed_ns(trace.operations, exchanges, worked, step),
         }
     )
-    busy = busy_times(trace)
     idle = steps["duration_ns"].to_numpy().copy()
-    for process, union in busy.items():
+    for process, union in busy_times(trace).items():
         rows = (steps["process"] == process).to_numpy()
         idle[rows] -= union.covered_ns(*(steps.loc[rows, name].to_numpy() for name in ("start_ns", "end_ns")))
     return StepWork(pieces, steps.assign(idle_ns=idle), OPERATIONS)
@@ -93,27 +93,20 @@ def busy_times(trace: Trace) -> dict[int, Union]:
     }
 
 
-def _communicates(operations: pd.DataFrame) -> NDArray[np.bool_]:
-    names = operations["name"].cat
-    return np.array(["nccl" in str(name).lower() for name in names.categories], bool)[names.codes]
-
-
-def _exposed_ns(operations: pd.DataFrame, communicates: NDArray[np.bool_], rows: Ints, step: Ints) -> Ints:
+def _exposed_ns(operations: pd.DataFrame, exchanges: NDArray[np.bool_], rows: Ints, step: Ints) -> Ints:
     """For each operation in `rows`, 0, or if it communicates, the time in which its device computes nothing."""
     exposed = np.zeros(len(rows), np.int64)
-    communicating = np.nonzero(communicates[rows])[0]
+    communicating = np.flatnonzero(exchanges[rows])
     if not len(communicating):
         return exposed
     start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
     device = operations.groupby(["process", "device"]).ngroup().to_numpy()
     for number in np.unique(device[rows[communicating]]):
         of_device = communicating[device[rows[communicating]] == number]
-        computes = (device == number) & ~communicates
+        computes = (device == number) & ~exchanges
         computing = Union.of(start[computes], end[computes])
-        begin, until = (
-            fresh_start_ns(start[rows[of_device]], end[rows[of_device]], step[of_device]),
-            end[rows[of_device]],
-        )
+        until = end[rows[of_device]]
+        begin = fresh_start_ns(start[rows[of_device]], until, step[of_device])
         exposed[of_device] = until - begin - computing.covered_ns(begin, until)
     return exposed
 
@@ -183,9 +176,9 @@ def _own_ns(pieces: pd.DataFrame) -> Ints:
 
 def _on_threads(pieces: pd.DataFrame, steps: pd.DataFrame, unit: str) -> StepWork:
     own = _own_ns(pieces)
-    communicates = (pieces["stage"] == Stage.ALL_REDUCE).to_numpy(bool)
+    exchanges = (pieces["stage"] == Stage.ALL_REDUCE).to_numpy(bool)
     pieces = pieces[["step", "instance", "layer", "stage", "start_ns", "end_ns"]].assign(
-        own_ns=own, new_ns=own, communication=communicates, exposed_ns=np.where(communicates, own, 0)
+        own_ns=own, new_ns=own, communication=exchanges, exposed_ns=np.where(exchanges, own, 0)
     )
     covered = np.bincount(pieces["step"].to_numpy(), weights=own, minlength=len(steps)).astype(np.int64)
     return StepWork(pieces, steps.assign(idle_ns=steps["duration_ns"].to_numpy() - covered), unit)

@@ -103,11 +103,11 @@ class Redaction:
             return text
         sources: set[str] = set()
 
-        def replaced(match: re.Match[str]) -> str:
+        def redact(match: re.Match[str]) -> str:
             sources.add(self._sources[match[0]])
             return REDACTED
 
-        clean = self._pattern.sub(replaced, text)
+        clean = self._pattern.sub(redact, text)
         self.replaced.update(sources)
         return clean
 

@@ -71,15 +71,11 @@ def scrub(
                 _copy(old, new, clean)
                 new.commit()
             return dict(clean.replaced)
-    except sqlite3.OperationalError as error:
-        if "full" in str(error) or "I/O" in str(error):
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and ("full" in str(error) or "I/O" in str(error)):
             raise RunError(
                 f"{target} could not be written: {error}; free some space, or choose another folder"
             ) from None
-        raise TraceError(
-            f"{report} could not be read: {error}; expected a report that nsys exported as SQLite"
-        ) from None
-    except sqlite3.DatabaseError as error:
         raise TraceError(
             f"{report} could not be read: {error}; expected a report that nsys exported as SQLite"
         ) from None
@@ -157,15 +153,15 @@ def _active(old: sqlite3.Connection, columns: Mapping[str, list[str]]) -> tuple[
         if name in ("PROCESSES", "ThreadNames"):
             continue
         if "globalTid" in columns.get(name, ()):
-            threads.update(
-                row[0] for row in old.execute(f"SELECT DISTINCT globalTid FROM {name}") if row[0] is not None
-            )
+            threads.update(_numbers(old, f"SELECT DISTINCT globalTid FROM {name}"))
         if "globalPid" in columns.get(name, ()):
-            processes.update(
-                row[0] for row in old.execute(f"SELECT DISTINCT globalPid FROM {name}") if row[0] is not None
-            )
+            processes.update(_numbers(old, f"SELECT DISTINCT globalPid FROM {name}"))
     processes.update(thread & ~0xFFFFFF for thread in threads)
     return processes, threads
+
+
+def _numbers(report: sqlite3.Connection, query: str) -> Iterator[int]:
+    return (number for (number,) in report.execute(query) if number is not None)
 
 
 def _insert(new: sqlite3.Connection, name: str, columns: list[str], rows: Iterable[tuple[object, ...]]) -> None:

@@ -64,8 +64,10 @@ def _end_fork(error: BaseException | None) -> None:
 
 
 class WindowedProfiler:
-    """torch.profiler, running from now to the end of the process ("all"), or for one run of a phase, or between two
-    calls of the program ("cudaProfilerApi").
+    """torch.profiler for a part of the process.
+
+    The part is all of it from now on ("all"), one run of a phase, or the time between two calls of the program
+    ("cudaProfilerApi").
     """
 
     def __init__(self, part: str, occurrence: int) -> None:

@@ -38,11 +38,11 @@ class Contents:
 def contents(export: Path) -> Contents:
     """The contents of an nsys export. Raises TraceError for a damaged export."""
     try:
-        with closing(sqlite3.connect(f"{export.resolve().as_uri()}?mode=ro", uri=True)) as rows:
-            tables = {row[0] for row in rows.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            last_call = None
+        with closing(sqlite3.connect(f"{export.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            last_call = None  # without a table of calls no step counts as unseen: nothing is later than NULL
             if CALLS in tables:
-                last_call = rows.execute(f"SELECT max(end) FROM {CALLS}").fetchone()[0] or 0
+                last_call = database.execute(f"SELECT max(end) FROM {CALLS}").fetchone()[0] or 0
             ranges, steps, unseen, domains = 0, 0, 0, 0
             if "NVTX_EVENTS" in tables:
                 counted = (
@@ -50,10 +50,10 @@ def contents(export: Path) -> Contents:
                     f"sum(value IN ({STEP_NAMES}) AND start > ?), sum(eventType = {DOMAIN_TYPE}) "
                     "FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id"
                 )
-                counts = rows.execute(counted, (last_call,)).fetchone()
+                counts = database.execute(counted, (last_call,)).fetchone()
                 ranges, steps, unseen, domains = (count or 0 for count in counts)
             operations = sum(
-                rows.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
                 for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")
                 if table in tables
             )
@@ -63,7 +63,7 @@ def contents(export: Path) -> Contents:
 
 
 def contents_of_torch(report: Path) -> Contents:
-    """The contents of a report of torch.profiler, where only none or some matters. TraceError for a damaged report."""
+    """The contents of a report of torch.profiler: one range, or none if the report is empty. TraceError for damage."""
     if report.stat().st_size < SMALL:
         try:
             read(report, cache=False)
@@ -82,14 +82,14 @@ def forks_unseen(forked: int, profiler: str) -> str:
 
 
 def lost(reports: list[Contents], announced: int, window: Window) -> str | None:
-    """The message if fewer steps arrived than the program itself counted (`announced`), or all without their GPU work;
-    None if all arrived.
+    """The message about steps that the reports lack, or about steps without their GPU work; None if all arrived.
 
-    None also for a run that is captured in part, since the expected number is then not known.
+    announced: the number of steps that the program itself counted. None also for a run that is captured in part, since
+    the expected number is then not known.
     """
-    arrived = sum(report.steps for report in reports)
     if window.name is not None:
         return None
+    arrived = sum(report.steps for report in reports)
     if 0 < arrived == sum(report.unseen_steps for report in reports):
         return (
             f"all {arrived} steps began after the last CUDA call in the report: nsys lost track of CUDA, as a version "

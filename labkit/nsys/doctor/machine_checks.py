@@ -64,7 +64,8 @@ def take_inventory() -> Inventory:
     ended = run(command, os.environ, timeout_s=INVENTORY_S, echo=output.append)
     if ended.interrupted:
         raise KeyboardInterrupt
-    facts = {line["fact"]: line for line in map(json.loads, (line for line in output if line.startswith('{"fact"')))}
+    written = [json.loads(line) for line in output if line.startswith('{"fact"')]
+    facts = {fact["fact"]: fact for fact in written}
     undone = [fact.__name__ for fact in FACTS if fact.__name__ not in facts]
     if undone:
         reason = f"no answer after {INVENTORY_S} s" if ended.late else f"Python ends with exit code {ended.exit_code}"

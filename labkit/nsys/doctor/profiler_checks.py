@@ -55,9 +55,8 @@ def capture_probe(nsys: Nsys) -> Probe:
         traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite")
         output = f"--output={report.with_suffix('')}"
         command = [str(nsys.path), "profile", *traced, output, sys.executable, "-P", "-c", PROBE]
-        environment = dict(os.environ) | {
-            "TMPDIR": str(folder)
-        }  # nsys's temporary files hold the environment, so they are removed too
+        # nsys's temporary files hold the environment. They go with the folder.
+        environment = dict(os.environ) | {"TMPDIR": str(folder)}
         ended = run_with_agent(lambda: run(command, environment, timeout_s=PROBE_S))
         if ended.interrupted:
             raise KeyboardInterrupt

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from labkit.nsys.arrays import Ints
-from labkit.nsys.reader.limits import LATEST_NS, rank_number
+from labkit.nsys.reader.limits import GREATEST, LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, COLLECTIVE, INPUTS, KINDS, TraceError
 from labkit.stages import DOMAIN, parse
@@ -47,34 +47,23 @@ ASYNCHRONOUS = ("b", "e", "n", "S", "T", "p", "F")
 COPY = re.compile(r"Memcpy (?P<kind>[^(]*\w)(?: \((?P<memory>[^()]*)\))?")  # "Memcpy HtoD (Pageable -> Device)"
 RANK = re.compile(r"rank (\d+)")
 LATEST_US = LATEST_NS // 1000
-INT32, INT64 = (1 << 31) - 1, (1 << 63) - 1
+INT64 = (1 << 63) - 1
 
+UNTOLD = -1  # the device or stream of a loose event that does not state it
+TASK, DIRECTION = ("Task Type", "task_type"), ("direction", "kind", "operation")
+LOOSE_NUMBERS = {  # by column: the names of a loose event's argument in the files of several recorders
+    "device": ("device", "device_id", "Device Id", "Physic Device Id"),
+    "stream": ("stream", "stream_id", "Stream Id", "Physic Stream Id"),
+    "correlation": ("correlation", "connection_id", "correlation_id"),
+    "bytes": ("bytes", "size", "size(B)"),
+}
 EVERY = ("pid", "tid", "start_ns", "end_ns", "name")
 LAUNCH = ("device", "stream", "correlation", "graph_node", "bytes", "grid", "block", "registers", "shared_bytes")
 COLUMNS = {
     "ranges": (*EVERY, "range_id", "domain"),
     "calls": (*EVERY, "kind", "correlation", "external", "inputs"),
     "operations": (*EVERY, "kind", *LAUNCH, "external", "memory", "collective"),
-    "loose": (
-        *EVERY,
-        "range_id",
-        "category",
-        "task",
-        "device",
-        "stream",
-        "correlation",
-        "bytes",
-        "direction",
-        "memory",
-    ),
-}
-UNTOLD = -1  # the device or stream of a loose event that does not state it
-TASK, DIRECTION = ("Task Type", "task_type"), ("direction", "kind", "operation")
-LOOSE_NUMBERS = {
-    "device": ("device", "device_id", "Device Id", "Physic Device Id"),
-    "stream": ("stream", "stream_id", "Stream Id", "Physic Stream Id"),
-    "correlation": ("correlation", "connection_id", "correlation_id"),
-    "bytes": ("bytes", "size", "size(B)"),
+    "loose": (*EVERY, "range_id", "category", "task", *LOOSE_NUMBERS, "direction", "memory"),
 }
 DETAILS = ("memcpy_details", "memset_details")  # of JAX: "kind_src:pageable kind_dst:device size:4096 dest:0 async:1"
 SIDES = {"pageable": "H", "pinned": "H", "device": "D", "array": "D"}
@@ -187,13 +176,13 @@ class Events:
             name, memory = copy["kind"], copy["memory"] or ""
         elif kind in ("memset", "graph"):
             name = kind
-        start = self._start(event, name)
-        if start[2] == start[3] == 0:
+        pid, tid, start_ns, end_ns, code = self._start(event, name)
+        if start_ns == end_ns == 0:
             self.untimed += 1
             return
         launch = (
-            _amount(args, "device", self._place(event)[0]),
-            self._number(args, "stream", default=self._place(event)[1]),
+            _amount(args, "device", pid),
+            self._number(args, "stream", default=tid),
             self._number(args, "correlation"),
             self._number(args, "graph node id"),
             max(self._number(args, "bytes"), 0),
@@ -205,7 +194,7 @@ class Events:
             self.shapes.code(memory),
             self.details.code(_collective(args) if "Collective name" in args else ""),
         )
-        self._rows["operations"].extend((*start, KINDS.index(kind), *launch))
+        self._rows["operations"].extend((pid, tid, start_ns, end_ns, code, KINDS.index(kind), *launch))
 
     def _loose(self, event: Mapping[str, Any], category: str) -> None:
         args = _with_details(_args(event))
@@ -231,16 +220,17 @@ class Events:
                 self.ranks[pid] = rank_number(rank[1], "process_labels")
 
     def _place(self, event: Mapping[str, Any]) -> tuple[int, int]:
+        """The process and thread: the event's own, or the ones that labkit wrote into the arguments."""
         args = _args(event)
-        of_process, of_thread = (args if "process" in args else event), (args if "thread" in args else event)
         return (
-            self._number(of_process, "process" if of_process is args else "pid"),
-            self._number(of_thread, "thread" if of_thread is args else "tid"),
+            self._number(args, "process") if "process" in args else self._number(event, "pid"),
+            self._number(args, "thread") if "thread" in args else self._number(event, "tid"),
         )
 
     def _number(self, args: Mapping[str, Any], *keys: str, default: int = 0) -> int:
-        """The number under the first of `keys` that is present. A text, or a number beyond 64 bits, gets a negative
-        number of its own, which is an identity and not an amount.
+        """The number under the first of `keys` that is present.
+
+        A text, or a number beyond 64 bits, gets a negative number of its own: an identity, not an amount.
         """
         value = next((args[key] for key in keys if args.get(key) is not None), default)
         if type(value) is int and -INT64 <= value <= INT64:
@@ -289,14 +279,14 @@ def _amount(args: Mapping[str, Any], key: str, default: int = 0) -> int:
     """A count that fits into a column of 32 bits. Raises TraceError for any other value."""
     value = args.get(key)
     if value is None:
-        value = default if abs(default) <= INT32 else 0
+        value = default if abs(default) <= GREATEST else 0
     try:
         number = Decimal(str(value))
-        if number.is_finite() and abs(number) <= INT32:
+        if number.is_finite() and abs(number) <= GREATEST:
             return int(number)
     except InvalidOperation:
         pass
-    raise TraceError(f"got {key} = {str(value)[:40]}, expected a number less than {INT32 + 1}")
+    raise TraceError(f"got {key} = {str(value)[:40]}, expected a number less than {GREATEST + 1}")
 
 
 def _collective(args: Mapping[str, Any]) -> str:

@@ -9,12 +9,14 @@ correlation, else ranges.
 from __future__ import annotations
 
 import re
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.nsys.arrays import Ints
-from labkit.nsys.reader.chrome_events import COLUMNS, DEVICE_WORK, INT32, RUNTIMES, UNTOLD, Events
+from labkit.nsys.reader.chrome_events import COLUMNS, DEVICE_WORK, RUNTIMES, UNTOLD, Events
+from labkit.nsys.reader.limits import GREATEST
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, TraceError
 
@@ -47,7 +49,7 @@ def placed(events: Events) -> dict[str, Columns]:
 
 
 def _by_place(events: Events, loose: Columns, on_device: dict[int, int]) -> dict[str, Columns]:
-    names, tasks = (_texts(events.names, loose["name"]), _texts(events.shapes, loose["task"]))
+    names, tasks = _texts(events.names, loose["name"]), _texts(events.shapes, loose["task"])
     categories = _texts(events.names, loose["category"])
     ran = np.isin(loose["pid"], list(on_device)) | np.isin(categories, list(DEVICE_WORK))
     runtime = np.isin(categories, list(RUNTIMES))
@@ -79,14 +81,12 @@ def _pids(events: Events, pattern: re.Pattern[str]) -> dict[int, int]:
 
 def _on_streams(events: Events, loose: Columns, ran: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether each event is on a stream: a thread named like one or without a name, else that of XLA's operators."""
-    places = set(zip(loose["pid"][ran].tolist(), loose["tid"][ran].tolist(), strict=True))
-    names = {place: events.thread_names.get(place, "") for place in places}
-    streams = {place for place, name in names.items() if not name or STREAM.search(name)}
+    threads = _threads(loose)
+    names = {thread: events.thread_names.get(thread, "") for thread in set(compress(threads, ran))}
+    streams = {thread for thread, name in names.items() if not name or STREAM.search(name)}
     with_streams = {pid for pid, _ in streams}
-    streams |= {place for place, name in names.items() if name == OPS and place[0] not in with_streams}
-    return np.array(
-        [place in streams for place in zip(loose["pid"].tolist(), loose["tid"].tolist(), strict=True)], bool
-    )
+    streams |= {thread for thread, name in names.items() if name == OPS and thread[0] not in with_streams}
+    return np.array([thread in streams for thread in threads], bool)
 
 
 def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Columns:
@@ -102,11 +102,10 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
         rows["name"][at] = events.names.code(direction)
     rows["name"][sets] = events.names.code("memset")
     of_process = np.array([on_device.get(pid, 0) for pid in rows["pid"].tolist()], np.int64)
-    of_thread = np.array(
-        [_number(events.thread_names.get(place, ""), place[1]) for place in zip(*_places(rows), strict=True)], np.int64
-    )
+    threads = _threads(rows)
+    of_thread = np.array([_number(events.thread_names.get(thread, ""), thread[1]) for thread in threads], np.int64)
     device = np.where(rows["device"] == UNTOLD, of_process, rows["device"])
-    if len(device) and np.abs(device).max() > INT32:
+    if len(device) and np.abs(device).max() > GREATEST:
         raise TraceError(f"got a device of number {int(device[np.abs(device).argmax()])}, expected one below 2^31")
     no_text, zeros = events.shapes.code(""), np.zeros(len(kind), np.int64)
     return {
@@ -125,12 +124,11 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
 def _calls(events: Events, rows: Columns) -> Columns:
     columns = ("pid", "tid", "start_ns", "end_ns", "name", "correlation")
     count = len(rows["pid"])
-    kind, inputs = np.full(count, CALL_KINDS.index("api")), np.full(count, events.details.code(""))
     return {
         **{column: rows[column] for column in columns},
-        "kind": kind,
+        "kind": np.full(count, CALL_KINDS.index("api")),
         "external": np.zeros(count, np.int64),
-        "inputs": inputs,
+        "inputs": np.full(count, events.details.code("")),
     }
 
 
@@ -147,8 +145,9 @@ def _say_unread(events: Events, loose: Columns, which: NDArray[np.bool_]) -> Non
         events.unread[f"of {process!r}" + (f", {thread!r}" if thread else "")] += count
 
 
-def _places(rows: Columns) -> tuple[list[int], list[int]]:
-    return rows["pid"].tolist(), rows["tid"].tolist()
+def _threads(rows: Columns) -> list[tuple[int, int]]:
+    """The pid and tid of each row."""
+    return list(zip(rows["pid"].tolist(), rows["tid"].tolist(), strict=True))
 
 
 def _number(name: str, otherwise: int) -> int:

@@ -26,9 +26,8 @@ COPIES = (  # by copyKind
     *("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("HtoD unified", "DtoH unified", "DtoD unified"),
 )
-MEMORIES = (  # by srcKind and dstKind
-    *("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static"),
-)
+# By srcKind and dstKind.
+MEMORIES = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
 WORK_TABLE = re.compile(r"CUPTI_ACTIVITY_KIND_(?:CONCURRENT_)?(?:KERNEL|MEMCPY|MEMSET|GRAPH_TRACE)")
 GPUS, CUDA_DEVICES = "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"
 GRID, BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")

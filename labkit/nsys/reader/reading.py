@@ -133,8 +133,7 @@ def read_report(path: Path) -> Trace:
                 f"{path.name}: nsys {nsys.version_text} cannot export it ({output[-1]}); a report of a newer version "
                 f"needs that version: {by_hand}"
             )
-        trace = read_sqlite(export)
-    return replace(trace, source=replace(trace.source, files=(path.name,)))
+        return read_sqlite(export)
 
 
 def _joined(traces: Sequence[Trace]) -> Trace:

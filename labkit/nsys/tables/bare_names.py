@@ -38,8 +38,8 @@ def without_numbers(names: pd.Categorical, process: Ints) -> pd.Categorical:
     """
     texts = [_without_steps(str(name)) for name in names.categories]
     bare = [_split(text) for text in texts]
-    count_of = Counter(bare[at] for at in {text: at for at, text in enumerate(texts)}.values())
-    many = np.array([text is not None and count_of[text] >= MANY for text in bare], bool)
+    count_of = Counter(map(_split, set(texts)))
+    many = np.array([stem is not None and count_of[stem] >= MANY for stem in bare], bool)
     if many.any():
         repeated = {bare[at] for at in _repeated(names.codes, process, many)}
         for at in np.flatnonzero(many).tolist():

@@ -20,6 +20,7 @@ MOST_TO_ALIGN = 20_000  # collectives of a rank; longer sequences are not search
 FEW_MISSING, MOST_MISSING, STRETCHES = 2, 30, 4  # limits of the search for an offset if collectives are missing
 RESIDUAL_QUANTILE = 0.95
 UNKNOWN_NS = 1 << 62
+PAIR_TIMES = ("start_ns", "end_ns", "start_ns_first", "end_ns_first")  # of a collective, on a rank and on the first
 
 
 @dataclass(frozen=True)
@@ -157,18 +158,15 @@ def aligned(collectives: pd.DataFrame, *, one_clock: bool, word: str = "rank") -
             )
             offsets[rank] = Offset(0, -UNKNOWN_NS, UNKNOWN_NS, UNKNOWN_NS)
             continue
-        start, end, first_start, first_end = (pairs[name].to_numpy() for name in COLUMNS)
-        offsets[rank] = _offset(start, end, first_start, first_end, one_clock)
-        if offsets[rank].low_ns > offsets[rank].high_ns:
-            by = (offsets[rank].low_ns - offsets[rank].high_ns) / 1e3
+        start, end, first_start, first_end = (pairs[name].to_numpy() for name in PAIR_TIMES)
+        offset = offsets[rank] = _offset(start, end, first_start, first_end, one_clock)
+        if offset.low_ns > offset.high_ns:
+            by = (offset.low_ns - offset.high_ns) / 1e3
             remarks.append(
                 f"no offset of {word} {rank} fits all its collectives (by {by:,.1f} µs): its clock drifts, or some are "
                 "matched wrongly; the order of events within that time is undecided"
             )
     return offsets, remarks
-
-
-COLUMNS = ("start_ns", "end_ns", "start_ns_first", "end_ns_first")
 
 
 def _offset(start: Ints, end: Ints, first_start: Ints, first_end: Ints, one_clock: bool) -> Offset:

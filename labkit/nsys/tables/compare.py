@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from labkit.nsys.analysis.containment import NONE, on_one_line, parents, tightest
+from labkit.nsys.analysis.containment import NONE, on_one_line, parents
 from labkit.nsys.analysis.intervals import fresh_start_ns
-from labkit.nsys.analysis.launches import call_times, first_calls
+from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.catalogue import DIFFERENCE
+from labkit.nsys.tables.context import range_rows
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.kernel_names import brief
 from labkit.nsys.tables.selection import EVERYTHING, Selection
@@ -25,6 +27,8 @@ from labkit.system.asked_from import on_command_line, setting
 
 UNEQUAL, UNEQUAL_ALONE = 1.5, 1.02  # ratios of operations that cause a remark: per unit (fusing changes them), without
 IDLE, OUTSIDE = "idle: ", "(outside of ranges)"
+
+Place = tuple[str, str]  # the common kernels before and after; "" at an end of the trace
 
 
 @dataclass(frozen=True)
@@ -135,13 +139,8 @@ def _kernel_parts(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.Series, pd.Serie
     """The part of each operation: its kernel, if both sides have it, else the names of its place on both sides."""
     common = set(a["kernel"]) & set(b["kernel"])
     places = [_places(side["kernel"], common) for side in (a, b)]
-    names = {}
-    for place in set(places[0]) | set(places[1]) - {None}:
-        longest = []
-        for side, of_side in zip((a, b), places, strict=True):
-            times = side["time_ns"][[kernel_place == place for kernel_place in of_side]].groupby(side["kernel"]).sum()
-            longest.append(str(times.idxmax()) if len(times) else "nothing")
-        names[place] = " -> ".join(longest)
+    longest = [_longest_kernels(side, of_side) for side, of_side in zip((a, b), places, strict=True)]
+    names = {place: " -> ".join(side.get(place, "nothing") for side in longest) for place in {*longest[0], *longest[1]}}
     parts = [
         pd.Series(
             [kernel if place is None else names[place] for kernel, place in zip(side["kernel"], of_side, strict=True)]
@@ -149,6 +148,15 @@ def _kernel_parts(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.Series, pd.Serie
         for side, of_side in zip((a, b), places, strict=True)
     ]
     return parts[0], parts[1]
+
+
+def _longest_kernels(rows: pd.DataFrame, places: list[Place | None]) -> dict[Place, str]:
+    """The kernel with the most time at each place, the first by name of equal ones."""
+    times: dict[Place, Counter[str]] = {}
+    for place, kernel, time_ns in zip(places, rows["kernel"], rows["time_ns"].tolist(), strict=True):
+        if place is not None:
+            times.setdefault(place, Counter())[kernel] += time_ns
+    return {place: min(ns, key=lambda kernel: (-ns[kernel], kernel)) for place, ns in times.items()}
 
 
 def _range_paths(trace: Trace) -> NDArray[np.object_]:
@@ -166,14 +174,10 @@ def _range_paths(trace: Trace) -> NDArray[np.object_]:
 
 def _operation_paths(trace: Trace) -> NDArray[np.object_]:
     """The path of the ranges around the launch of each GPU operation; "" without ranges."""
-    call = first_calls(trace)
-    launched = call != NONE
-    range_rows = np.full(len(call), NONE)
-    range_rows[launched] = tightest(*on_one_line([trace.ranges, call_times(trace, call[launched])]))
-    return np.append(_range_paths(trace), "")[range_rows]
+    return np.append(_range_paths(trace), "")[range_rows(trace, trace.ranges, first_calls(trace))]
 
 
-def _places(kernels: pd.Series, common: set[str]) -> list[tuple[str, str] | None]:
+def _places(kernels: pd.Series, common: set[str]) -> list[Place | None]:
     """For each kernel that is not common, the common kernels before and after it; None for common kernels."""
     shared = kernels.where(kernels.isin(common))
     before, after = shared.ffill().fillna(""), shared.bfill().fillna("")

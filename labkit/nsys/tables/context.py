@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
@@ -23,9 +24,14 @@ def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | Non
     names = without_numbers(full_names(ranges), ranges["process"].to_numpy())
     if not len(operations):
         return np.zeros(0, object)
-    call = first_calls(trace)[operations]
-    launched = call != NONE
-    range_rows = np.full(len(operations), NONE)
-    range_rows[launched] = tightest(*on_one_line([ranges, call_times(trace, call[launched])]))
+    row = range_rows(trace, ranges, first_calls(trace)[operations])
     texts = np.array([*map(str, names.categories), ""], object)
-    return texts[np.append(names.codes, NONE)[range_rows]]
+    return texts[np.append(names.codes, NONE)[row]]
+
+
+def range_rows(trace: Trace, ranges: pd.DataFrame, call: Ints) -> Ints:
+    """The position in `ranges` of the innermost range around each call; NONE without one. `call`: its row, or NONE."""
+    rows = np.full(len(call), NONE)
+    launched = call != NONE
+    rows[launched] = tightest(*on_one_line([ranges, call_times(trace, call[launched])]))
+    return rows

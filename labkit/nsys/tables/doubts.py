@@ -37,18 +37,18 @@ def _too_long(trace: Trace) -> Iterator[str]:
     """Operations that take most of the span of their device, and far longer than any other."""
     operations = trace.operations
     length = (operations["end_ns"] - operations["start_ns"]).to_numpy()
-    several = len(devices(trace)) > 1
-    for place in devices(trace).itertuples(index=False):
+    places = devices(trace)
+    for place in places.itertuples(index=False):
         rows = np.flatnonzero(
             ((operations["process"] == place.process) & (operations["device"] == place.device)).to_numpy()
         )
-        row = rows[np.argmax(length[rows])]
+        longest = np.argmax(length[rows])
+        row, others = rows[longest], np.delete(length[rows], longest)
         span = int(operations["end_ns"].to_numpy()[rows].max() - operations["start_ns"].to_numpy()[rows].min())
-        others = np.delete(length[rows], np.argmax(length[rows]))
         outlier = len(others) > 1 and length[row] > LONGER * max(int(others.max()), 1)
         if (outlier and length[row] > MOST_OF_SPAN * span) or length[row] > LONGEST_NS:
             name = cut(brief(str(operations["name"].iloc[row])), 60)
-            owner = f" of {rank_word(trace)} {place.rank}'s GPU {place.device}" if several else ""
+            owner = f" of {rank_word(trace)} {place.rank}'s GPU {place.device}" if len(places) > 1 else ""
             yield (
                 f"{name} takes {length[row] / 1e6:,.3f} of the {span / 1e6:,.3f} ms{owner}, and no other operation "
                 f"longer than {others.max(initial=0) / 1e6:,.3f} ms: if its times are damaged, so are busy time and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from labkit.nsys.analysis.communication import COMMUNICATES
 from labkit.nsys.tables.kernel_names import brief
 
 ATTENTION, CONVOLUTION, MATMUL = "attention", "convolution", "matrix multiplication"
@@ -55,10 +56,7 @@ IN_PLACE = re.compile(r"(?<=[^_])(?:_out|_)$")  # ends of operators that write i
 KERNELS = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
     for family, pattern in (
-        (
-            COMMUNICATION,
-            r"nccl|rccl|nvshmem|cross_device_reduce|multimem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
-        ),
+        (COMMUNICATION, COMMUNICATES.pattern),
         (ATTENTION, r"flash_?(?:fwd|bwd|attn|infer|mla)|fmha|attention|attn|paged_?kv|decode_split|efficient_att"),
         (INDEXING, r"embedding"),
         (CONVOLUTION, r"scudnn|conv(?!ert)|wgrad|dgrad|winograd|im2col|col2im|fprop|nchwtonhwc|nhwctonchw"),

@@ -9,6 +9,8 @@ traces do not show.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -46,7 +48,7 @@ def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     A selection's name or range applies to `next`. With streams, only these streams make a gap. TraceError where gaps
     are unknown: without operations, or because CUDA graphs lack their kernels.
     """
-    narrow = Selection(selection.window_ns, None, selection.ranks, selection.devices, selection.streams)
+    narrow = replace(selection, name=None, range=None)
     if not trace.on_gpu:
         raise TraceError("got a trace without GPU operations, so it has no gaps between them")
     if trace.source.unread_work:
@@ -64,7 +66,7 @@ def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
             "not known when the GPU was idle; record again with the graphs' nodes (nsys: --cuda-graph-trace=node)"
         )
     parts = [_between(trace, place, selected, narrow) for place in places]
-    frame = pd.concat([*parts], ignore_index=True)
+    frame = pd.concat(parts, ignore_index=True)
     frame = frame[(frame["time_ns"] > 0).to_numpy()].reset_index(drop=True)
     if selection.name is not None or selection.range is not None:
         ends = Selection(name=selection.name, range=selection.range).of(trace, "operations")
@@ -139,11 +141,7 @@ def _explained(trace: Trace, frame: pd.DataFrame) -> pd.DataFrame:
     host = host_causes(trace, begins, np.where(recorded, launch_from, begins), call)
     others = len(HOST_CAUSES) + most - 1  # in CAUSES
     texts = Texts(calls["name"].cat.categories, full_names(trace.ranges).categories)
-    launched = np.where(
-        recorded & (most < CAUSES.index(UNKNOWN) - len(HOST_CAUSES) + 1),
-        np.append(calls["name"].cat.codes, NONE)[call],
-        NONE,
-    )
+    launched = np.append(calls["name"].cat.codes, NONE)[call]
     awaited = np.where(most == 0, texts.codes(host.of_calls, host.call, host.range), texts.codes(True, launched, NONE))
     names = operations["name"].array
     return frame.assign(

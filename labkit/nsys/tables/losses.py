@@ -181,7 +181,6 @@ def _of_copies(trace: Trace, place: dict) -> Iterator[Loss]:
 
 def _of_communication(place: dict, waits: RankWaits | None, word: str) -> Iterator[Loss]:
     exposed, late_ns = place["exposed_communication_ns"], 0
-    start, span = place["start_ns"], place["span_ns"]
     if waits is not None and len(stragglers := waits.stragglers):
         by_rank = stragglers[stragglers["rank"] != place["rank"]].groupby("rank")["late_ns"].sum()
         if len(by_rank):
@@ -195,17 +194,11 @@ def _of_communication(place: dict, waits: RankWaits | None, word: str) -> Iterat
             text += f", in the range '{straggler['range']}'" if straggler["range"] else ""
             bounds = (int(worst["start_ns"]), int(worst["start_ns"] + worst["skew_ns"]))
             yield _loss(f"waiting for {word} {rank}", place, late_ns, text, *bounds, HELPS["straggler"])
-    if exposed - late_ns > 0:
+    if exposed > late_ns:
+        kind, helps = "communication while nothing computes", HELPS["communication"]
         text = f"{exposed / 1e6:,.3f} ms of {place['communication_ns'] / 1e6:,.3f} ms of communication run alone"
-        yield _loss(
-            "communication while nothing computes",
-            place,
-            exposed - late_ns,
-            text,
-            start,
-            start + span,
-            HELPS["communication"],
-        )
+        bounds = (place["start_ns"], place["start_ns"] + place["span_ns"])
+        yield _loss(kind, place, exposed - late_ns, text, *bounds, helps)
 
 
 def _loss(kind: str, place: dict, time_ns: int, text: str, start: int, end: int, helps: str) -> Loss:

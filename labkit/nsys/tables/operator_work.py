@@ -115,12 +115,13 @@ CONVOLUTIONS = {
 
 def _convolution(name: str, inputs: Inputs) -> OperatorWork | None:
     """N x C x sizes with O x C/groups x sizes of the kernel. Transposed convolutions are not counted."""
-    if not (inputs.is_tensor(0) and inputs.is_tensor(1)) or (name == "_convolution" and inputs.value(6) == "True"):
+    transposed = name in ("convolution", "_convolution") and inputs.value(6) == "True"
+    if transposed or not (inputs.is_tensor(0) and inputs.is_tensor(1)):
         return None
     stride, padding, dilation = (inputs.numbers(at) for at in CONVOLUTIONS[name])
     image, kernel = inputs.dims[0], inputs.dims[1]
     axes = len(image) - 2
-    if not stride or not dilation or axes < 1 or (name == "convolution" and inputs.value(6) == "True"):
+    if not stride or not dilation or axes < 1:
         return None
     stride, padding, dilation = (
         sizes * axes if len(sizes) == 1 else sizes for sizes in (stride, padding or (0,), dilation)

@@ -9,34 +9,47 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from labkit.nsys.analysis.communication import communicates
 from labkit.nsys.analysis.rank_numbers import rank_word, ranks
 from labkit.nsys.tables.clocks import UNKNOWN_NS, Offset, aligned, matched, matched_by_ends
 from labkit.nsys.tables.context import ranges_around
 from labkit.nsys.tables.dtypes import element_bytes
 from labkit.nsys.tables.places import rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
-from labkit.nsys.tables.work_kinds import communicates
 from labkit.nsys.trace import Trace, TraceError
 
 UNDECIDED = "UNDECIDED"
-KINDS = (  # patterns of names; bus bandwidth over algorithm bandwidth for n ranks; whether it synchronises
-    ("all-reduce", r"all_?reduce|cross_device_reduce", lambda n: 2 * (n - 1) / n, True),
-    ("reduce-scatter", r"reduce_?scatter", lambda n: (n - 1) / n, True),
-    ("all-gather", r"all_?gather", lambda n: (n - 1) / n, True),
-    ("all-to-all", r"all_?to_?all", lambda n: (n - 1) / n, True),
-    ("barrier", r"barrier", lambda n: 0.0, True),
-    ("broadcast", r"broadcast", lambda n: 1.0, False),
-    ("reduce", r"_?reduce(?!\w*scatter)", lambda n: 1.0, False),
-    ("send/receive", r"send|recv|p2p", lambda n: 1.0, False),
-)
 OTHER = "other"
+
+
+class CollectiveKind(NamedTuple):
+    """A kind of collective."""
+
+    name: str
+    pattern: str  # of the names of its kernels and ranges
+    bus_factor: Callable[[int], float]  # bus bandwidth over algorithm bandwidth, for n ranks
+    synchronises: bool
+
+
+KINDS = (  # the first pattern found in a name counts
+    CollectiveKind("all-reduce", r"all_?reduce|cross_device_reduce", lambda n: 2 * (n - 1) / n, True),
+    CollectiveKind("reduce-scatter", r"reduce_?scatter", lambda n: (n - 1) / n, True),
+    CollectiveKind("all-gather", r"all_?gather", lambda n: (n - 1) / n, True),
+    CollectiveKind("all-to-all", r"all_?to_?all", lambda n: (n - 1) / n, True),
+    CollectiveKind("barrier", r"barrier", lambda n: 0.0, True),
+    CollectiveKind("broadcast", r"broadcast", lambda n: 1.0, False),
+    CollectiveKind("reduce", r"_?reduce(?!\w*scatter)", lambda n: 1.0, False),
+    CollectiveKind("send/receive", r"send|recv|p2p", lambda n: 1.0, False),
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +126,7 @@ def arrivals(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     table.insert(0, "row", rows.index)
     table.insert(1, "rank", rank_of(trace, rows))
     table["start_ns"], table["end_ns"] = rows["start_ns"], rows["end_ns"]
-    table["synchronises"] = table["kind"].map({name: waits for name, _, _, waits in KINDS} | {OTHER: False})
+    table["synchronises"] = table["kind"].map({kind.name: kind.synchronises for kind in KINDS} | {OTHER: False})
     return table.sort_values("start_ns", ignore_index=True)
 
 
@@ -123,16 +136,15 @@ def rank_waits(trace: Trace, selection: Selection = EVERYTHING) -> RankWaits:
     Ranks from several files are put on one clock by their collectives, see `labkit.nsys.tables.clocks`.
     """
     arrived = arrivals(trace, selection)
-    collectives = arrived
-    if collectives["rank"].nunique() < 2:
+    count = arrived["rank"].nunique()
+    if count < 2:
         raise TraceError(
-            f"got {len(collectives)} collectives of {collectives['rank'].nunique()} of "
-            f"{max(len(trace.processes), 1)} processes; "
-            "waits need at least 2 ranks: give the traces of all ranks together"
+            f"got {len(arrived)} collectives of {count} of {max(len(trace.processes), 1)} processes; waits need at "
+            "least 2 ranks: give the traces of all ranks together"
         )
     one_clock = len(trace.source.files) == 1
     remarks = []
-    collectives, unmatched = matched(collectives)
+    collectives, unmatched = matched(arrived)
     if unmatched and len(collectives) and (arrived["sequence"] < 0).any():
         collectives, unmatched = matched_by_ends(arrived, one_clock=one_clock)
     if unmatched:
@@ -187,7 +199,7 @@ def _opened_by_libraries(trace: Trace, pattern: str = r"nccl|c10d|record_param_c
 
 @cache
 def _kind(name: str) -> str:
-    return next((kind for kind, pattern, _, _ in KINDS if re.search(pattern, name, re.IGNORECASE)), OTHER)
+    return next((kind.name for kind in KINDS if re.search(kind.pattern, name, re.IGNORECASE)), OTHER)
 
 
 def _message_bytes(kind: str, about: dict) -> int:
@@ -210,7 +222,7 @@ def _side_by_side(trace: Trace, collectives: pd.DataFrame, offsets: dict[int, Of
     skew = (last - first).where(frame["synchronises"], 0)
     transfer = (frame["end_ns"] - last).where(frame["synchronises"], longest).clip(lower=0)
     late = collectives.loc[groups["start_ns"].idxmax()].set_index("match")
-    factor = {name: factor for name, _, factor, _ in KINDS} | {OTHER: lambda n: 1.0}
+    factor = {kind.name: kind.bus_factor for kind in KINDS} | {OTHER: lambda n: 1.0}
     bus = [factor[kind](n) for kind, n in zip(frame["kind"], frame["ranks"], strict=True)]
     has_rate = (frame["bytes"] > 0) & (transfer > 0)
     algorithm = (frame["bytes"] / transfer.where(has_rate)).astype("Float64")

@@ -24,6 +24,15 @@ from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import Source, Trace, TraceError
 
 WHOLE_GRAPHS = "CUDA graphs were traced whole: idle time inside of them is not seen, and their kernels have no rows"
+NO_GAPS = pd.DataFrame(
+    {
+        **{name: pd.Series(dtype="object") for name in ("rank", "device", "host_cause")},
+        **{
+            f"{part}_ns": pd.Series(dtype="int64")
+            for part in ("time", "host", "launch", "latency", "queued", "unknown")
+        },
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -90,15 +99,6 @@ def _waits(trace: Trace, selection: Selection) -> RankWaits | None:
     with suppress(TraceError):
         return rank_waits(trace, selection) if len(trace.processes) > 1 else None
     return None
-
-
-NO_GAPS = pd.DataFrame(
-    {
-        name: pd.Series(dtype="int64" if name.endswith("_ns") else "object")
-        for name in ("rank", "device", "time_ns", "host_cause", "host_ns", "launch_ns", "latency_ns", "queued_ns")
-    }
-    | {"unknown_ns": pd.Series(dtype="int64")}
-)
 
 
 def contents(trace: Trace) -> pd.DataFrame:

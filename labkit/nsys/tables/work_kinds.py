@@ -8,24 +8,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from labkit.nsys.analysis.communication import communicates
 from labkit.nsys.analysis.containment import numbered
 from labkit.nsys.trace import Trace
 
 COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 KINDS_OF_WORK = (COMPUTE, COMMUNICATION, COPY)
-# Libraries of collectives, and kernels of vLLM, TensorRT-LLM, FlashInfer and PyTorch that replace these libraries.
-COMMUNICATES = re.compile(
-    r"nccl|rccl|nvshmem|cross_device_reduce|multimem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
-    re.IGNORECASE,
-)
 GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
-
-
-def communicates(operations: pd.DataFrame) -> NDArray[np.bool_]:
-    """Whether each operation is a kernel that exchanges data between devices, by its name."""
-    names = operations["name"].cat
-    matching = np.array([bool(COMMUNICATES.search(str(name))) for name in names.categories], bool)
-    return matching[names.codes] & (operations["kind"] == "kernel").to_numpy()
 
 
 def work_kinds(operations: pd.DataFrame) -> NDArray[np.int8]:

@@ -118,8 +118,9 @@ def build_lanes(traces: Traces) -> Lanes:
     steps = [first_decode_step(trace) for trace in named.values()]
     attributions = [attribute(trace) if len(trace.graph_nodes) else None for trace in named.values()]
     strips: list[Strip] = []
-    columns: dict[str, list[NDArray]] = {name: [] for name in (*EVENTS, "texts", "text_source", "kept")}
+    columns: dict[str, list[NDArray]] = {name: [] for name in (*EVENTS, "texts", "text_source")}
     zeros: list[int] = []
+    left_out = 0
     for at, (trace, step) in enumerate(zip(named.values(), steps, strict=True)):
         trace_strips, pieces = cut(at, trace, attributions[at], sum(strip.lanes for strip in strips))
         strips += trace_strips
@@ -140,7 +141,7 @@ def build_lanes(traces: Traces) -> Lanes:
                 columns[name].append(column[kept])
             columns["texts"].append(piece.names.categories.to_numpy(dtype=object))
             columns["text_source"].append(np.full(len(piece.names.categories), source, np.uint16))
-            columns["kept"].append(kept)
+            left_out += int((~kept).sum())
     order = stable_order(np.concatenate(columns["lane"]))
     events = {name: np.concatenate(columns[name])[order].astype(dtype, copy=False) for name, dtype in EVENTS.items()}
     texts = np.concatenate(columns["texts"])
@@ -157,7 +158,7 @@ def build_lanes(traces: Traces) -> Lanes:
         shades=(*SHADES, *coloured),
         text_source=np.concatenate(columns["text_source"]),
         attributions=tuple(attributions),
-        left_out=int((~np.concatenate(columns["kept"])).sum()),
+        left_out=left_out,
     )
 
 

@@ -16,7 +16,6 @@ from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.events import facts, kind, label
 from labkit.nsys.timeline.lanes import Lanes
 from labkit.nsys.timeline.strips import FRAMES
-from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, parse
 
 DECIDED_BY = {  # the columns of a frame that decide the facts about an event, apart from its name and place
@@ -89,25 +88,20 @@ def _abouts(lanes: Lanes) -> tuple[Ints, list[dict[str, Any]]]:
         trace, frame = lanes.traces[at], FRAMES[number]
         events = np.flatnonzero(lanes.source == source)
         rows = lanes.row[events]
-        deciding = (
-            getattr(trace, frame)[list(DECIDED_BY[frame])].iloc[rows].assign(graph=_by_graph(lanes, at, frame, rows))
-        )
+        by_graph = _by_graph(lanes, at, frame, rows)
+        deciding = getattr(trace, frame)[list(DECIDED_BY[frame])].iloc[rows].assign(graph=by_graph)
         group = deciding.groupby(list(deciding.columns), sort=False, observed=True, dropna=False).ngroup().to_numpy()
         numbers[events] = group + len(abouts)
-        columns = (rows, deciding["graph"].to_numpy())
-        for row, graph in zip(*(column[_firsts(group)] for column in columns), strict=True):
-            known = facts(trace, frame, int(row), bool(graph))
+        firsts = np.unique(group, return_index=True)[1]  # one event of each group, in the order of the groups
+        for row, graph in zip(rows[firsts].tolist(), by_graph[firsts].tolist(), strict=True):
+            known = facts(trace, frame, row, graph)
             known.pop("correlation", None)
-            abouts.append({"kind": kind(trace, frame, int(row)), "facts": known})
+            abouts.append({"kind": kind(trace, frame, row), "facts": known})
     return numbers, abouts
 
 
-def _firsts(group: Ints) -> Ints:
-    """The first position of each group, in the order of the groups."""
-    return np.unique(group, return_index=True)[1]
-
-
 def _by_graph(lanes: Lanes, at: int, frame: str, rows: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Whether the stage of each row is known by the creation of a CUDA graph."""
     attribution = lanes.attributions[at]
     if frame != "operations" or attribution is None:
         return np.zeros(len(rows), bool)
@@ -115,20 +109,19 @@ def _by_graph(lanes: Lanes, at: int, frame: str, rows: NDArray[np.int32]) -> NDA
 
 
 def _linked(lanes: Lanes) -> tuple[Ints, Ints]:
+    """The columns call and owner of `pack`."""
     call, owner = np.zeros(len(lanes), np.int64), np.zeros(len(lanes), np.int64)
     for at, trace in enumerate(lanes.traces):
         events = np.flatnonzero(lanes.source == at * len(FRAMES) + FRAMES.index("operations"))
         rows = lanes.row[events]
-        call[events] = _events(lanes, at, "calls", first_calls(trace)[rows], trace) + 1
+        call[events] = _events(lanes, at, "calls", first_calls(trace)[rows]) + 1
         attribution = lanes.attributions[at]
         if attribution is not None:
-            by_graph = np.asarray(attribution.how == "graph")[rows]
-            of_range = _events(lanes, at, "ranges", attribution.range_of_operation[rows], trace)
-            owner[events] = np.where(by_graph, of_range + 1, 0)
+            of_range = _events(lanes, at, "ranges", attribution.range_of_operation[rows])
+            owner[events] = np.where(_by_graph(lanes, at, "operations", rows), of_range + 1, 0)
     return call, owner
 
 
-def _events(lanes: Lanes, at: int, frame: str, rows: Ints, trace: Trace) -> Ints:
-    """The events of rows of a frame; -1 for rows below 0, and for rows that are not in the timeline."""
-    places = np.append(lanes.events_of(at, frame), -1)
-    return places[np.where(rows < 0, len(getattr(trace, frame)), rows)]
+def _events(lanes: Lanes, at: int, frame: str, rows: Ints) -> Ints:
+    """The events of rows of a frame; -1 for row -1, and for rows that are not in the timeline."""
+    return np.append(lanes.events_of(at, frame), -1)[rows]

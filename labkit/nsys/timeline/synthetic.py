@@ -36,14 +36,14 @@ def decode_trace(
     seed: int = 0,
 ) -> Trace:
     """Decode steps of a model on one GPU per rank: ranges, launches, and kernels that start in the order launched."""
-    sides = [
+    frames = [
         _rank(rank, steps, layers, kernels_per_stage, kernel_us, np.random.default_rng([seed, rank]))
         for rank in range(ranks)
     ]
     pids = 4000 + np.arange(ranks)
     processes = typed("processes", {"pid": pids, "rank": np.arange(ranks), "name": ["python"] * ranks})
     threads = typed("threads", {"process": np.arange(ranks), "tid": pids, "name": ["MainThread"] * ranks})
-    joined = {name: _joined([side[name] for side in sides]) for name in ("ranges", "operations", "calls")}
+    joined = {name: _joined([of_rank[name] for of_rank in frames]) for name in ("ranges", "operations", "calls")}
     return Trace(Source("synthetic", "", ()), **joined, processes=processes, threads=threads)
 
 

@@ -40,15 +40,14 @@ class Tracks:
 
 def tracks(trace: Trace) -> Tracks:
     """Puts ranges and calls on their threads, and operations on a process for each GPU of a process, by stream."""
-    pids = _pids(trace)
+    pids, count = _pids(trace), len(trace.ranges)
     columns = ["process", "tid", "start_ns", "end_ns"]
     cpu = pd.concat([trace.ranges[columns], trace.calls[columns]], ignore_index=True)
     (thread,) = numbered([cpu], "tid")
     start, end = (cpu[name].to_numpy() for name in ("start_ns", "end_ns"))
     level = np.zeros(len(cpu), np.int64)
-    level[: len(trace.ranges)] = (trace.ranges["style"] == "StartEnd") & np.isin(
-        thread[: len(trace.ranges)], np.unique(thread[crossing(start, end, thread)])
-    )
+    crossed = np.unique(thread[crossing(start, end, thread)])
+    level[:count] = (trace.ranges["style"] == "StartEnd") & np.isin(thread[:count], crossed)
     nested = np.flatnonzero(level == 0)
     level[nested] = crossing(start[nested], end[nested], thread[nested])
     moved = np.flatnonzero(level)
@@ -58,21 +57,20 @@ def tracks(trace: Trace) -> Tracks:
     work = trace.operations
     process, device = work["process"].to_numpy(np.int64), work["device"].to_numpy(np.int64)
     (gpu,) = numbered([work], "device")
+    first_gpu = int(pids.max(initial=0)) + 1
     gpus = {
-        int(pids.max(initial=0)) + 1 + int(number): (int(process[at]), int(device[at]))
+        first_gpu + int(number): (int(process[at]), int(device[at]))
         for number, at in zip(*np.unique(gpu, return_index=True), strict=True)
     }
-    gpu_pid = gpu + int(pids.max(initial=0)) + 1
     stream = work["stream"].to_numpy()
     _, queue = np.unique(np.stack([gpu, stream], axis=1), axis=0, return_inverse=True)
     level = levels(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), queue.reshape(-1)).astype(np.int64)
-    count = len(trace.ranges)
     return Tracks(
         pids,
         gpus,
         Placed(on_cpu.pid[:count], on_cpu.tid[:count], on_cpu.own[:count]),
         Placed(on_cpu.pid[count:], on_cpu.tid[count:], on_cpu.own[count:]),
-        _placed(gpu_pid, stream, level),
+        _placed(first_gpu + gpu, stream, level),
     )
 
 

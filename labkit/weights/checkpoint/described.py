@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from transformers import PretrainedConfig
@@ -22,7 +22,7 @@ from labkit.weights.listed_files import index_files, listed_path, stays_inside
 from labkit.weights.protocol import TensorSource
 from labkit.weights.source import Checkpoint, ModelSource, hf_shapes, some_weight_files
 
-TYPES = ("Megatron", "ds_model", "BLOOM", "labkit")
+Type = Literal["Megatron", "ds_model", "BLOOM", "labkit"]
 INDEX = ".index.json"
 WRITTEN_BY_DEEPSPEED = "ds_inference_config.json"
 
@@ -43,7 +43,7 @@ class Description(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    type: Literal["Megatron", "ds_model", "BLOOM", "labkit"]
+    type: Type
     checkpoints: str | list[str] | Shards
     version: float | None = None
     base_dir: str | None = None
@@ -54,7 +54,7 @@ class Description(BaseModel):
     @field_validator("type", mode="before")
     @classmethod
     def _known_type(cls, value: Any) -> Any:
-        return next((known for known in TYPES if known.lower() == str(value).lower()), value)
+        return next((known for known in get_args(Type) if known.lower() == str(value).lower()), value)
 
 
 @dataclass(frozen=True)

@@ -147,9 +147,12 @@ class Saving:
         `source`: the folder of the tokenizer's files. Raises RunError on all ranks if one of them could not write.
         """
         files = results_of_ranks(self._end, self.gather, NOT_SAVED)
-        results_of_ranks(
-            lambda: self.spec.part.rank or self._describe(files, generation, source), self.gather, NOT_SAVED
-        )
+
+        def describe() -> None:
+            if self.spec.part.rank == 0:
+                self._describe(files, generation, source)
+
+        results_of_ranks(describe, self.gather, NOT_SAVED)
 
     def _end(self) -> FileRecord:
         """Completes this rank's file under its final name, and returns its record."""
@@ -162,7 +165,7 @@ class Saving:
             name=self._file, bytes=size, digests=self._writer.digests, matrices=self._matrices, layers=layers
         )
 
-    def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> int:
+    def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> None:
         spec, hf_config = self.spec, copy.deepcopy(self.hf_config)
         hf_config.architectures, hf_config.dtype = [spec.config.architecture], float_dtype(spec.dtype)
         write_whole(self.folder / "config.json", hf_config.to_json_string())
@@ -184,4 +187,3 @@ class Saving:
             files=files,
         )
         write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-        return 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.codes import cut_groups
-from labkit.kernels.types import Linear
+from labkit.kernels.types import Linear, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
@@ -219,17 +219,13 @@ class Merged:
             weight_pieces = [inner for piece in weight_pieces for inner in _within(piece, *rows)]
             shape = (rows[1] - rows[0], shape[1])
         record = self._saved.file(0).record.matrices[key]
-        out = torch.empty(shape, dtype=torch.int8 if record.group else self._float_dtype)
+        out = torch.empty(shape, dtype=torch.int8 if record.group else float_dtype(self._saved.dtype))
         for piece in weight_pieces:
             self._fill(out, key, name, dim, piece)
         if not record.group:
             return out
         scales, group = self._scales(key, name, dim, weight_pieces, shape)
         return Linear(out, None, shape[0], shape[1], "rows", scales, group, record.bits)
-
-    @property
-    def _float_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self._saved.dtype == torch.int8 else self._saved.dtype
 
     def _dim(self, name: str) -> int:
         """The dimension along which the weight is divided: among the present ranks, or among the saving ranks."""
@@ -242,18 +238,15 @@ class Merged:
         return pieces(ranges_of(self._part.cut(name), whole), holdings)
 
     def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: HeldRange) -> None:
-        file, taken = self._saved.file(piece.holder), (piece.begin, piece.end)
-        halves = self._halves(name, piece.holder)
-        outputs, inputs = out.shape
-        begin, end = taken if dim == 0 else (0, outputs)
-        columns = (0, inputs) if dim == 0 else taken
+        """Copies a piece of the matrix to its place in `out`, some rows at a time."""
+        file, halves = self._saved.file(piece.holder), self._halves(name, piece.holder)
+        taken, (outputs, inputs) = (piece.begin, piece.end), out.shape
+        (begin, end), columns = (taken, (0, inputs)) if dim == 0 else ((0, outputs), taken)
+        target = out.narrow(dim, piece.at, piece.end - piece.begin)
         step = max(1, AT_ONCE // (columns[1] - columns[0]))
         for first in range(begin, end, step):
             last = min(first + step, end)
-            at = first - begin + (piece.at if dim == 0 else 0)
-            left = 0 if dim == 0 else piece.at
-            target = out[at : at + last - first, left : left + columns[1] - columns[0]]
-            target.copy_(file.block(key, (first, last), columns, halves))
+            target[first - begin : last - begin].copy_(file.block(key, (first, last), columns, halves))
 
     def _scales(
         self, key: str, name: str, dim: int, parts: list[HeldRange], shape: tuple[int, ...]
@@ -295,6 +288,7 @@ def key_of(name: str, index: int | None) -> str:
 
 
 def _at(parts: list[HeldRange], column: int) -> list[HeldRange]:
+    """The pieces that contain this column of the target: one at most."""
     return [piece for piece in parts if piece.at <= column < piece.at + piece.end - piece.begin]
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from labkit.kernels.codes import DEPTH, PACKED, WORD, unpack_scales
 from labkit.kernels.gemm import LANES, packed_shape, unpack, unpack_words
+from labkit.kernels.gpu import CPU
+from labkit.kernels.memory import Heap
 from labkit.kernels.types import Linear, float_dtype
 from labkit.system.errors import UserError
 from labkit.system.rounding import BLOCK, ceil_div, round_up
@@ -20,10 +22,6 @@ from labkit.weights.checkpoint.tensor_writer import PAGE
 
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 AGAIN = "copy it again, or save the checkpoint again"
-
-
-def _rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 def scales_of(key: str) -> str:
@@ -78,7 +76,7 @@ class ShardFile:
 
     def linear(self, key: str, empty: Empty) -> Linear:
         """A matrix as the file holds it. A packed matrix is read into memory from `empty`."""
-        empty = _rows if self._matrix(key).layout == "rows" else empty
+        empty = Heap(CPU).empty if self._matrix(key).layout == "rows" else empty
 
         def read(name: str) -> Tensor:
             stored = self._stream.tensors[name]
@@ -108,7 +106,7 @@ class ShardFile:
         follows them.
         """
         matrix = self._matrix(key)
-        (first, last) = columns
+        first, last = columns
         if matrix.layout == "rows":
             return self._stream.slab(key, rows, columns)
         if matrix.layout == "words":

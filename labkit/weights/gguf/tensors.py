@@ -48,18 +48,12 @@ class FileTensor:
             cut = Cut(1 - cut.dim, cut.ranges, cut.whole)
         if cut is not None and cut.whole != self.shape[cut.dim]:
             raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
-        by_rows = cut is not None and cut.dim == 0
-        if self.order is None:
-            if not by_rows:
-                return data, cut
-            assert cut is not None
-            pieces = [data[begin:end] for begin, end in cut.ranges]
-            return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)), None
-        order = self.order
-        if by_rows:
-            assert cut is not None
-            order = torch.cat([order[begin:end] for begin, end in cut.ranges])
-        return data[order.numpy()], None if by_rows else cut
+        if cut is None or cut.dim != 0:
+            return data if self.order is None else data[self.order.numpy()], cut
+        if self.order is not None:
+            return data[torch.cat([self.order[begin:end] for begin, end in cut.ranges]).numpy()], None
+        pieces = [data[begin:end] for begin, end in cut.ranges]
+        return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)), None
 
 
 class GgufTensors:

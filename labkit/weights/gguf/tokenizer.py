@@ -112,7 +112,8 @@ def special_ids(metadata: Metadata) -> dict[str, int]:
 
 def ends_of_turn(metadata: Metadata) -> tuple[int, ...]:
     """The ids of every token that ends an answer: end of text, end of turn, and tokens with a usual name of an end."""
-    ids = {number for role, number in special_ids(metadata).items() if role == "eos"}
+    eos = special_ids(metadata).get("eos")
+    ids = set() if eos is None else {eos}
     tokens = metadata.texts(f"{TOKENIZER}.tokens") or []
     roles = (metadata.size(f"{TOKENIZER}.{role}_token_id") for role in ("eot", "eom"))
     ids |= {number for number in roles if number is not None and number < len(tokens)}

@@ -12,10 +12,7 @@ from helpers.models.engines import IMPLS, distance, profiled
 from helpers.sweeps import swept
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
-from transformers import (
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from transformers import PreTrainedTokenizerFast, pipeline
 
 import labkit
 from labkit.engine.hf import encoder
@@ -30,21 +27,12 @@ from labkit.stages import Phase, Stage, message
 from labkit.weights.precision import precision_of
 
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "big", "small", "red", "today")
-
-
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
 GROUPS: dict[str, dict[str, Any]] = {
     "int8-64": {"group": 64, "bits": 8},
     "int4-64": {"group": 64, "bits": 4, "asymmetric": True},
     "int4-32-symmetric": {"group": 32, "bits": 4},
 }
-
-
-LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
-
-
 each_model = pytest.mark.parametrize("name", CONFIGS)
 
 

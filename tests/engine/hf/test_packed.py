@@ -58,7 +58,7 @@ def test_modules_that_are_not_there_are_not_given(method: str) -> None:
 
 
 @pytest.mark.parametrize("indices", [[0, 3, 8], [-1], [5, 2], [-9, 7, 7]])
-def test_logits_of_chosen_tokens(indices: list[int]) -> None:
+def test_logits_of_chosen_tokens_equal_vanilla(indices: list[int]) -> None:
     ids, logits_to_keep = prompt(2, 9), torch.tensor(indices)
     with torch.no_grad():
         expected = vanilla("gpt2")(ids, logits_to_keep=logits_to_keep).logits

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.kernels.gpus import interpreted, on_gpu
 from helpers.models.engines import error, greedy, profiled, prompt, result, shallow, vanilla
-from helpers.models.offloaded import LEAST
+from helpers.models.offloaded import least_resident_gb
 from helpers.models.small_models import small_model
 from helpers.sweeps import sweep, swept
 from torch import Tensor
@@ -44,11 +44,8 @@ def on_host(model: Any, **options: Any) -> FusedEngine:
 def with_streamed_weights(model: Any, **options: Any) -> FusedEngine:
     """Engine that also keeps as few layers on the device as possible."""
     offload = {"device": "cpu", "slots": 2}
-    with pytest.raises(ValueError, match=LEAST) as refused:
-        on_host(model, offload=offload | {"resident_gb": 0}, **options)
-    match = LEAST.search(str(refused.value))
-    assert match is not None
-    engine = on_host(model, offload=offload | {"resident_gb": float(match[1])}, **options)
+    resident_gb = least_resident_gb(model, offload, impl="triton", **{"kv_offload": HOST} | options)
+    engine = on_host(model, offload=offload | {"resident_gb": resident_gb}, **options)
     assert engine.streamed is not None
     assert len(engine.streamed.layers) == model.config.num_hidden_layers
     return engine

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.models.engines import fused, greedy, prompt, vanilla
-from helpers.models.offloaded import LEAST, least_gb, reader_of, stream_of, streamed
+from helpers.models.offloaded import LEAST, flip_byte, least_gb, reader_of, stream_of, streamed
 from helpers.models.small_models import small_model
 from helpers.sweeps import sweep
 
@@ -34,14 +34,6 @@ def packed(folder: Path) -> Path:
     return file
 
 
-def change(file: Path, offset: int) -> None:
-    with file.open("r+b") as handle:
-        handle.seek(offset)
-        byte = handle.read(1)
-        handle.seek(offset)
-        handle.write(bytes([byte[0] ^ 0xFF]))
-
-
 def test_a_file_that_is_altered_under_a_running_engine_is_noticed(tmp_path: Path) -> None:
     """The digest detects it: the step fails and gives no tokens. Once the file is repaired, the step works."""
     engine = streamed("gpt2", tmp_path)
@@ -49,12 +41,12 @@ def test_a_file_that_is_altered_under_a_running_engine_is_noticed(tmp_path: Path
     assert torch.equal(greedy(engine, ids, 8), expected)
     stream, file = stream_of(engine).stream, packed(tmp_path)
     block = stream.blocks[1]
-    change(file, block.offset + 100)
+    flip_byte(file, block.offset + 100)
     with pytest.raises(
         RuntimeError, match=rf"layer 1 of .*{file.name} was altered: its digest is not the digest of the save"
     ):
         greedy(engine, ids, 8)
-    change(file, block.offset + 100)
+    flip_byte(file, block.offset + 100)
     assert torch.equal(greedy(engine, ids, 8), expected)
 
 
@@ -75,12 +67,12 @@ def test_a_cache_is_as_it_was_before_a_step_that_failed(tmp_path: Path) -> None:
         stream = stream_of(engine).stream
         assert isinstance(stream, LayerStream)
         stream.rest()
-        change(file, offset)
+        flip_byte(file, offset)
         engine(ids)  # uses up the layers that were prefetched before the change
         with pytest.raises(RuntimeError, match="altered"):
             engine(ids[:, 5:], past_key_values=cache)
         assert cache.length == 5
-        change(file, offset)
+        flip_byte(file, offset)
         output, expected = engine(ids[:, 5:], past_key_values=cache), fused("llama")(ids)
     assert float((output.logits[:, -1] - expected.logits[:, -1]).abs().max()) <= 1e-4
 
@@ -274,11 +266,11 @@ def test_other_weights_types_and_models_have_folders_of_their_own(tmp_path: Path
 
 
 def damaged_header(file: Path, manifest: Path) -> None:
-    change(file, 100)
+    flip_byte(file, 100)
 
 
 def damaged_length(file: Path, manifest: Path) -> None:
-    change(file, 0)
+    flip_byte(file, 0)
 
 
 def other_offsets(file: Path, manifest: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.kernels.gpus import INTERPRETED, interpreted, marked, on_gpu
 from helpers.models.engines import error, greedy, profiled, prompt, result, shallow, vanilla
-from helpers.models.offloaded import LEAST
+from helpers.models.offloaded import flip_byte, least_resident_gb
 from helpers.models.small_models import small_model
 from helpers.sweeps import sweep, swept
 from torch import Tensor
@@ -47,18 +47,10 @@ def offload_to(store: str, folder: Path) -> dict[str, Any]:
     return {"device": store, "slots": 2} | ({"path": folder} if store == "disk" else {})
 
 
-def least_gb(model: Any, offload: dict[str, Any], **options: Any) -> float:
-    with pytest.raises(ValueError, match=LEAST) as refused:
-        labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": 0}, **options)
-    match = LEAST.search(str(refused.value))
-    assert match is not None
-    return float(match[1])
-
-
 def streamed(model: Any, store: str, folder: Path, more_layers: int = 0, **options: Any) -> FusedEngine:
     """Engine with as few layers on the device as possible, plus `more_layers`."""
     offload = offload_to(store, folder)
-    resident_gb = least_gb(model, offload, **options)
+    resident_gb = least_resident_gb(model, offload, impl="triton", **options)
     if more_layers:
         probe = labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": resident_gb}, **options)
         resident_gb += more_layers * layers_of(probe).stream.slot_bytes / 1e9
@@ -76,14 +68,6 @@ def logits(engine: Any) -> Tensor:
 def layers_of(engine: Any) -> StreamedLayers:
     assert engine.streamed is not None
     return engine.streamed
-
-
-def change(file: Path, offset: int) -> None:
-    with file.open("r+b") as handle:
-        handle.seek(offset)
-        byte = handle.read(1)
-        handle.seek(offset)
-        handle.write(bytes([byte[0] ^ 0xFF]))
 
 
 @interpreted
@@ -197,10 +181,10 @@ def test_a_file_that_is_altered_is_noticed_and_the_engine_goes_on_when_it_is_who
 
     result(engine.module, ids[:, :20], cache)
     assert error(next_logits(), expected[:, 20:21]) <= TOLERANCE
-    change(file, offset)
+    flip_byte(file, offset)
     with pytest.raises(RuntimeError, match=r"layer 1 of .* was altered"):
         three_steps()  # layers that were prefetched before the change are intact
-    change(file, offset)
+    flip_byte(file, offset)
     assert error(next_logits(), expected[:, cache.length - 1 : cache.length]) <= TOLERANCE
 
 
@@ -260,7 +244,7 @@ def test_the_memory_that_layers_are_copied_from_is_pinned(
 @marked(INTERPRETED)
 def test_too_little_memory_of_the_host_is_said_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, offload = shallow("gpt2", LAYERS), offload_to("cpu", tmp_path)
-    resident_gb = least_gb(model, offload)
+    resident_gb = least_resident_gb(model, offload, impl="triton")
     monkeypatch.setattr(held.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     words = rf"the {LAYERS} layers that don't stay on the GPU take \d+ bytes .* has 1000 available; use device='disk'"
     with pytest.raises(ValueError, match=words):

@@ -27,13 +27,7 @@ from labkit.weights.spec import WeightSpec
 
 SAME = 1e-5  # of the range of the logits
 CUTS = (0, 1, 2, 3)
-NAMES = (
-    "gpt2",
-    "gptj",
-    "bloom",
-    "opt-post-norm",
-    "mistral",
-)  # tied, parallel, with an embedding norm, post-norm, windows
+NAMES = ("gpt2", "gptj", "bloom", "opt-post-norm", "mistral")  # tied, parallel, embedding norm, post-norm, windows
 
 
 @pytest.mark.parametrize("impl", ["cpp", "reference"])

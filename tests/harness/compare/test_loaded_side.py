@@ -24,8 +24,6 @@ from labkit.weights.source import ModelSource
 PROMPT = torch.arange(40, 49).repeat(2, 1)
 PROMPT[1] += 17
 ARGS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12}
-
-
 QUANTISED = {"fused-int4", "fused-int4-64", "fused-int4-128", "fused-stored"}
 EXACT = sorted(set(IN_PROCESS) - {"hf-eager", "hf-compile", *QUANTISED})
 
@@ -77,7 +75,7 @@ def test_compiled_tokens_are_those_of_vanilla(backend: str, monkeypatch: pytest.
     assert torch.equal(rung("hf-compile", "tiny-llama").generate(PROMPT, **ARGS), vanilla)
 
 
-def test_every_rung_says_what_computes() -> None:
+def test_a_rung_says_what_computes() -> None:
     assert "sdpa" in rung("hf-eager", "tiny-gpt2").impl
     assert "labkit" in rung("fused", "tiny-gpt2").impl
 

@@ -41,7 +41,7 @@ def test_a_side_has_the_name_that_it_is_asked_for_by(label: str, side: SideSpec)
 
 
 def sides_of(baselines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, **ranks: Any) -> list[SideSpec]:
-    """Sides of a comparison of such a case, recorded without measuring."""
+    """Sides of a comparison on these ranks, recorded without measuring."""
     recorded: list[SideSpec] = []
 
     def record_sides(sides: list[SideSpec], *args: Any, **settings: Any) -> Any:

@@ -8,7 +8,7 @@ from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec, labels
 
 SMALL = comparison_case(model="tiny-llama", dtype="float32", batch=1, prompt=9, new=5, threads=1)
-ONE, TWO, CUT = SideSpec("fused", 1), SideSpec("fused", 2), SideSpec("fused", 1, tp=2)
+ONE, CUT = SideSpec("fused", 1), SideSpec("fused", 1, tp=2)
 
 
 def test_sides_of_equally_many_cores_have_a_limit_ratio_of_1() -> None:

@@ -108,7 +108,7 @@ class Draw:
 
     @property
     def stored(self) -> torch.dtype:
-        """Type of keys and values that are used with such weights."""
+        """Type of the keys and values that are used with weights of `dtype`."""
         return torch.bfloat16 if self.dtype == torch.int8 else self.dtype
 
     def norm(self, kind: str, size: int) -> Norm:

@@ -14,11 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 
 class PlayedMark:
+    """A place in a queue. It is passed when all work before it is done."""
+
     passed = False
 
 
 class PlayedGpu:
-    """Three queues of work. Some of it is done only while the host polls or waits."""
+    """Three queues of work, which is done only while the host polls or waits."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)

@@ -21,14 +21,19 @@ READ, WRITE = os.O_RDONLY, os.O_WRONLY
 LEAST = re.compile(r"the least is resident_gb = ([\d.]+) with (\d+) slots")
 
 
-def least_gb(model: Any, folder: Path, slots: int = 2, **options: Any) -> float:
-    """Least memory that an engine of this model needs, from the message that refuses less."""
+def least_resident_gb(model: Any, offload: dict[str, Any], **options: Any) -> float:
+    """Least memory that an engine with these options needs, from the message that refuses less."""
     with pytest.raises(ValueError, match=LEAST) as refused:
-        labkit.init_inference(model, offload={"path": folder, "slots": slots, "resident_gb": 0}, **options)
+        labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options)
     match = LEAST.search(str(refused.value))
     assert match is not None
-    assert int(match[2]) == slots
+    assert int(match[2]) == offload["slots"]
     return float(match[1])
+
+
+def least_gb(model: Any, folder: Path, slots: int = 2, **options: Any) -> float:
+    """Least memory that an engine needs which reads its layers from a file in `folder`."""
+    return least_resident_gb(model, {"path": folder, "slots": slots}, **options)
 
 
 def streamed(name: str, folder: Path, slots: int = 2, **options: Any) -> FusedEngine:
@@ -68,6 +73,15 @@ def kv_on_disk(model: Any, folder: Path, slots: int = 2, **options: Any) -> Fuse
 def kv_stream_of(cache: KVCache) -> CacheStream:
     assert isinstance(cache.stream, CacheStream)
     return cache.stream
+
+
+def flip_byte(file: Path, offset: int) -> None:
+    """Inverts the bits of a byte; a second call restores it."""
+    with file.open("r+b") as handle:
+        handle.seek(offset)
+        byte = handle.read(1)
+        handle.seek(offset)
+        handle.write(bytes([byte[0] ^ 0xFF]))
 
 
 @contextmanager

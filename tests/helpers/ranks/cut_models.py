@@ -1,7 +1,6 @@
 """What each rank of a tensor-parallel run does in the tests. `labkit.launch` calls it and returns plain data."""
 
 import errno
-import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from helpers.models.engines import FEW
-from helpers.models.offloaded import WRITE, able_only_to
+from helpers.models.offloaded import LEAST, WRITE, able_only_to
 from helpers.models.small_models import SMALL_CONFIGS, VOCAB, small_model
 from helpers.ranks.lost_ranks import failed_in_steps
 from torch import Tensor
@@ -158,12 +157,13 @@ def by_gloo() -> tuple[bool, float, str]:
 
 
 def stages_of_a_layer() -> dict[str, Any]:
+    """By model: the stages of a layer for which decoding has times, and the stages of the layer in running order."""
     stages, ids = {}, prompts()[0]
     for name in ("llama", "gptj"):
         cut = engine(name, 2)
         cut.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
         decode = [entry for entry in cut.stage_times() if entry.phase == Phase.DECODE and entry.layer == 1]
-        stages[name] = ([entry.stage for entry in decode], len(cut.module.runner.layer_range.stages))
+        stages[name] = ([entry.stage for entry in decode], cut.module.runner.layer_range.stages)
     return stages
 
 
@@ -332,9 +332,8 @@ def fetched_layers(folder: str) -> dict[str, Any]:
 def streamed_engine(model: Any, offload: dict[str, Any], **options: Any) -> Any:
     """Engine with as few resident layers as possible."""
     offload, options = offload | {"slots": 2}, options | {"tensor_parallel": {"tp_size": 2}}
-    least = re.search(
-        r"resident_gb = ([\d.]+)",
-        _message(lambda: labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options)),
+    least = LEAST.search(
+        _message(lambda: labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options))
     )
     assert least is not None
     return labkit.init_inference(model, offload=offload | {"resident_gb": float(least[1])}, **options)

@@ -1,6 +1,7 @@
 """What each rank of a pipeline with an offloaded KV cache does. `labkit.launch` calls these functions."""
 
 import errno
+import itertools
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -120,7 +121,7 @@ def slot_bytes(folder: Path) -> set[int]:
 
 def full_from(call: int) -> Any:
     """Context in which the disk is full from file number `call` on, counted from 0."""
-    reserve, calls = os.posix_fallocate, iter(range(1 << 30))
+    reserve, calls = os.posix_fallocate, itertools.count()
 
     def reserve_or_fail(*arguments: Any) -> None:
         if next(calls) >= call:

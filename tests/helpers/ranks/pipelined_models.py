@@ -1,7 +1,9 @@
 """What each rank of a pipeline does in the tests. `labkit.launch` calls these functions and returns plain data."""
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -199,6 +201,7 @@ def memory() -> tuple[int, int]:
 
 
 def said(function: Any) -> str:
+    """Type and message of the error that the call raises, or "nothing"."""
     try:
         function()
     except (RuntimeError, ValueError, FloatingPointError) as error:
@@ -221,7 +224,7 @@ def mistakes() -> dict[str, str]:
         return type(inner)._begin(inner, step)
 
     def failing_on(failing_rank: int) -> str:
-        with mock.patch.object(inner, "_begin", begin_or_fail) if rank == failing_rank else mock.MagicMock():
+        with mock.patch.object(inner, "_begin", begin_or_fail) if rank == failing_rank else nullcontext():
             return said(lambda: greedy(engine))
 
     def damaged() -> str:
@@ -256,7 +259,7 @@ def mistakes() -> dict[str, str]:
     calls = 0
     messages["last fails"] = failing_on(1)
     calls = 3
-    with mock.patch.object(inner, "_begin", begin_or_fail) if rank == 0 else mock.MagicMock():
+    with mock.patch.object(inner, "_begin", begin_or_fail) if rank == 0 else nullcontext():
         messages["step fails"] = said(lambda: engine(ids))
     return messages | {"equal": str(torch.equal(greedy(engine), greedy(whole("llama"))))}
 
@@ -312,8 +315,6 @@ def two_by_two() -> dict[str, Any]:
 
 def lost(folder: str, signal_number: int, lost_rank: int) -> None:
     """Stops or kills one rank while a text is generated."""
-    import os
-
     engine = piped("llama", 2)
     inner = engine.module.runner.inner
     steps = 0
@@ -326,7 +327,7 @@ def lost(folder: str, signal_number: int, lost_rank: int) -> None:
             os.kill(os.getpid(), signal_number)
         return type(inner)._begin(inner, step)
 
-    with mock.patch.object(inner, "_begin", begin) if dist.get_rank() == lost_rank else mock.MagicMock():
+    with mock.patch.object(inner, "_begin", begin) if dist.get_rank() == lost_rank else nullcontext():
         greedy(engine)
 
 

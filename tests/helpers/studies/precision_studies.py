@@ -1,7 +1,5 @@
 """A study of precisions with known figures, for tests of tables and figures made from such a study."""
 
-from typing import Any
-
 from helpers.studies.comparisons import environment, measurement
 
 from labkit.harness.evaluation.records import Evaluation, EvaluationCase, WindowScore
@@ -73,8 +71,3 @@ def stored_matrices(name: str, bits: float, error: float) -> StoredMatrices:
         for role in ("qkv", "attn_out", "ff1", "ff2")
     ]
     return StoredMatrices(precision=name, layer_bytes=round(NUMBERS * bits / 8), errors=tuple(errors))
-
-
-def texts(figure: Any) -> str:
-    """All annotations of a figure as one text."""
-    return " ".join(annotation.text for annotation in figure.layout.annotations)

@@ -17,6 +17,7 @@ from labkit.models.policies import GPT2
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.checkpoint.manifest import MANIFEST
 from labkit.weights.checkpoint.saved import saved_weights
+from labkit.weights.quantise import Quantization
 from labkit.weights.resolve import resolve
 
 MODEL = small_model("gpt2")
@@ -202,6 +203,16 @@ def test_int8_is_not_turned_back_or_quantised_again(tmp_path: Path) -> None:
         ValueError, match=r"was saved with quant={}, got {\"weight\":{\"q_groups\":2}}; leave quant out"
     ):
         labkit.init_inference(resolve(tmp_path), dtype=torch.int8, quant=quant)
+
+
+def test_saved_4_bit_codes_need_no_options_and_take_no_other(tmp_path: Path) -> None:
+    """Also with rounded activations, which are no property of the codes."""
+    quant = {"weight": {"num_bits": 4}, "activation": {"enabled": True}}
+    save(tmp_path, MODEL, CONFIG, torch.int8, quant=Quantization.model_validate(quant))
+    engine = labkit.init_inference(resolve(tmp_path))
+    assert engine.options.quant.weight.num_bits == 4
+    with pytest.raises(ValueError, match=r"got {\"weight\":{\"num_bits\":8}}; leave quant out"):
+        labkit.init_inference(resolve(tmp_path), quant={"weight": {"num_bits": 8}})
 
 
 def test_an_interrupted_save_leaves_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def factors(rope: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("original", "expected"), [(8192, "llama3"), (32, "longrope")])
-def test_factors_of_frequencies(original: int, expected: str, tmp_path: Path) -> None:
+def test_factors_of_frequencies_become_llama_3_or_stay(original: int, expected: str, tmp_path: Path) -> None:
     """Llama 3's parameters in published files are recognised. Any other factors are used unchanged."""
     rope = {"rope_type": "llama3", "rope_theta": THETA, "factor": 32.0, "original_max_position_embeddings": original}
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}

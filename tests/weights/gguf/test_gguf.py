@@ -185,7 +185,7 @@ def test_an_unknown_type_is_named(llama: Path) -> None:
     """The type of a tensor comes after its name and its sizes."""
     name = b"blk.1.ffn_up.weight"
     position = llama.read_bytes().index(name) + len(name) + 4 + 2 * 8
-    with pytest.raises(UserError, match="99"):
+    with pytest.raises(UserError, match=f"'{name.decode()}' is of the unknown type 99"):
         resolve(edited(llama, position, (99).to_bytes(4, "little")))
 
 

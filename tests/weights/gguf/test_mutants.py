@@ -52,7 +52,7 @@ model = cache(partial(gguf_model, "llama"))
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
     """Path of mutants, bytes of a whole file, and size of its header."""
     folder = tmp_path_factory.mktemp("mutants")
     whole = write_gguf(folder / "whole.gguf", model(), "Q4_1").read_bytes()
@@ -61,7 +61,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
 
 
 SIZES = st.sampled_from([0, 1, 2, 7, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1])
-EDITS = st.one_of(
+CHANGES = st.one_of(
     st.tuples(st.just("put"), st.binary(min_size=1, max_size=8)),
     st.tuples(st.just("put"), SIZES.map(lambda size: struct.pack("<Q", size))),
     st.tuples(st.just("put"), SIZES.map(lambda size: struct.pack("<I", size & 0xFFFFFFFF))),
@@ -69,7 +69,7 @@ EDITS = st.one_of(
     st.tuples(st.just("remove"), st.integers(1, 40).map(bytes)),
     st.tuples(st.just("cut"), st.just(b"")),
 )
-PLACES = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), EDITS), min_size=1, max_size=3)
+EDITS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), CHANGES), min_size=1, max_size=3)
 
 
 def edited(whole: bytes, header: int, edits: list[tuple[float, tuple[str, bytes]]]) -> bytes:
@@ -86,25 +86,25 @@ def edited(whole: bytes, header: int, edits: list[tuple[float, tuple[str, bytes]
     return bytes(data)
 
 
-def no_mutant_of_bytes_breaks_anything(places: Any, edits: Any) -> None:
-    file, whole, header = places
+def check_bytes(original: Any, edits: Any) -> None:
+    file, whole, header = original
     file.unlink(missing_ok=True)  # a mapped file is never overwritten
     file.write_bytes(edited(whole, header, edits))
     examine(file)
 
 
 @few
-@given(PLACES)
-def test_bytes(places: Any, edits: Any) -> None:
-    no_mutant_of_bytes_breaks_anything(places, edits)
+@given(EDITS)
+def test_a_file_with_changed_bytes_is_read_or_refused(original: Any, edits: Any) -> None:
+    check_bytes(original, edits)
 
 
 @sweep
 @pytest.mark.timeout(1800)
 @many
-@given(PLACES)
-def test_many_bytes(places: Any, edits: Any) -> None:
-    no_mutant_of_bytes_breaks_anything(places, edits)
+@given(EDITS)
+def test_many_files_with_changed_bytes_are_read_or_refused(original: Any, edits: Any) -> None:
+    check_bytes(original, edits)
 
 
 KEYS = """general.architecture general.alignment split.count split.no llama.context_length llama.embedding_length
@@ -138,8 +138,8 @@ EXTRA: st.SearchStrategy[dict[str, torch.Tensor]] = st.one_of(
 )
 
 
-def no_mutant_of_metadata_breaks_anything(places: Any, metadata: Any, extra: Any, spm: bool) -> None:
-    file = places[0]
+def check_metadata(original: Any, metadata: Any, extra: Any, spm: bool) -> None:
+    file = original[0]
     file.unlink(missing_ok=True)
     try:
         vocabulary = sentencepiece if spm else None
@@ -151,13 +151,15 @@ def no_mutant_of_metadata_breaks_anything(places: Any, metadata: Any, extra: Any
 
 @few
 @given(METADATA, EXTRA, st.booleans())
-def test_metadata(places: Any, metadata: Any, extra: Any, spm: bool) -> None:
-    no_mutant_of_metadata_breaks_anything(places, metadata, extra, spm)
+def test_a_file_with_other_metadata_is_read_or_refused(original: Any, metadata: Any, extra: Any, spm: bool) -> None:
+    check_metadata(original, metadata, extra, spm)
 
 
 @sweep
 @pytest.mark.timeout(1800)
 @many
 @given(METADATA, EXTRA, st.booleans())
-def test_much_metadata(places: Any, metadata: Any, extra: Any, spm: bool) -> None:
-    no_mutant_of_metadata_breaks_anything(places, metadata, extra, spm)
+def test_many_files_with_other_metadata_are_read_or_refused(
+    original: Any, metadata: Any, extra: Any, spm: bool
+) -> None:
+    check_metadata(original, metadata, extra, spm)

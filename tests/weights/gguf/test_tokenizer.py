@@ -158,7 +158,7 @@ AS_IT_IS += [[265, 13, 269, 279]]
         ({"add_bos_token": False, "add_eos_token": True}, PREFIXED, [], [2]),
     ],
 )
-def test_blanks_of_sentencepiece_text(
+def test_blanks_of_a_text_become_those_of_sentencepiece(
     values: dict[str, object], expected: list[list[int]], begin: list[int], end: list[int], tmp_path: Path
 ) -> None:
     tokenizer = read_tokenizer(metadata(tmp_path / "v.gguf", sentencepiece, **values))

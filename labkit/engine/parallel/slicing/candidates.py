@@ -27,7 +27,7 @@ HEAD_SIZES = ("head_dim", "head_size", "dim_per_head", "key_value_proj_dim", "d_
 NOT_A_COUNT = ("dim", "size", "group", "idx", "index", "kv", "key_value")
 CONFIG_NUMBERS = ("num_attention_heads", "num_key_value_heads", "num_kv_heads", "hidden_size")
 
-MOST_TABLES = 32  # ways to cut the parameters other than the matrices: few of them have an axis that fits
+MOST_TENSOR_CUTS = 32  # ways to cut the parameters other than the matrices: few of them have an axis that fits
 
 
 class TooManyRanks(UserError):
@@ -99,7 +99,7 @@ def feature_units(site: Site) -> Iterator[Unit]:
                 Kind.FEATURES,
                 site.module,
                 _linear_cuts(site, [shares for _, shares in chosen], features.contiguous()),
-                _layout([label for label, _ in chosen]),
+                _layout_text([label for label, _ in chosen]),
                 tensors,
             )
 
@@ -118,12 +118,16 @@ def head_units(site: Site) -> Iterator[Unit]:
             continue
         for kv_count in _kv_counts(site, count):
             heads = HeadGroups(count, kv_count, site.features // count, site.ranks)
-            choices = [list(_readings(site, column, heads)) for column in site.columns]
+            choices = [list(_row_layouts(site, column, heads)) for column in site.columns]
             for chosen in itertools.product(*choices):
                 yield from _with_surroundings(site, heads, list(chosen))
 
 
 def _with_surroundings(site: Site, heads: HeadGroups, chosen: list[tuple[str, Shares]]) -> Iterator[Unit]:
+    """Yields units with one layout of the matrices, and the possible cuts of other parameters, numbers and arguments.
+
+    chosen: layout of each column-parallel matrix, with the shares.
+    """
     by_feature = heads.by_query(heads.size)
     sizes = {heads.count: heads.by_query(1), heads.count * heads.size: by_feature}
     if heads.kv_count > 1:
@@ -134,7 +138,7 @@ def _with_surroundings(site: Site, heads: HeadGroups, chosen: list[tuple[str, Sh
                 Kind.ATTENTION,
                 site.module,
                 _linear_cuts(site, [shares for _, shares in chosen], by_feature),
-                _layout([label for label, _ in chosen]),
+                _layout_text([label for label, _ in chosen]),
                 tensors,
                 attributes,
                 _argument_cuts(site, heads),
@@ -143,7 +147,7 @@ def _with_surroundings(site: Site, heads: HeadGroups, chosen: list[tuple[str, Sh
             )
 
 
-def _layout(labels: list[str]) -> str:
+def _layout_text(labels: list[str]) -> str:
     return ", ".join(dict.fromkeys(labels))
 
 
@@ -191,7 +195,7 @@ def _kv_counts(site: Site, count: int) -> list[int]:
     return sorted((kv for kv in possible if kv > 0 and count % kv == 0), reverse=True)
 
 
-def _readings(site: Site, column: str, heads: HeadGroups) -> Iterator[tuple[str, Shares]]:
+def _row_layouts(site: Site, column: str, heads: HeadGroups) -> Iterator[tuple[str, Shares]]:
     """Yields possible layouts of the rows of a column-parallel matrix."""
     width = site.shape(column)[0]
     q, kv = heads.count * heads.size, heads.kv_count * heads.size
@@ -216,7 +220,7 @@ def _tensor_cuts(site: Site, sizes: dict[int, Shares]) -> Iterator[tuple[TensorC
         axes = [(axis, size) for size in sizes for axis, length in enumerate(tensor.shape) if length == size]
         if axes:
             options.append([*(TensorCut(name, axis, sizes[size]) for axis, size in axes), None])
-    for chosen in itertools.islice(itertools.product(*options), MOST_TABLES):
+    for chosen in itertools.islice(itertools.product(*options), MOST_TENSOR_CUTS):
         yield tuple(cut for cut in chosen if cut is not None)
 
 
@@ -271,8 +275,7 @@ def _argument_cuts(site: Site, heads: HeadGroups) -> tuple[ArgumentCut, ...]:
     for key, value in arguments:
         if not is_float(value) or value.ndim < 3:
             continue
-        at: list[int | Literal["batch"]] = []
-        at += [axis for axis, size in enumerate(value.shape[:-1]) if size == heads.count]
+        at: list[int | Literal["batch"]] = [axis for axis, size in enumerate(value.shape[:-1]) if size == heads.count]
         if value.ndim == 3:
             at = ["batch"] if value.shape[0] == heads.count * batch else [axis for axis in at if axis == 0]
         if at:

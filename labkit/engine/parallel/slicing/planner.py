@@ -22,6 +22,7 @@ from labkit.engine.parallel.slicing.recording import hidden_states, record
 from labkit.system.errors import UserError
 
 InjectionPolicy = Mapping[Any, str | tuple[str, ...] | list[str]]
+Blocks = dict[str, tuple[nn.Module, tuple[str, ...] | None]]  # block by name, with the ends of its row linears' names
 
 
 def plan_slicing(
@@ -60,26 +61,23 @@ def plan_slicing(
         if is_linear(module) and not (weight := matrix(module)).is_floating_point():
             raise UserError(f"{name} has weights of {weight.dtype}; only floating-point weights can be shared by ranks")
     blocks_by_name = _policy_blocks(model, injection_policy) if injection_policy else _listed_blocks(model)
-    groups = _alike(blocks_by_name)
+    groups = _groups_alike(blocks_by_name)
     calls = record(model, {names[0]: blocks_by_name[names[0]][0] for names in groups}, example)
     planner = _Planner(tp_size, getattr(model, "config", None), keep_whole)
-    blocks = tuple(
-        planner.block(names, ProvingBlock.of(blocks_by_name[names[0]][0], calls[names[0]]), blocks_by_name[names[0]][1])
-        for names in groups
-        if names[0] in calls
-    )
+    blocks = []
+    for names in groups:
+        if names[0] in calls:
+            block, ends = blocks_by_name[names[0]]
+            blocks.append(planner.block(names, ProvingBlock.of(block, calls[names[0]]), ends))
     if planner.too_many:
         raise min(planner.too_many, key=lambda error: error.largest)
-    if not any(block.units for block in blocks):
+    if not any(plan.units for plan in blocks):
         raise UserError(
             f"{type(model).__name__} has no linears that can be shared by ranks: none is fed by other linears and "
             "joins a residual stream"
         )
     chosen_by = "injection_policy" if injection_policy else "the flow of data"
-    return SlicingPlan(type(model).__name__, tp_size, chosen_by, blocks)
-
-
-Blocks = dict[str, tuple[nn.Module, tuple[str, ...] | None]]  # block by name, with the ends of its row linears' names
+    return SlicingPlan(type(model).__name__, tp_size, chosen_by, tuple(blocks))
 
 
 def _listed_blocks(model: nn.Module) -> Blocks:
@@ -112,7 +110,7 @@ def _policy_blocks(model: nn.Module, policy: InjectionPolicy) -> Blocks:
             )
         linears = sorted({name for block in blocks.values() for name in _linears(block)})
         for end in ends:
-            if not any(_matches(name, end) for name in linears):
+            if not any(name.endswith(end) for name in linears):
                 raise UserError(
                     f"injection_policy: no linear of {class_name} has a name that ends with {end!r}; "
                     f"{_near(end, linears)}"
@@ -127,10 +125,6 @@ def _is_a(module: nn.Module, layer_class: Any) -> bool:
     return isinstance(module, layer_class)
 
 
-def _matches(name: str, end: str) -> bool:
-    return name.endswith(end)
-
-
 def _near(end: str, names: list[str]) -> str:
     """Returns a hint with close matches, among ends of names with the same number of parts, and with all names."""
     tails = sorted({".".join(name.split(".")[-end.count(".") - 1 :]) for name in names})
@@ -143,7 +137,7 @@ def _linears(block: nn.Module) -> list[str]:
     return [name for name, module in block.named_modules() if is_linear(module)]
 
 
-def _alike(blocks: Blocks) -> list[tuple[str, ...]]:
+def _groups_alike(blocks: Blocks) -> list[tuple[str, ...]]:
     """Returns groups of names of blocks with the same structure, which get the same plan."""
     groups: dict[object, list[str]] = {}
     for name, (block, ends) in blocks.items():
@@ -170,6 +164,8 @@ def _module_of(proving: ProvingBlock, row: str) -> str:
 
 
 class _Planner:
+    """Plans blocks one by one. `too_many` collects the units that have fewer heads or features than there are ranks."""
+
     def __init__(self, ranks: int, config: Any, keep_whole: tuple[str, ...]) -> None:
         self.ranks, self.config, self.keep_whole = ranks, config, keep_whole
         self.too_many: list[TooManyRanks] = []
@@ -193,7 +189,7 @@ class _Planner:
     def _check_policy(self, layer_class: str, proving: ProvingBlock, ends: tuple[str, ...]) -> None:
         rows = proving.trace.row_candidates
         for name, sources in proving.trace.inputs.items():
-            named = any(_matches(name, end) for end in ends)
+            named = name.endswith(ends)
             if named and name not in rows:
                 raise UserError(
                     f"injection_policy makes {name} of {layer_class} row-parallel, but its input does not come from "
@@ -235,6 +231,7 @@ class _Planner:
         )
 
     def _whole(self, name: str) -> bool:
+        """Tells whether a module stays replicated, as `keep_whole` requests."""
         return any(name.endswith(end) for end in self.keep_whole)
 
     def _experts(self, proving: ProvingBlock) -> Iterator[Unit]:

@@ -65,27 +65,24 @@ class ProvingBlock:
         summed = ThreadedSum(ranks)
         outputs: list[list[list[Tensor]] | Exception] = [[] for _ in range(ranks)]
 
-        def work(rank: int) -> list[list[Tensor]] | Exception:
+        def work(rank: int) -> None:
             try:
-                return run(sliced_copy(self.block, {"": units}, rank, summed.of_rank(rank)), self.calls)
+                outputs[rank] = run(sliced_copy(self.block, {"": units}, rank, summed.of_rank(rank)), self.calls)
             except threading.BrokenBarrierError as error:
-                return error
+                outputs[rank] = error
             except FAILURES as error:
                 summed.barrier.abort()
-                return error
+                outputs[rank] = error
 
-        threads = [
-            threading.Thread(target=lambda rank=rank: outputs.__setitem__(rank, work(rank)), daemon=True)
-            for rank in range(ranks)
-        ]
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(ranks)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         failed = [output for output in outputs if isinstance(output, Exception)]
-        failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
-        if failed:
-            return f"{type(failed[0]).__name__}: {failed[0]}".split("\n")[0]
+        if failed:  # a broken barrier is the consequence of another rank's error
+            first = min(failed, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+            return f"{type(first).__name__}: {first}".split("\n")[0]
         return self._difference([output for output in outputs if not isinstance(output, Exception)])
 
     def _difference(self, ranks: list[list[list[Tensor]]]) -> str | None:
@@ -137,11 +134,11 @@ def _by_heads(parts: list[Tensor], whole: Tensor) -> Tensor | None:
 
 
 def _relative(output: Tensor, expected: Tensor) -> float:
+    """Returns the largest difference, as a share of the largest expected value."""
     if not expected.is_floating_point():
         return 0.0 if torch.equal(output, expected) else float("inf")
-    masked = (
-        torch.finfo(expected.dtype).min / 2
-    )  # masks contain the smallest number, which would hide all other differences
+    # masks contain the smallest number, which would hide all other differences
+    masked = torch.finfo(expected.dtype).min / 2
     kept = expected > masked
     if not torch.equal(kept, output > masked):
         return float("inf")

@@ -65,11 +65,11 @@ def record(
     example: keyword arguments of the model, needed if it doesn't take `input_ids`. Raises ValueError if it is missing.
     """
     calls: dict[str, list[Call]] = {}
-    runs = [0]
+    runs = 0
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if len(calls.setdefault(name, [])) < runs[0]:  # once per run, even if blocks share their weights
+            if len(calls.setdefault(name, [])) < runs:  # once per run, even if blocks share their weights
                 calls[name].append(Call(mapped(_kept, args), mapped(_kept, kwargs)))
 
         return hook
@@ -80,11 +80,11 @@ def record(
     try:
         with torch.no_grad():
             inputs = dict(example) if example is not None else _token_inputs(model)
-            runs[0] += 1
+            runs += 1
             output = model(**inputs)
             following = None if example is not None else _next_inputs(model, inputs, output)
             if following is not None:
-                runs[0] += 1
+                runs += 1
                 model(**following)
     finally:
         for module in training:

@@ -62,7 +62,7 @@ class MicroBatch:
             self._left -= step.shape[1]
             return with_rows(step, inputs)
         step = StepInput(inputs, self.cache, follows=True)
-        return step if not inputs.is_floating_point() else with_rows(step, inputs)
+        return with_rows(step, inputs) if inputs.is_floating_point() else step
 
     def prompt_steps(self) -> Iterator[StepInput]:
         """Yields the pieces of the prompt. For the first stage, which begins with tokens."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, __version__
+from transformers import PreTrainedModel
 
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.peers.in_memory import InMemory, stored
+from labkit.harness.compare.vanilla_sides import impl_of
 from labkit.harness.stored_weights import name_of
 from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource
@@ -44,10 +45,7 @@ class BitsAndBytes(InMemory):
             quantised_head=False,
             computes="int8" if int8 else name_of(model.dtype),
         )
-        impl = (
-            f"bitsandbytes {api.__version__}, {weights}; transformers {__version__}, eager, "
-            f"{model.config._attn_implementation} attention"
-        )
+        impl = f"bitsandbytes {api.__version__}, {weights}; {impl_of('eager', model)}"
         return LoadedSide(side, impl, weights, model, source.tokenizer)
 
 

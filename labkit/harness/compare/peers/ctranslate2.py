@@ -20,7 +20,6 @@ from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.weights.source import ModelSource
 
 CTRANSLATE2 = "ctranslate2"
-CTRANSLATE2_INT8 = "ctranslate2-int8"
 FILES = "model"
 
 

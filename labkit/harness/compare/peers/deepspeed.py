@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-import tarfile
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -67,12 +66,8 @@ class DeepSpeed(Peer):
 
     def install(self, pip: Pip, folder: Path) -> None:
         _require_libaio()
-        source, *dependencies = self.requirements
-        archive = pip.download_source(source)
-        with tarfile.open(archive) as opened:
-            opened.extractall(archive.parent, filter="data")
-        (unpacked,) = (path for path in archive.parent.iterdir() if path.is_dir())
-        pip.build(unpacked, packages_in(folder), {"DS_BUILD_OPS": "0"})
+        package, *dependencies = self.requirements
+        pip.build(pip.download_source(package), packages_in(folder), {"DS_BUILD_OPS": "0"})
         pip.install(tuple(dependencies), packages_in(folder))
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:

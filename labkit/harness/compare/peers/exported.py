@@ -70,11 +70,6 @@ def _tensors(cache: DynamicCache) -> list[Tensor]:
 def _filled(keys: Tensor, values: Tensor) -> DynamicLayer:
     """A layer of a cache with these keys and values. Its own `update` would begin with an empty tensor."""
     layer = DynamicLayer()
-    layer.keys, layer.values, layer.dtype, layer.device, layer.is_initialized = (
-        keys,
-        values,
-        keys.dtype,
-        keys.device,
-        True,
-    )
+    layer.keys, layer.values = keys, values
+    layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
     return layer

@@ -8,11 +8,8 @@ from typing import Any
 from labkit.harness.stored_weights import StoredWeights
 from labkit.system.errors import RunError
 
-FLOATS = {
-    "F32": "float32",
-    "BF16": "bfloat16",
-    "F16": "float16",
-}  # other types are multiplied with rows rounded to int8
+# Types in which prompts are computed. Matrices of other types are multiplied with rows rounded to int8.
+FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 HEADS = ("output.weight", "token_embd.weight")  # the second name is that of a tied head
 
 

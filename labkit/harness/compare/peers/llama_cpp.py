@@ -10,7 +10,6 @@ import copy
 import os
 import subprocess
 import sys
-import tarfile
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -113,10 +112,7 @@ class LlamaCpp(Peer):
         except BuildError as error:
             raise UserError(f"llama.cpp cannot be compiled: {str(error).partition(':')[0]}; install g++") from None
         binding, *dependencies = self.requirements
-        archive = pip.download_source(binding)
-        with tarfile.open(archive) as opened:
-            opened.extractall(archive.parent, filter="data")
-        (source,) = (path for path in archive.parent.iterdir() if path.is_dir())
+        source = pip.download_source(binding)
         flags = WITHOUT_AMX if "amx_tile" in cpu_flags() else NATIVE
         users_flags = os.environ.get("CMAKE_ARGS", "")
         pip.build(source, packages_in(folder), {"CMAKE_ARGS": " ".join((NO_IMAGES, *flags, users_flags))})

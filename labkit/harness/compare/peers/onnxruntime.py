@@ -19,7 +19,6 @@ from labkit.harness.compare.sides import side_row
 from labkit.weights.source import ModelSource
 
 ONNXRUNTIME = "onnxruntime"
-ONNXRUNTIME_INT8 = "onnxruntime-int8"
 FILE = "model.onnx"
 OPSET = 23  # the first opset with an operator for attention
 GROUP = 32

@@ -19,7 +19,6 @@ from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource
 
 OPENVINO = "openvino"
-OPENVINO_INT8 = "openvino-int8"
 FILE = "model.xml"
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 COMPUTE, CACHE = "INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"

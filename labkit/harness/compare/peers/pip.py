@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -48,13 +49,16 @@ class Pip:
         self._run(f"downloading {', '.join(requirements)}", arguments)
 
     def download_source(self, requirement: str) -> Path:
-        """Downloads the source archive of a package into an empty temporary folder."""
+        """Downloads and unpacks the sources of a package. Returns their folder, which is temporary."""
         folder = self._scratch / "source"
         folder.mkdir()
         arguments = ("download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder))
         self._run(f"downloading the sources of {requirement}", (*arguments, requirement))
         (archive,) = folder.iterdir()
-        return archive
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+        (sources,) = (path for path in folder.iterdir() if path.is_dir())
+        return sources
 
     def build(self, source: Path, folder: Path, environment: Mapping[str, str]) -> None:
         """Compiles the package in the folder `source`, and installs it into `folder`."""

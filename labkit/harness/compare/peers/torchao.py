@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, __version__
+from transformers import PreTrainedModel
 
 from labkit.engine.vanilla.hf_graph import check_static_cache
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.peers.in_memory import InMemory, stored
+from labkit.harness.compare.vanilla_sides import impl_of
 from labkit.harness.stored_weights import name_of
 from labkit.weights.source import ModelSource
 
@@ -41,8 +42,8 @@ class TorchAo(InMemory):
             computes=name_of(model.dtype),
         )
         impl = (
-            f"torchao {api.__version__}, {weights}, computes in {name_of(model.dtype)}; transformers {__version__}, "
-            f"torch.compile, static cache, {model.config._attn_implementation} attention"
+            f"torchao {api.__version__}, {weights}, computes in {name_of(model.dtype)}; "
+            f"{impl_of('torch.compile, static cache', model)}"
         )
         model.forward = torch.compile(model.forward, options=dict(FREEZING))  # type: ignore[method-assign]
         return LoadedSide(side, impl, weights, model, source.tokenizer, options={"cache_implementation": "static"})
