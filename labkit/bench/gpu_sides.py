@@ -89,7 +89,7 @@ def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Itera
     runs: dict[str, list[Run]] = {name: [] for name in names}
     tokens: dict[str, list[Any]] = {name: [] for name in names}
     for turn in _turns(sides, source, case):
-        times, new_tokens = turn.found
+        times, new_tokens = turn.result
         runs[names[turn.side]].append(Run.of(times, round=turn.round, before=turn.before, after=turn.after))
         tokens[names[turn.side]].append(new_tokens)
         yield []

@@ -58,7 +58,7 @@ def measure_latency(
     probe = partial(probe_bandwidth, threads, engine.device)
     for index in range(runs):
         turn = probed(run, probe)
-        times, sequences = turn.found
+        times, sequences = turn.result
         timed.append(Run.of(times, round=index, before=turn.before, after=turn.after))
     config, options = _model_config(engine), getattr(engine, "options", None)
     kv_dtype = options.kv_dtype if options else None

@@ -102,7 +102,7 @@ class Run(FrozenRecord):
         """Share of the limit of the first token."""
         if self.bandwidth_gb_s is None:
             return None
-        return work.prompt_floor_ms(peak_gflop_s, float(np.mean(self.bandwidth_gb_s))) / self.ttft_ms
+        return work.prompt_floor_ms(float(np.mean(self.bandwidth_gb_s)), peak_gflop_s) / self.ttft_ms
 
 
 class Measurement(Tabular, FrozenRecord):

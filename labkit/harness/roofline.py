@@ -42,7 +42,7 @@ class Work(Listed):
         reading = self.decode_bytes / bandwidth_gb_s / 1e6
         return max(reading, self.decode_flops / peak_gflop_s / 1e6) if peak_gflop_s else reading
 
-    def prompt_floor_ms(self, peak_gflop_s: float, bandwidth_gb_s: float) -> float:
+    def prompt_floor_ms(self, bandwidth_gb_s: float, peak_gflop_s: float) -> float:
         """The least time to the first token: the longer of multiplying and reading the weights."""
         return max(self.prefill_flops / peak_gflop_s, self.decode_bytes / bandwidth_gb_s) / 1e6
 

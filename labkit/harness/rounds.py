@@ -13,32 +13,29 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Turn(Generic[Found]):
-    """One run of one side."""
-
-    round: int
-    side: int  # index in the sequence that `turns` got
-    found: Found  # the run's result
-    before: float | None  # GB/s read just before the run; None: no probe
-    after: float | None  # GB/s read just after the run
-
-
-@dataclass(frozen=True)
-class Probed(Generic[Found]):
+class Probed(Generic[Result]):
     """The result of a call, and the GB/s read just before and just after it."""
 
-    found: Found
-    before: float | None
+    result: Result
+    before: float | None  # None: no probe
     after: float | None
 
     @property
     def bandwidth_gb_s(self) -> float | None:
         """The mean of both probes."""
         return None if self.before is None or self.after is None else (self.before + self.after) / 2
+
+
+@dataclass(frozen=True)
+class Turn(Probed[Result]):
+    """One run of one side."""
+
+    round: int
+    side: int  # index in the sequence that `turns` got
 
 
 def random_orders(sides: int, *, seed: int = 0) -> Iterator[list[int]]:
@@ -48,7 +45,7 @@ def random_orders(sides: int, *, seed: int = 0) -> Iterator[list[int]]:
         yield generator.permutation(sides).tolist()
 
 
-def probed(run: Callable[[], Found], probe: Callable[[], float | None]) -> Probed[Found]:
+def probed(run: Callable[[], Result], probe: Callable[[], float | None]) -> Probed[Result]:
     """Calls `run` between two probes."""
     before = probe()
     result = run()
@@ -56,12 +53,12 @@ def probed(run: Callable[[], Found], probe: Callable[[], float | None]) -> Probe
 
 
 def turns(
-    sides: Sequence[Callable[[int], Found]],
+    sides: Sequence[Callable[[int], Result]],
     rounds: Iterable[int],
     *,
     probe: Callable[[int], float | None],
     seed: int = 0,
-) -> Iterator[Turn[Found]]:
+) -> Iterator[Turn[Result]]:
     """Yields a turn of every side in each round, in random order, probed before and after.
 
     `sides` are called with the number of the round, and `probe` with the index of the side. A turn is yielded as soon
@@ -70,5 +67,5 @@ def turns(
     """
     for index, order in zip(rounds, random_orders(len(sides), seed=seed), strict=False):
         for side in order:
-            turn = probed(partial(sides[side], index), partial(probe, side))
-            yield Turn(index, side, turn.found, turn.before, turn.after)
+            run = probed(partial(sides[side], index), partial(probe, side))
+            yield Turn(run.result, run.before, run.after, round=index, side=side)

@@ -79,8 +79,11 @@ class PipelineStudy(Study):
         """The number of micro-batches from which on reading weights is the limit. None: it was not the limit even
         for the smallest micro-batch, or only naive was measured.
         """
-        law, fewest_rows = self.law, min(run.batch / run.micro_batches for run in self.measured.runs)
-        if law is None or fewest_rows * law.ms_per_row * CLEARLY > law.weights_ms:
+        law = self.law
+        if law is None:
+            return None
+        fewest_rows = min(run.batch / run.micro_batches for run in self.measured.runs)
+        if fewest_rows * law.ms_per_row * CLEARLY > law.weights_ms:
             return None
         return self.measured.case.batch / law.turning_rows
 

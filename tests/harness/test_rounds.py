@@ -29,7 +29,7 @@ def test_every_side_runs_once_in_each_round_between_its_own_probes() -> None:
         (number, side) for number in range(4) for side in range(3)
     )
     assert [turn.round for turn in all_turns] == sorted(turn.round for turn in all_turns)
-    assert all(turn.found == f"{turn.side} in {turn.round}" for turn in all_turns)
+    assert all(turn.result == f"{turn.side} in {turn.round}" for turn in all_turns)
     assert log == [
         entry for turn in all_turns for entry in (f"probe {turn.side}", f"run {turn.side}", f"probe {turn.side}")
     ]
@@ -49,7 +49,7 @@ def test_endless_rounds_start_only_the_requested_turns() -> None:
     all_turns = list(islice(endless, 6))
     assert len(log) == 6
     assert {turn.round for turn in all_turns} == {0, 1, 2}
-    assert Turn(2, all_turns[-1].side, all_turns[-1].found, None, None) == all_turns[-1]
+    assert Turn(all_turns[-1].result, None, None, round=2, side=all_turns[-1].side) == all_turns[-1]
 
 
 def test_the_bandwidth_of_a_call_is_the_mean_of_both_probes() -> None:

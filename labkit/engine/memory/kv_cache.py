@@ -68,7 +68,7 @@ class KVCache(CacheFacade):
         if self._borrowed is None:
             self._borrow(self.batch_size, self.capacity)
         assert self._borrowed is not None
-        return self._borrowed[0]
+        return self._borrowed.slots
 
     @property
     def capacity(self) -> int:
@@ -93,7 +93,7 @@ class KVCache(CacheFacade):
 
     def layer(self, index: int, past: int | None = None) -> LayerCache:
         """Returns a layer's keys and values. The write position comes after `past` tokens, by default after all."""
-        counter = None if self._borrowed is None else self._borrowed[0].past
+        counter = None if self._borrowed is None else self._borrowed.slots.past
         assert self.heads is not None
         return self.heads.layer(index, self.length if past is None else past, counter)
 
@@ -155,7 +155,8 @@ class KVCache(CacheFacade):
         """Moves the cache and its contents to slots of the pool."""
         assert self.pool is not None
         before, old = self._borrowed, self.length
-        new, give_back = self.pool.take(self, batch, slots)
+        lent = self.pool.take(self, batch, slots)
+        new = lent.slots
         try:
             heads = self.pool.attach(new, self.heads, batch, slots, old)
             positions, first, visible = new.positions[:batch], new.first[:batch], new.visible[:batch]
@@ -165,27 +166,27 @@ class KVCache(CacheFacade):
             if self.mask is not None:
                 visible.fill_(1)[:, :old] = self.mask[:, :old]
         except BaseException:
-            give_back()
+            lent.give_back()
             raise
-        self._borrowed = new, give_back
+        self._borrowed = lent
         self.heads, self.positions, self.first = heads, positions, first
         self.mask = None if self.mask is None else visible
         self._count_on(old)
         if before is not None:
-            before[1]()
+            before.give_back()
 
     def continue_in(self, batch: int, lent: Lent | None = None) -> None:
         """Continues with the first `batch` sequences of its slots, or of the filled slots `lent`."""
         before, lent = self._borrowed, lent or self._borrowed
         assert lent is not None
-        slots, self._borrowed = lent[0], lent
+        slots, self._borrowed = lent.slots, lent
         assert isinstance(slots.heads, StoredHeads)
         self.heads, self.first, self.positions = slots.heads.first(batch), slots.first[:batch], slots.positions[:batch]
         self.mask = None if self.mask is None else slots.visible[:batch]
         slots.at = -1
         self._count_on(self.length)
         if before is not None and before is not lent:
-            before[1]()
+            before.give_back()
 
     def place(
         self, batch: int, tokens: int, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
@@ -223,8 +224,8 @@ class KVCache(CacheFacade):
     def _make_room(self, batch: int, tokens: int) -> None:
         self.reserve(batch, self.length + tokens)
         if self._borrowed is not None:
-            self._borrowed[0].past.fill_(self.length)
-            self._borrowed[0].at = -1
+            self._borrowed.slots.past.fill_(self.length)
+            self._borrowed.slots.at = -1
 
     def _rows(self, batch: int, tokens: int) -> Rows:
         """Returns the row description of the next `tokens` tokens per sequence, which have been placed."""
@@ -262,7 +263,7 @@ class KVCache(CacheFacade):
     def all_visible(self) -> Tensor:
         """Returns a mask that hides nothing. On a GPU it is the borrowed one, which decode steps read."""
         if self._borrowed is not None:
-            return self._borrowed[0].visible[: self.batch_size].fill_(1)
+            return self._borrowed.slots.visible[: self.batch_size].fill_(1)
         return torch.ones(self.batch_size, self.capacity, dtype=torch.uint8, device=self.device)
 
     def commit(self, length: int, positions: Tensor | None) -> None:
@@ -321,7 +322,7 @@ class KVCache(CacheFacade):
             (self.heads.shrink if in_place else self.heads.change)(rows)
         self._change_tables(rows)
         if self._borrowed is not None:
-            self._borrowed[1]()
+            self._borrowed.give_back()
             self._borrowed = None
 
     def join(self, others: Sequence["KVCache"]) -> None:

@@ -66,15 +66,15 @@ def gather_rows(plan: Sequence[tuple[KVCache, Sequence[tuple[KVCache, int]]]]) -
                 any(flags) for flags in zip(*((s.mask is not None, s.holes) for s in sources), strict=True)
             )
             filled.append((into, lent, masked, holes))
-            _fill(lent[0], sequences)
+            _fill(lent.slots, sequences)
     except BaseException:
-        for _, (_, give_back), _, _ in filled:
-            give_back()
+        for _, lent, _, _ in filled:
+            lent.give_back()
         raise
     length = plan[0][1][0][0].length
     for (into, lent, masked, holes), (_, sequences) in zip(filled, plan, strict=True):
         into.length, into.holes = length, holes
-        into.mask = lent[0].visible if masked else None
+        into.mask = lent.slots.visible if masked else None
         into.continue_in(len(sequences), lent)
 
 

@@ -7,7 +7,7 @@ next cache of its size reuses the memory and the graphs.
 import weakref
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +50,11 @@ class Slots:
         return self.positions.shape[0], self.positions.shape[1]
 
 
-Lent: TypeAlias = tuple[Slots, weakref.finalize]  # the finalizer returns the slots to the pool
+class Lent(NamedTuple):
+    """Slots that a cache has borrowed from a pool."""
+
+    slots: Slots
+    give_back: weakref.finalize
 
 
 class SlotPool:
@@ -69,7 +73,7 @@ class SlotPool:
 
     def take(self, owner: object, batch: int, capacity: int) -> Lent:
         """Lends slots for at least `batch` sequences of `capacity` tokens. They return to the pool when `owner` is
-        garbage collected, or when the returned finalizer is called.
+        garbage collected, or by `give_back`.
         """
         sequences, capacity = bucket(batch), round_up(capacity, BLOCK)
         sizes = range(capacity, 2 * capacity + 1)
@@ -86,7 +90,7 @@ class SlotPool:
         slots.at = -1
         slots.first.zero_()
         slots.positions.zero_()  # also for the bucket's unused sequences: kernels read their positions too
-        return slots, weakref.finalize(owner, self.free.append, slots)
+        return Lent(slots, weakref.finalize(owner, self.free.append, slots))
 
     def drop_unrecorded(self) -> None:
         """Frees returned slots that have no recorded graph: they are quickly made again."""

@@ -15,8 +15,8 @@ from labkit.stages import StepRanges
 if TYPE_CHECKING:
     from transformers.generation import GenerateDecoderOnlyOutput
 
-Found: TypeAlias = "Tensor | GenerateDecoderOnlyOutput"
-Loop: TypeAlias = Generator[StepInput, StepOutput, Found]
+Generated: TypeAlias = "Tensor | GenerateDecoderOnlyOutput"
+Loop: TypeAlias = Generator[StepInput, StepOutput, Generated]
 
 
 class TextBatch(Protocol):
@@ -76,7 +76,7 @@ class TextBatch(Protocol):
 
 def drive(
     begin: Callable[[StepInput], Pending], loops: Sequence[Loop], then: Callable[[int], Loop | None] | None = None
-) -> list[Found]:
+) -> list[Generated]:
     """Runs the loops, each with its own batch and cache, and returns their results. While one loop waits for its step,
     steps of other loops are under way, if the runner of `begin` allows several.
 

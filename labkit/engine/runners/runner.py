@@ -14,7 +14,7 @@ from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.parallel.pipeline_stage import PipelineStage
 from labkit.engine.runners.checks import check_reach, check_step
-from labkit.engine.runners.driving import Found, TextBatch, drive
+from labkit.engine.runners.driving import Generated, TextBatch, drive
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
@@ -73,7 +73,7 @@ class Runner:
         """Present state of the runner."""
         return RunnerInfo(self.layer_range.streamed)
 
-    def decode(self, texts: TextBatch) -> Found:
+    def decode(self, texts: TextBatch) -> Generated:
         """Continues texts to their end."""
         (result,) = drive(self.begin, [texts.loop()])
         return result

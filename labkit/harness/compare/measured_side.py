@@ -103,7 +103,7 @@ class MeasuredSide:
 
     def note(self, turn: Turn[Ran]) -> None:
         """Keeps the result of a run."""
-        ran = turn.found
+        ran = turn.result
         times = slowest([Times(**reply["times"]) for reply in ran.replies])
         run = Run.of(times, round=turn.round, before=turn.before, after=turn.after)
         self._runs.append(run.model_copy(update={"cached_mb": ran.cached_mb, "disk_gb_s": ran.disk_gb_s}))

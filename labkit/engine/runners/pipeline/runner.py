@@ -35,7 +35,7 @@ from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
 from labkit.engine.parallel.ranks import RanksDifferError, check_alike, digest_of, draw_alike
 from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.checks import check_step
-from labkit.engine.runners.driving import Found, TextBatch
+from labkit.engine.runners.driving import Generated, TextBatch
 from labkit.engine.runners.pipeline.chooser import Chooser, Division
 from labkit.engine.runners.pipeline.leader import Leader
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, piece_rows, with_rows
@@ -85,11 +85,11 @@ class PipelineRunner(Runner):
             return self._leader.order(step, batch)
         return self._one_at_a_time(step)
 
-    def decode(self, texts: TextBatch) -> Found:
+    def decode(self, texts: TextBatch) -> Generated:
         with KeptOnError(texts.cache):  # on every stage, however many steps each has made
             return self._decoded(texts)
 
-    def _decoded(self, texts: TextBatch) -> Found:
+    def _decoded(self, texts: TextBatch) -> Generated:
         self._agree("the arguments", [texts.asked])
         if not texts.wants_tokens_alone:
             return super().decode(texts)

@@ -10,15 +10,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from labkit.engine.runners.driving import Found, Loop, drive
+from labkit.engine.runners.driving import Generated, Loop, drive
 from labkit.engine.runners.step import Pending, StepInput
 from labkit.stages import StepRanges
 
 Begin: TypeAlias = Callable[[StepInput], Pending]
-Schedule: TypeAlias = Callable[[Begin, Sequence[Loop]], list[Found]]
+Schedule: TypeAlias = Callable[[Begin, Sequence[Loop]], list[Generated]]
 
 
-def rounds(begin: Begin, loops: Sequence[Loop]) -> list[Found]:
+def rounds(begin: Begin, loops: Sequence[Loop]) -> list[Generated]:
     """Runs all micro-batches in turn. One that has ended keeps its turn, with useless steps, until all have ended."""
     results: list[Any] = [None] * len(loops)
     with StepRanges() as ranges:
@@ -40,7 +40,7 @@ def rounds(begin: Begin, loops: Sequence[Loop]) -> list[Found]:
                 under_way[index] = _begun(begin, requests[index], ranges)
 
 
-def barrier(begin: Begin, loops: Sequence[Loop]) -> list[Found]:
+def barrier(begin: Begin, loops: Sequence[Loop]) -> list[Generated]:
     """Runs all micro-batches. None begins a token before all have the token before."""
     results: list[Any] = [None] * len(loops)
     with StepRanges() as ranges:
