@@ -126,10 +126,8 @@ def default_tile(op: str, weight_type: str, batch: int, outputs: int, inputs: in
     if weight_type in ("float16", "bfloat16"):
         depth = whole if op != "head_argmax" and 1024 <= whole <= 4096 else 1024
         return Tile(rows=8192 // depth, depth=min(whole, depth))
-    if weight_type == "int8" and whole > 512:
-        return Tile(rows=8, depth=512, stages=2)
     depth = 256 if grouped or in_word == 8 else 512
-    return Tile(rows=8, depth=min(whole, depth))
+    return Tile(rows=8, depth=min(whole, depth), stages=2 if weight_type == "int8" and whole > depth else 1)
 
 
 def padded_rows(rows: int) -> int:

@@ -89,12 +89,12 @@ def main(
     new: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = NEW,
 ) -> None:
     """Measure pipelines of two stages on this machine."""
-    files = BenchFiles.of(machine_of(read_environment(STAGES)), "pipeline", quick=quick, output=output)
     targets = [target for target in PIPELINE_TARGETS if not batch or target.batch in batch]
     names = tuple(name for name in BASELINES if not against or name in against)
     if not targets or not names:
         batches = [target.batch for target in PIPELINE_TARGETS]
         raise UserError(f"got --batch {batch} and --against {against}; expected any of {batches} and of {BASELINES}")
+    files = BenchFiles.of(machine_of(read_environment(STAGES)), "pipeline", quick=quick, output=output)
     measured = {(target.batch, name) for target in targets for name in names}
     kept = load_records(files.records) if files.records.exists() else []
     comparisons = [record for record in kept if isinstance(record, Comparison) and place(record) not in measured]

@@ -106,7 +106,7 @@ class Conversation:
         return answer
 
     def _room(self, tokens: int) -> int:
-        """Number of new tokens allowed after `tokens` tokens. Raises ContextFullError if there are none."""
+        """Number of new tokens allowed after `tokens` tokens. Raises ContextFullError if no position is left."""
         if self.positions is None:
             return self._new
         if tokens >= self.positions:

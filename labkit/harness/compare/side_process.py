@@ -83,8 +83,7 @@ class SideProcess:
             raise self._died()
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself; its last lines are read below
-                self._process.wait(SECONDS_TO_END)
+            self._end()
             message = f"{self.name}: {reply['message']}"
             if reply["error"] == OutOfBudgetError.__name__:
                 raise OutOfBudgetError(message)
@@ -101,12 +100,16 @@ class SideProcess:
             self._kill()
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
+        self._end()
+        self.replies.close()
+        self._errors.close()
+
+    def _end(self) -> None:
+        """Waits for the end of the process, which ends by itself; kills it if it does not."""
         try:
             self._process.wait(SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             self._kill()
-        self.replies.close()
-        self._errors.close()
 
     def _kill(self) -> None:
         if self._process.poll() is None:
