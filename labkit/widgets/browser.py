@@ -23,7 +23,7 @@ from labkit.system.lifetime import kill_session
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 TOKEN = "labkit"
-START_S = 60
+PATIENCE_S = 180  # limit for the server's start, for a cell, and for each wait on a page; a busy machine is slow
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run")
 DARK, LIGHT = "JupyterLab Dark", "JupyterLab Light"
 SETTINGS = {
@@ -66,7 +66,6 @@ class Lab:
     page: Any  # playwright's
     url: str
     errors: list[str] = field(default_factory=list)  # that the page has logged so far
-    patience_s: float = 60  # limit for a cell
 
     def open(self, notebook: str) -> None:
         """Opens a notebook of the server's folder and waits for its kernel."""
@@ -83,11 +82,11 @@ class Lab:
 
     def _run(self, command: str) -> None:
         self.page.evaluate(RUN, command)
-        self.page.wait_for_function("() => window.labkitRan", timeout=self.patience_s * 1000)
+        self.page.wait_for_function("() => window.labkitRan")
         self.wait_idle()
 
     def wait_idle(self) -> None:
-        self.page.wait_for_function(IDLE, timeout=self.patience_s * 1000)
+        self.page.wait_for_function(IDLE)
 
 
 @contextlib.contextmanager
@@ -131,6 +130,7 @@ def opened_page(*, width: int = 1280, height: int = 1000, scale: float = 1) -> I
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium(), args=list(FLAGS))
         page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
+        page.set_default_timeout(PATIENCE_S * 1000)
         page.on("console", lambda message: note(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: note(str(error)))
         try:
@@ -175,7 +175,7 @@ def _server(folder: Path, home: Path, theme: str) -> Iterator[str]:
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
     """The address of the server, once it listens there. Its file appears a moment earlier."""
-    until = time.monotonic() + START_S
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until and server.poll() is None:
         for file in runtime.glob(f"jpserver-{server.pid}.json"):
             with contextlib.suppress(json.JSONDecodeError, ConnectionRefusedError):  # the file may be incomplete
@@ -184,4 +184,4 @@ def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
                 return str(info["url"]).rstrip("/")
         time.sleep(0.05)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-    raise RunError(f"got no JupyterLab within {START_S} s; its last lines:\n{last}")
+    raise RunError(f"got no JupyterLab within {PATIENCE_S} s; its last lines:\n{last}")

@@ -49,7 +49,7 @@ def press(lab: Lab, label: str) -> None:
 
 
 def wait_for(page: Any, dtype: str) -> None:
-    page.wait_for_function(SHOWS, arg=dtype, timeout=120_000)
+    page.wait_for_function(SHOWS, arg=dtype)
 
 
 @needs_browser
@@ -62,7 +62,7 @@ def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> 
     hold, name = folder / "hold", write_notebook(folder, *CELLS)
     hold.write_text("")
     with jupyterlab(folder, home=home) as lab:
-        page, lab.patience_s = lab.page, 300
+        page = lab.page
         lab.open(name)
         lab.run_all()
         press(lab, "Run")
@@ -81,22 +81,21 @@ def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> 
         hold.write_text("")
         page.goto(f"{lab.url}/lab/tree/{name}")
         wait_for(page, "float16")
-        page.wait_for_function(SAVED, timeout=120_000)
+        page.wait_for_function(SAVED)
         assert no_errors(lab)
     with jupyterlab(folder, home=home, theme=DARK) as lab:
-        lab.patience_s = 300
         lab.open(name)
         wait_for(lab.page, "float16")
         assert "Error displaying widget" not in lab.page.inner_text("body")
         assert "To measure, run its cells again" in lab.page.evaluate(NOTICE)
         assert lab.page.evaluate(INK) != lab.page.evaluate(PAPER)
         lab.run_all()
-        lab.page.wait_for_function(WRITTEN, timeout=120_000)
+        lab.page.wait_for_function(WRITTEN)
         lab.page.goto("about:blank")
         lab.page.goto(f"{lab.url}/lab/tree/{name}")
         lab.wait_idle()
         press(lab, "Show last")
         wait_for(lab.page, "float16")
-        lab.page.wait_for_function("() => document.body.innerText.includes('Run measures again')", timeout=120_000)
+        lab.page.wait_for_function("() => document.body.innerText.includes('Run measures again')")
         assert "Error displaying widget" not in lab.page.inner_text("body")
         assert no_errors(lab)
