@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.kernels.interpreter import speed_up_interpreter
 
 from labkit.kernels import gpu
 
 pytest.importorskip("triton")
+if gpu.interpreted():
+    speed_up_interpreter()
 INTERPRETED = [
     pytest.mark.skipif(not gpu.interpreted(), reason="runs in Triton's interpreter; set TRITON_INTERPRET=1"),
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # a sigmoid is 0 there

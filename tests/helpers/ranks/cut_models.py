@@ -12,6 +12,7 @@ from unittest import mock
 import psutil
 import torch
 import torch.distributed as dist
+from helpers.kernels.interpreter import speed_up_interpreter
 from helpers.models.engines import FEW
 from helpers.models.offloaded import LEAST, WRITE, able_only_to
 from helpers.models.small_models import SMALL_CONFIGS, VOCAB, small_model
@@ -119,8 +120,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 def ways_to_generate() -> list[tuple[Tensor, Tensor]]:
     """Tokens of the whole and of the cut model for each of WAYS; the second rank of the cut model has another seed."""
     whole, cut = engine("llama", 1), engine("llama", 2)
-    ids, mask = prompts()
-    tokens = []
+    (ids, mask), tokens = prompts(), []
     for options in WAYS:
         arguments = {"attention_mask": mask, "max_new_tokens": NEW, "pad_token_id": 0} | options
         torch.manual_seed(3)
@@ -315,6 +315,7 @@ def fetched_layers(folder: str) -> dict[str, Any]:
     model's, and the number of layers copied. The kernels are Triton's, and each rank's KV cache is in host memory. Also
     the messages if one rank lacks host memory.
     """
+    speed_up_interpreter()
     model, ids = small_model("llama"), torch.arange(1, 35)[None]
     with torch.no_grad():
         expected = model(ids).logits[:, 17:]

@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from helpers.kernels.interpreter import speed_up_interpreter
 from helpers.models.engines import shallow
 from helpers.ranks.cut_models import prompts
 from helpers.ranks.divided_batches import in_time
@@ -33,6 +34,7 @@ LONG = 20  # tokens; enough for the choice of micro-batches to be made
 @contextmanager
 def played_gpus() -> Iterator[None]:
     """Context in which pipeline stages send their rows from device to device, with gloo instead of NCCL."""
+    speed_up_interpreter()
 
     def ring(*arguments: Any, **options: Any) -> Ring:
         return Ring(*arguments, **options | {"gpu": gpu.CPU})
