@@ -12,11 +12,12 @@ import torch
 from helpers.kernels.gpus import INTERPRETED, ON_GPU
 from helpers.ranks import pipelined_gpus as on_gpus
 from helpers.ranks.failing_ranks import ON_GPUS, check_told, told
-from helpers.sweeps import sweep
 
 import labkit
+from labkit.engine.runners.pipeline.chooser import TIMED, UNTIMED
 
 TIMEOUT_S = 240
+PAIR = 2 * (UNTIMED + TIMED)  # tokens of two laps: one with several micro-batches, one with one
 ON_TWO = [*ON_GPU, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")]
 somewhere = pytest.mark.parametrize(
     "device", [pytest.param("interpreted", marks=INTERPRETED), pytest.param("gpus", marks=ON_TWO)]
@@ -28,16 +29,10 @@ def launched(function: Any, *arguments: Any, **sizes: int) -> list[Any]:
     return labkit.launch(function, *arguments, **{"pp_size": 2, "timeout_s": TIMEOUT_S} | sizes)  # type: ignore[arg-type]
 
 
-@sweep
-@somewhere
-def test_stages_give_every_rank_the_tokens_of_one_process(device: str) -> None:
-    """Texts of unequal lengths end at different steps, and micro-batches become fewer."""
-    assert launched(on_gpus.stages, "bloom") == [{"regrouped": True}] * 2
-
-
 @pytest.mark.sweep
 @somewhere
 def test_every_schedule_and_every_other_call_gives_what_one_process_gives(device: str) -> None:
+    """Texts of unequal lengths end at different steps, and micro-batches become fewer."""
     for rank in launched(on_gpus.every_way):
         for kind, results in rank.items():
             assert [name for name, equal in results.items() if not equal] == [], kind
@@ -76,27 +71,22 @@ def test_keys_and_values_in_the_host_s_memory_give_the_tokens_of_one_process(dev
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("times", "rows_end", "chosen"),
-    [
-        pytest.param((2.0, 1.0), False, 1, id="one is faster"),
-        pytest.param((1.0, 2.0), False, 2, id="several are faster"),
-        pytest.param((1.0, 1.0), True, None, id="rows end"),
-    ],
-)
 @somewhere
-def test_micro_batches_are_chosen_by_their_times(
-    device: str, times: tuple[float, float], rows_end: bool, chosen: int | None
-) -> None:
+def test_micro_batches_are_chosen_by_their_times(device: str) -> None:
     """The trial moves rows to one micro-batch and back, and the tokens match one process with every choice."""
-    assert launched(on_gpus.choosing, times, rows_end) == [(True, chosen)] * 2
+    cases = {
+        "one is faster": on_gpus.Timed(several_ms=2.0, one_ms=1.0, new=3 + 2 * PAIR),
+        "several are faster": on_gpus.Timed(several_ms=1.0, one_ms=2.0, new=3 + PAIR),
+        "rows end": on_gpus.Timed(several_ms=1.0, one_ms=1.0, new=3 + PAIR, rows_end=True),
+    }
+    chosen = {"one is faster": 1, "several are faster": 2, "rows end": None}
+    assert launched(on_gpus.choosing, cases) == [{name: (True, count) for name, count in chosen.items()}] * 2
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", ON_GPUS)
 @pytest.mark.parametrize("device", [pytest.param("interpreted", marks=INTERPRETED)])
-def test_what_fails_on_one_stage_fails_on_all_and_they_go_on(device: str, kind: str) -> None:
-    check_told(launched(told, 2, 1, (kind,)))
+def test_what_fails_on_one_stage_fails_on_all_and_they_go_on(device: str) -> None:
+    check_told(launched(told, 2, 1, tuple(ON_GPUS)))
 
 
 @pytest.mark.sweep

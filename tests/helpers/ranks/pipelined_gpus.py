@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import count, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -27,8 +27,20 @@ from labkit.engine.runners.step import StepInput
 from labkit.kernels import gpu
 from labkit.kernels.mailbox import Ring
 
-NEW = 5
-LONG = 20  # tokens; enough for the choice of micro-batches to be made
+NEW = 4
+REGROUPED: dict[str, dict[str, Any]] = {"regrouped": {"micro_batches": {"prompt": 3, "decode": 2}}}
+
+
+class Timed(NamedTuple):
+    """How long a step takes with several micro-batches and with one, in a text of `new` tokens.
+
+    rows_end: the first row ends before the choice is made.
+    """
+
+    several_ms: float
+    one_ms: float
+    new: int
+    rows_end: bool = False
 
 
 @contextmanager
@@ -73,7 +85,7 @@ def of_schedules(name: str, schedules: dict[str, dict[str, Any]], tp_size: int =
     """Whether the tokens match a single process when texts end at different steps."""
     single_process = alone(name, dist.get_world_size() // tp_size)
     text = generated(single_process)[:, -NEW:]
-    ends = [int(text[0, 1]), int(text[1, 3])]
+    ends = [int(text[0, 1]), int(text[1, 2])]
     expected = generated(single_process, eos_token_id=ends)
     return {
         schedule: torch.equal(generated(piped(name, tp_size, **options), eos_token_id=ends), expected)
@@ -131,13 +143,17 @@ def mistakes(engine: InferenceEngine) -> dict[tuple[int, int], str]:
 def stages(name: str, tp_size: int = 1) -> dict[str, bool]:
     """Whether tokens are equal when micro-batches become fewer, on any number of stages."""
     torch.set_num_threads(1)
-    return of_schedules(name, {"regrouped": {"micro_batches": {"prompt": 3, "decode": 2}}}, tp_size)
+    return of_schedules(name, REGROUPED, tp_size)
 
 
 def every_way() -> dict[str, dict[str, bool]]:
     torch.set_num_threads(1)
     ways: dict[str, dict[str, Any]] = {schedule: {"schedule": schedule} for schedule in SCHEDULES}
-    return {"schedules": of_schedules("llama", ways), "other calls": other_calls("llama")}
+    return {
+        "regrouped": of_schedules("bloom", REGROUPED),
+        "schedules": of_schedules("llama", ways),
+        "other calls": other_calls("llama"),
+    }
 
 
 def played() -> dict[str, Any]:
@@ -174,20 +190,20 @@ def caches_on_host() -> dict[str, Any]:
     return {"tokens": tokens, "rows": [max(first), first[-1]]}
 
 
-def choosing(times: tuple[float, float], rows_end: bool) -> tuple[bool, int | None]:
-    """Whether tokens match a single process, and how many micro-batches were chosen.
-
-    times: of a step with several micro-batches and of a step with one.
-    rows_end: the first row ends before the choice is made.
-    """
+def choosing(cases: dict[str, Timed]) -> dict[str, tuple[bool, int | None]]:
     torch.set_num_threads(1)
+    return {name: _choosing(case) for name, case in cases.items()}
+
+
+def _choosing(timed: Timed) -> tuple[bool, int | None]:
+    """Whether tokens match a single process, and how many micro-batches were chosen."""
     single_process = alone("gpt2")
-    engine, arguments = piped("gpt2"), {"max_new_tokens": LONG, "eos_token_id": None}
+    engine, arguments = piped("gpt2"), {"max_new_tokens": timed.new, "eos_token_id": None}
     expected = generated(single_process, **arguments)
-    if rows_end:
-        arguments["eos_token_id"] = int(expected[0, 6 - LONG])
+    if timed.rows_end:
+        arguments["eos_token_id"] = int(expected[0, 6 - timed.new])
         expected = generated(single_process, **arguments)
-    with in_time(*times):
+    with in_time(timed.several_ms, timed.one_ms):
         equal = torch.equal(generated(engine, **arguments), expected)
     computed = [span for span in engine.pipeline.take_spans() if span.kind == "compute"]
     latest = max(span.step for span in computed)
