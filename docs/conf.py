@@ -70,7 +70,7 @@ NAVIGATION = {
             "docs/checkpoints",
             "docs/models",
         ],
-        "Numbers": ["docs/measuring", "docs/when-numbers-look-wrong", "profiles/README"],
+        "Numbers": ["docs/measuring", "docs/why-placement-matters", "docs/when-numbers-look-wrong", "profiles/README"],
         "Look up": [
             "docs/reference/README",
             "docs/glossary",

@@ -45,7 +45,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     [
         ("labkit.engine.options.Options", {"dtype", "offload", "tensor_parallel"}),
         ("labkit.engine.offload.options.Offload", {"device", "resident_gb"}),
-        ("labkit.harness.records.Case", {"model", "batch"}),
+        ("labkit.harness.runs.Case", {"model", "batch"}),
     ],
 )
 def test_completion_shows_no_names_of_pydantic(kind: str, names: set[str]) -> None:

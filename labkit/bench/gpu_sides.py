@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from labkit.harness.compare.interleave import first_difference
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import load_side
+from labkit.harness.compare.sampling import first_difference
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
-from labkit.harness.records import Case, Measurement, Run
+from labkit.harness.records import Measurement
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.rounds import Turn, turns
+from labkit.harness.runs import Case, Run
 from labkit.harness.timing import Times, timed_generate
 from labkit.kernels import gpu
 from labkit.models.config import ModelConfig

@@ -96,18 +96,17 @@ def _faster(bar: float, comparison: Comparison, metric: str) -> BarCheck:
 
 
 def report(records: Sequence[Comparison]) -> str:
-    """The page of at least one case. Ratios are baseline / candidate, with their 95 % intervals over rounds."""
+    """The page of at least one case. Ratios are baseline / candidate, with 95 % intervals over epochs or rounds."""
     measured = rows(records)
     case, environment = records[0].case, records[0].candidate.environment
     judged = [(row.target.name, check) for row in measured for check in row.checks.values()]
     return page_of(
         f"Fused against vanilla on {environment.machine}",
         f"Prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens, {case.threads} threads; "
-        f"{_span(len(record.candidate.runs) for record in records)} rounds with one run of every side in random order, "
-        "each side in its own process. Times are medians over rounds. In brackets is the share of the limit: the least "
-        "time of a step / its measured time. The least time is how long the memory, probed before and after each run, "
-        "needs for the bytes of a step, and the processor for multiplying them. Ratios are baseline / candidate with "
-        "95 % intervals.",
+        f"{_way(records)}, each side in its own process. Times are medians over them. In brackets is the share of the "
+        "limit: the least time of a step / its measured time. The least time is how long the memory, probed beside "
+        "each turn, needs for the bytes of a step, and the processor for multiplying them. Ratios are baseline / "
+        "candidate with 95 % intervals.",
         verdict(judged, f", {len(measured)} of {len(TARGETS)} cases measured"),
         *(section for sides in TITLES for section in _sections(sides, measured)),
         "## Environment",
@@ -115,6 +114,14 @@ def report(records: Sequence[Comparison]) -> str:
         "## Remarks",
         "\n".join(f"- {row.target.name}: {remark}" for row in measured for remark in _remarks(row)) or "None.",
     )
+
+
+def _way(records: Sequence[Comparison]) -> str:
+    """How the sides were measured beside each other."""
+    count = _span(record.rounds for record in records)
+    if all(record.in_epochs for record in records):
+        return f"{count} epochs of turns of a few tokens in random order, each with the weights in new memory"
+    return f"{count} rounds with one run of every side in random order"
 
 
 def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
@@ -232,7 +239,7 @@ def _memory(side: Measurement) -> str:
 
 
 def _bandwidth(row: Row) -> str:
-    probes = [probe for side in row.sides.values() for run in side.runs for probe in run.bandwidth_gb_s or ()]
+    probes = [probe for side in row.sides.values() for run in side.runs for probe in run.probes_gb_s]
     return f"{min(probes):.0f} – {np.median(probes):.0f} – {max(probes):.0f}" if probes else "unknown"
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 import labkit
-from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet
+from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet, fraction
 from labkit.harness.compare.sides import names_in_help
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
@@ -22,6 +22,15 @@ Ranks = Annotated[
 ]
 Stages = Annotated[
     int, typer.Option(help="Spread the candidate's layers over this many stages; both sides have the same threads.")
+]
+Rounds = Annotated[
+    int | None, typer.Option(help="A fixed number of epochs, or of rounds; with --budget-s the least number.")
+]
+Budget = Annotated[
+    float | None, typer.Option(help="Measure until there is a verdict, for this long at most; without --rounds 60.")
+]
+Width = Annotated[
+    str | None, typer.Option(help="Go on until the interval is this narrow, such as 2%, or the budget is spent.")
 ]
 
 
@@ -41,10 +50,9 @@ def compare(
     pp: Stages = 1,
     schedule: Annotated[str, typer.Option(help="Schedule of the stages: queue, rounds, barrier or naive.")] = "queue",
     memory_gb: MemoryGb = None,
-    rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved; with --budget-s at least.")] = 7,
-    budget_s: Annotated[
-        float | None, typer.Option(help="Add rounds until there is a verdict, for this many seconds at most.")
-    ] = None,
+    rounds: Rounds = None,
+    budget_s: Budget = None,
+    precision: Width = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights, prompts and the order of the runs.")] = 0,
     question: Annotated[str, typer.Option(help="A question for a chat model: each side answers it once.")] = "",
     wait_quiet: WaitQuiet = None,
@@ -71,6 +79,7 @@ def compare(
             memory_gb=memory_gb,
             rounds=rounds,
             budget_s=budget_s,
+            precision=None if precision is None else fraction("precision", precision),
             wait_quiet_s=wait_quiet,
             question=question,
             seed=seed,

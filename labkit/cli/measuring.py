@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit.cli.words import Command
+from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 
 WAIT_S = 300.0
@@ -44,6 +45,15 @@ WaitQuiet = Annotated[
         help="Wait until other programs leave the processors idle, 300 seconds at most if no number follows.",
     ),
 ]
+
+
+def fraction(name: str, text: str) -> float:
+    """The fraction that an option gives as "2%" or "0.02". UserError for anything else."""
+    number = text.strip().removesuffix("%")
+    try:
+        return float(number) / (1 if number == text.strip() else 100)
+    except ValueError:
+        raise UserError(f"got {name} = {text!r}, expected a part, such as 2% or 0.02") from None
 
 
 class MeasuringCommand(Command):

@@ -4,6 +4,7 @@ from labkit.figures.beside import published_figure, region_figure
 from labkit.figures.captures import captures_table
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.doctor import checks_table
+from labkit.figures.epochs import epochs_figure
 from labkit.figures.latency import latency_figure, per_token_figure
 from labkit.figures.offload import offload_figure
 from labkit.figures.parallel import cut_figure, gpus_figure, scaling_figure, waiting_figure
@@ -54,6 +55,7 @@ __all__ = [
     "cut_figure",
     "difference_figure",
     "difference_table",
+    "epochs_figure",
     "errors_figure",
     "front_figure",
     "fusion_figure",

@@ -58,7 +58,7 @@ def latency_figure(comparison: Comparison) -> go.Figure:
 def per_token_figure(comparison: Comparison) -> go.Figure:
     """Median ms/token of both sides, the range over rounds as whiskers, and the floor that memory sets as a line."""
     figure = go.Figure()
-    left, ends, texts = left_of(list(names(comparison).values())), [], []
+    left, ends, texts, units = left_of(list(names(comparison).values())), [], [], f"{comparison.unit}s"
     for role, side in sides(comparison).items():
         name, value, rounds = names(comparison)[role], side.per_token_ms, side.rounds_ms("per_token")
         figure.add_bar(
@@ -69,16 +69,15 @@ def per_token_figure(comparison: Comparison) -> go.Figure:
             marker_color=SIDE_COLORS[role],
             width=0.56,
             error_x=whiskers([value], [min(rounds)], [max(rounds)], width=6),
-            hovertemplate=f"{name} %{{x:.2f}} ms/token<br>rounds {min(rounds):.2f} to {max(rounds):.2f}<extra></extra>",
+            hovertemplate=f"{name} %{{x:.2f}} ms/token<br>{units} {min(rounds):.2f} – {max(rounds):.2f}<extra></extra>",
         )
         ends.append(max(rounds))
         texts.append(f"<b>{number(value)} ms/token</b><br>{_share(side)}")
         figure.add_annotation(
             text=texts[-1], x=ends[-1], y=name, xanchor="left", xshift=14, align="left", showarrow=False
         )
-    figure.update_xaxes(
-        range=[0, bars_end(ends, texts, left)], ticksuffix=" ms", nticks=8, title="median step; whiskers: all rounds"
-    )
+    title = f"median step; whiskers: all {units}"
+    figure.update_xaxes(range=[0, bars_end(ends, texts, left)], ticksuffix=" ms", nticks=8, title=title)
     figure.update_yaxes(autorange="reversed")
     _add_floor(figure, comparison, left)
     subtitle = in_lines(subtitle_of(comparison), machine_line(comparison))

@@ -202,7 +202,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     largest = study.most
     limit = "" if largest.limit_ratio is None else f"; the memory allows {largest.limit_ratio:.2f}x"
     threads = sides[0].case.threads
-    figure.add_annotation(heading("<b>per token</b>, median; whiskers: all rounds", left=left), row=1, col=1)
+    figure.add_annotation(heading("<b>per token</b>, median; whiskers: all samples", left=left), row=1, col=1)
     figure.add_annotation(heading("<b>waiting for others</b>, of a step", left=left), row=2, col=1)
     machine = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}{limit}"
     title = f"{largest.case.tp} ranks against one, per token: {largest.claim()}"

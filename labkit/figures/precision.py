@@ -62,7 +62,7 @@ def front_figure(study: PrecisionStudy) -> go.Figure:
     most = max(max(kl.value, kl.high or 0.0) for kl in kls.values())
     figure.update_yaxes(type="log", **_powers(max(most, least), least), row=1, col=1)
     figure.update_xaxes(range=[0, slowest * 1.05], ticksuffix=" ms", showticklabels=True)
-    figure.update_xaxes(title="ms per token, median; whiskers: all rounds", row=rows, col=1)
+    figure.update_xaxes(title="ms per token, median; whiskers: all samples", row=rows, col=1)
     finish(figure, "What a token costs, and what it is worth", _subtitle(study), height=60 + 300 * rows)
     shown = [trace.name for trace in figure.data if trace.showlegend is not False]
     return legend_below(figure, shown, MARGIN, axis=60)
@@ -108,7 +108,7 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
     end = bars_end(megabytes, ["not counted"] * len(sides), left, size=12)
     figure.update_xaxes(range=[0, end], ticksuffix=" MB", nticks=5, row=2, col=1)
     figure.update_yaxes(autorange="reversed")
-    figure.add_annotation(heading("<b>per token</b>; whiskers: all rounds", left=left), row=1, col=1)
+    figure.add_annotation(heading("<b>per token</b>; whiskers: all samples", left=left), row=1, col=1)
     figure.add_annotation(heading("<b>read per token</b>", left=left), row=2, col=1)
     finish(figure, "Bytes and milliseconds of a token", _subtitle(study), height=150 + 60 * len(sides))
     return legend_below(figure, ["limit of the memory"], left, axis=36)
@@ -276,7 +276,7 @@ def _subtitle(study: PrecisionStudy) -> str:
     """The case, the machine, and a warning where the times are not trustworthy."""
     side = study.first
     case, text = side.measurement.case, side.evaluation.case
-    runs = f"batch 1, {case.prompt_tokens} prompt + {case.new_tokens} new tokens, {len(side.measurement.runs)} rounds"
+    runs = f"batch 1, {case.prompt_tokens} prompt + {case.new_tokens} new tokens, {len(side.measurement.runs)} samples"
     measured = f"{_model(study)}; {runs}; quality on {text.tokens:,} tokens of {text.text}"
     lines = [measured, side.measurement.environment.machine]
     doubts = [short for comparison in study.comparisons.values() if (short := comparison.trust().short)]

@@ -54,7 +54,7 @@ def machine_line(comparison: Comparison) -> str:
     """The machine, the versions of the libraries, and the number of rounds."""
     environment = comparison.candidate.environment
     versions = ", ".join(f"{name} {environment.packages[name]}" for name in ("torch", "transformers"))
-    return f"{environment.machine}; {versions}; {len(comparison.candidate.runs)} interleaved rounds"
+    return f"{environment.machine}; {versions}; {comparison.rounds} interleaved {comparison.unit}s"
 
 
 def summary_table(comparison: Comparison) -> pd.DataFrame:

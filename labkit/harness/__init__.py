@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from labkit.harness.diff.changes import RecordsDiff
     from labkit.harness.diff.diff_records import diff_records
     from labkit.harness.latency import measure_latency
-    from labkit.harness.records import Case, Measurement, Run
+    from labkit.harness.records import Measurement
     from labkit.harness.results import load_records, load_results, save
+    from labkit.harness.runs import Case, Run
     from labkit.statistics import Ratio, Verdict
     from labkit.system.progress import Progress
 

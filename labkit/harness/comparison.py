@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Case, FrozenRecord, Measurement
+from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
+from labkit.harness.runs import Case, FrozenRecord
+from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, scatter_of
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
-from labkit.statistics.sequential import ERROR, more_rounds, more_rounds_text, sequential_ratio
+from labkit.statistics.rates import RatioByRate
+from labkit.statistics.sequential import (
+    EPOCHS,
+    EPOCHS_IN_PLACE,
+    PROCESS_LUCK,
+    ROUNDS,
+    Rule,
+    more_rounds,
+    more_rounds_text,
+    planned_ratio,
+    sequential_ratio,
+)
 from labkit.statistics.trust import FEWEST_ROUNDS
 from labkit.system.asked_from import offered, on_command_line, setting
 from labkit.system.result_table import Claim, ResultTable, Tabular
@@ -29,7 +43,11 @@ FIGURES = {  # rows of the table: field of both sides, number format, metric of 
 
 
 class Comparison(Tabular, FrozenRecord):
-    """Two sides that ran the same case in the same rounds, each in its own process. Ratios are baseline / candidate.
+    """Two sides that ran the same case, each in its own process, in the same rounds or in turns of a few tokens. Ratios
+    are baseline / candidate.
+
+    Turns belong to epochs, between which both sides put their weights into new memory. The ratio of an epoch is the
+    median over its pairs of turns, and its interval comes from the scatter between epochs.
 
     A comparison with `looks` has the ratios of `labkit.statistics.sequential`, whose intervals hold for all looks at
     once.
@@ -41,7 +59,10 @@ class Comparison(Tabular, FrozenRecord):
     candidate: Measurement
     tokens_equal: bool  # over all sequences of all rounds, position by position
     first_difference: int | None  # the earliest new token that differs, counted from 0
-    looks: tuple[int, ...] = ()  # rounds after which the verdict was checked; empty: the number of rounds was fixed
+    looks: tuple[int, ...] = ()  # rounds or epochs after which the verdict was checked; empty: their number was fixed
+    why_rounds: str = ""  # why the sides took no turns of tokens; empty in older records, too
+    dropped_pairs: int = 0  # of turns, because the clock of the machine jumped meanwhile
+    interrupted: bool = False  # by the user, before the schedule was done
 
     @property
     def case(self) -> Case:
@@ -49,24 +70,67 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def rounds(self) -> int:
+        """Number of rounds, or of epochs."""
         return len(self.candidate.runs)
 
+    @property
+    def in_epochs(self) -> bool:
+        return all(run.turns for side in (self.baseline, self.candidate) for run in side.runs)
+
+    @property
+    def unit(self) -> str:
+        """The word for what `rounds` counts."""
+        return "epoch" if self.in_epochs else "round"
+
+    @property
+    def rule(self) -> Rule:
+        """What decides this comparison."""
+        if not self.in_epochs:
+            return ROUNDS
+        placed = all(side.placed_anew for side in (self.baseline, self.candidate))
+        return EPOCHS if placed else EPOCHS_IN_PLACE
+
     def ratio(self, metric: str) -> Ratio:
-        """Baseline / candidate of "ttft", "per_token" or "end_to_end", with its interval over rounds."""
+        """Baseline / candidate of "ttft", "per_token" or "end_to_end", with its interval over rounds or epochs."""
+        if not self.looks and not self.in_epochs:
+            return ratio(self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric))
+        logs = self.logs(metric)
+        return sequential_ratio(logs, len(self.looks), self.rule) if self.looks else planned_ratio(logs, self.rule)
+
+    def logs(self, metric: str) -> tuple[float, ...]:
+        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the median over its pairs of
+        turns, and for the first token the median over its prompts.
+        """
+        if self.in_epochs and metric != "end_to_end":
+            return tuple(float(np.median(logs)) for logs in self.pair_logs(metric))
         baseline, candidate = self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric)
-        return sequential_ratio(baseline, candidate, len(self.looks)) if self.looks else ratio(baseline, candidate)
+        return tuple(np.log(np.asarray(baseline) / np.asarray(candidate)).tolist())
+
+    def pair_logs(self, metric: str = "per_token") -> list[Logs]:
+        """Logarithm of baseline / candidate of each pair of turns, or of each prompt ("ttft"), by epoch."""
+        return pair_logs(self.baseline.runs, self.candidate.runs, metric)
+
+    @property
+    def scatter(self) -> EpochScatter | None:
+        """Scatter of the time per token between placements and inside of an epoch; None without two epochs."""
+        return scatter_of(self.pair_logs()) if self.in_epochs else None
+
+    @property
+    def by_rate(self) -> RatioByRate | None:
+        """How the ratio per token follows the rate of the memory; None where it does not, and in rounds."""
+        return by_rate_of(self.candidate.runs, self.pair_logs()) if self.in_epochs else None
 
     @property
     def confidence(self) -> str:
         """Confidence of the ratios' intervals, for the head of a column."""
-        return f"{1 - ERROR:.0%} over {len(self.looks)} looks" if self.looks else f"{CONFIDENCE:.0%}"
+        return f"{1 - self.rule.error:.0%} over {len(self.looks)} looks" if self.looks else f"{CONFIDENCE:.0%}"
 
     def trust(self, metric: str = "per_token") -> Trust:
         """Whether to believe the ratio of a metric; if not, why, and what to do."""
         sides = (self.baseline, self.candidate)
         shares = [share for side in sides if (share := side.share_of_limit) is not None]
         most = max((side.taken_cores for side in sides), key=sum)
-        return grade(self.ratio(metric), self.rounds, taken_cores=most, shares=shares)
+        return grade(self.ratio(metric), self.rounds, taken_cores=most, shares=shares, unit=self.unit)
 
     @property
     def verdict(self) -> Verdict:
@@ -83,12 +147,18 @@ class Comparison(Tabular, FrozenRecord):
         return f"{self.ratio(metric)} {self.verdict_of(metric) if trusted else 'NOT TRUSTWORTHY'}"
 
     @property
+    def so_far(self) -> str:
+        """The ratio per token over the epochs so far, for a line that shows progress."""
+        logs = self.logs("per_token")
+        return str(sequential_ratio(logs, len(self.looks) + 1, self.rule))
+
+    @property
     def more_rounds(self) -> int | None:
         """Estimated further rounds until a verdict. None: decided, not estimable, or more rounds would not make the
         ratio trustworthy.
         """
         undecided = self.verdict is Verdict.UNDECIDED and self.trust().mended_by_rounds
-        return more_rounds(self.ratio("per_token"), self.rounds) if undecided else None
+        return more_rounds(self.ratio("per_token"), self.rounds, self.rule) if undecided else None
 
     @property
     def read_bandwidth_gb_s(self) -> float | None:
@@ -104,7 +174,7 @@ class Comparison(Tabular, FrozenRecord):
         if self.candidate.case.cores == self.baseline.case.cores:
             return 1.0
         pairs = [
-            (ours.bandwidth_gb_s, theirs.bandwidth_gb_s)
+            (ours.probes_gb_s, theirs.probes_gb_s)
             for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
         ]
         ratios = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
@@ -114,7 +184,7 @@ class Comparison(Tabular, FrozenRecord):
     def remarks(self) -> tuple[str, ...]:
         """Weaknesses of the comparison, with the remarks of both sides."""
         weaknesses = [*self.baseline.remarks, *self.candidate.remarks]
-        if self.rounds < FEWEST_ROUNDS:
+        if self.rounds < FEWEST_ROUNDS and not self.in_epochs:
             probability = 1 - 2 * 0.5**self.rounds
             weaknesses.append(
                 f"{self.rounds} rounds: the interval holds the ratio with {probability:.0%} probability at most, not "
@@ -129,7 +199,17 @@ class Comparison(Tabular, FrozenRecord):
         if not trust.trustworthy:
             weaknesses.append(trust.sentence)
         if self.verdict is Verdict.UNDECIDED and trust.mended_by_rounds:
-            weaknesses.append(f"undecided after {self.rounds} rounds: {more_rounds_text(self.more_rounds)}{_budget()}")
+            more = more_rounds_text(self.more_rounds, self.unit)
+            weaknesses.append(f"undecided after {self.rounds} {self.unit}s: {more}{_budget()}")
+        if self.in_epochs and self.rule is not EPOCHS:
+            weaknesses.append(
+                "the weights stayed in one place, so two processes of one side may differ by "
+                f"{PROCESS_LUCK:.0%}, which the interval does not show"
+            )
+        if self.dropped_pairs:
+            weaknesses.append(f"{self.dropped_pairs} pairs of turns were dropped, because the machine slept meanwhile")
+        if self.interrupted:
+            weaknesses.append(f"interrupted after {self.rounds} {self.unit}s")
         return tuple(weaknesses)
 
     def to_frame(self) -> pd.DataFrame:
@@ -193,7 +273,10 @@ class Comparison(Tabular, FrozenRecord):
         return [
             *([f"question: {candidate.question}", *answers] if answers else []),
             *rank_notes,
-            f"tokens of both sides: {tokens} ({self.rounds} rounds{looks})",
+            f"tokens of both sides: {tokens} ({self.rounds} {self.unit}s{looks})",
+            *([f"scatter of the ratio: {self.scatter}"] if self.scatter else []),
+            *([f"the ratio follows the rate of the memory: {self.by_rate}"] if self.by_rate else []),
+            *([f"whole generations took turns, not a few tokens: {self.why_rounds}"] if self.why_rounds else []),
             f"weights: {case.origin}",
             f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
             f"machine: {candidate.environment.machine}; {limit}",
@@ -207,7 +290,11 @@ class Comparison(Tabular, FrozenRecord):
         return {
             **self.case.model_dump(),
             "rounds": self.rounds,
+            "unit": self.unit,
             "looks": list(self.looks),
+            "scatter": None if self.scatter is None else asdict(self.scatter),
+            "by_rate": None if self.by_rate is None else asdict(self.by_rate),
+            "why_rounds": self.why_rounds,
             "baseline": self.baseline.as_dict(),
             "candidate": self.candidate.as_dict(),
             **{f"{metric}_ratio": ratio.value for metric, ratio in ratios.items()},

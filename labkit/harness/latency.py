@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from labkit.engine import InferenceEngine
 from labkit.harness.environment import read_environment
-from labkit.harness.records import Case, Measurement, Run
+from labkit.harness.records import Measurement
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.rounds import probed
+from labkit.harness.runs import Case, Run
 from labkit.harness.stored_weights import name_of, stored_by
 from labkit.harness.timing import timed_generate
 from labkit.models.config import ModelConfig

@@ -8,7 +8,8 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.runs import FrozenRecord
 from labkit.statistics import Ratio, ratio
 from labkit.system.validation import Listed
 

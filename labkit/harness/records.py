@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
 from labkit.harness.roofline import Work
-from labkit.harness.short_repr import ShortRepr
-from labkit.harness.timing import CLOCK, Times
+from labkit.harness.runs import Case, FrozenRecord, Run
+from labkit.harness.timing import CLOCK
 from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
+from labkit.statistics.summaries import median_of
 from labkit.system.result_table import ResultTable, Tabular
 
 if TYPE_CHECKING:
@@ -25,84 +24,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Literal[1] = 1
 METRICS = ("ttft", "per_token", "end_to_end")
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # phases of samples, in words
-
-
-class FrozenRecord(ShortRepr):
-    """An immutable record. It refuses unknown fields when it is read back."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Case(FrozenRecord):
-    """Model, sizes and processors of a generation. Functions that measure take it, and records keep it."""
-
-    model: str
-    origin: str = ""  # source of the weights; empty until it is resolved
-    dtype: str
-    batch: int
-    prompt_tokens: int
-    new_tokens: int
-    threads: int  # of each rank
-    tp: int = 1  # ranks of each stage
-    pp: int = 1  # stages
-    schedule: str = ""  # of the stages; empty for one stage
-    memory_gb: float | None = None  # 1e9 bytes that each side may take beyond its imports; None: no limit
-
-    @property
-    def ranks(self) -> int:
-        return self.tp * self.pp
-
-    @property
-    def cores(self) -> int:
-        """The processors that the threads of all ranks keep busy, on a CPU."""
-        return self.threads * self.ranks
-
-    @property
-    def title(self) -> str:
-        """The case in a line."""
-        limit = "" if self.memory_gb is None else f", {self.memory_gb:g} GB of memory"
-        return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens{limit}"
-
-
-class Run(FrozenRecord):
-    """One timed generation.
-
-    Only a side with limited memory that reads files has the last two fields. The files are made cold before the run,
-    but pages that the side maps stay in the page cache.
-    """
-
-    round: int
-    ttft_ms: float
-    decode_ms: tuple[float, ...]
-    end_to_end_ms: float
-    bandwidth_gb_s: tuple[float, float] | None = None  # read bandwidth just before and after the run; None: no probe
-    others_cores: float | None = None  # processors that other programs kept busy; None: not sampled, or too short
-    disk_gb_s: tuple[float, float] | None = None  # rate of the files' disk just before and after the run
-    cached_mb: float | None = None  # of the files, in the page cache before the run
-
-    @classmethod
-    def of(cls, times: Times, *, round: int, before: float | None, after: float | None) -> Run:
-        probes = None if before is None or after is None else (before, after)
-        return cls(round=round, bandwidth_gb_s=probes, **asdict(times))
-
-    @property
-    def per_token_ms(self) -> float:
-        """Median decode step of this run."""
-        return float(np.median(self.decode_ms))
-
-    def floor_share(self, work: Work, peak_gflop_s: float | None = None) -> float | None:
-        """Share of the limit of a decode step: the least time that the memory around this run and the processor allowed
-        / the measured time.
-        """
-        if self.bandwidth_gb_s is None:
-            return None
-        return work.floor_ms(float(np.mean(self.bandwidth_gb_s)), peak_gflop_s) / self.per_token_ms
-
-    def prompt_share(self, work: Work, peak_gflop_s: float) -> float | None:
-        """Share of the limit of the first token."""
-        if self.bandwidth_gb_s is None:
-            return None
-        return work.prompt_floor_ms(float(np.mean(self.bandwidth_gb_s)), peak_gflop_s) / self.ttft_ms
 
 
 class Measurement(Tabular, FrozenRecord):
@@ -122,6 +43,7 @@ class Measurement(Tabular, FrozenRecord):
     runs: tuple[Run, ...] = Field(min_length=1)
     clock: str = CLOCK
     weights: str = ""  # stored type of the matrices, in its library's words; empty in older records
+    placed_anew: bool = False  # whether the weights were put into new memory before each epoch
     reading: str = ""  # how decode steps read the weights at the end, and how often that changed; CPU engine only
     peak_gflop_s: float | None = None  # peak multiplications and additions of all threads; CPU only
     probe: str = ""  # the way of reading that set the limit, and in how many of the probes
@@ -180,7 +102,7 @@ class Measurement(Tabular, FrozenRecord):
 
     @property
     def read_bandwidth_gb_s(self) -> float | None:
-        probes = [probe for run in self.runs for probe in run.bandwidth_gb_s or ()]
+        probes = [probe for run in self.runs for probe in run.probes_gb_s]
         return float(np.median(probes)) if probes else None
 
     @property
@@ -196,7 +118,7 @@ class Measurement(Tabular, FrozenRecord):
         """
         rates = [(run, float(np.mean(run.disk_gb_s))) for run in self.runs if run.disk_gb_s]
         shares = [self.streamed_mb / rate / run.per_token_ms for run, rate in rates]
-        return _median(shares) if self.streamed_mb else None
+        return median_of(shares) if self.streamed_mb else None
 
     @property
     def floor_ms(self) -> float | None:
@@ -208,13 +130,13 @@ class Measurement(Tabular, FrozenRecord):
     def floor_share(self) -> float | None:
         """Share of the physical limit: median over runs, each with the bandwidth probed around it."""
         work = self.work
-        return _median([run.floor_share(work, self.peak_gflop_s) for run in self.runs]) if work else None
+        return median_of([run.floor_share(work, self.peak_gflop_s) for run in self.runs]) if work else None
 
     @property
     def prompt_share(self) -> float | None:
         """The first token's share of the limit; None where the processor's peak rate is unknown."""
         work, peak = self.work, self.peak_gflop_s
-        return _median([run.prompt_share(work, peak) for run in self.runs]) if work and peak else None
+        return median_of([run.prompt_share(work, peak) for run in self.runs]) if work and peak else None
 
     @property
     def share_of_limit(self) -> ShareOfLimit | None:
@@ -226,9 +148,9 @@ class Measurement(Tabular, FrozenRecord):
             return None
         if cache_mb is not None and self.environment.gpu is None and self.work.weight_bytes <= cache_mb * 1e6:
             return None
-        probes = [run.bandwidth_gb_s for run in self.runs if run.bandwidth_gb_s]
-        noise = float(np.median([abs(np.log(after / before)) for before, after in probes]))
-        return ShareOfLimit(self.name, self.floor_share, noise)
+        around = [run.bandwidth_gb_s for run in self.runs if run.bandwidth_gb_s]
+        noise = median_of([float(abs(np.log(after / before))) for before, after in around])  # none between turns
+        return ShareOfLimit(self.name, self.floor_share, noise or 0.0)
 
     @property
     def taken_cores(self) -> tuple[float, ...]:
@@ -339,7 +261,3 @@ class Measurement(Tabular, FrozenRecord):
         """The sentence that the articles print about the time of the whole call."""
         latency = self.summary("end_to_end")
         return f"P95 latency (ms) - {latency.p95_text}; Average latency (ms) - {latency.mean:.2f} +- {latency.std:.2f};"
-
-
-def _median(shares: Sequence[float | None]) -> float | None:
-    return float(np.median(known)) if (known := [share for share in shares if share is not None]) else None

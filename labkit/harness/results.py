@@ -217,7 +217,7 @@ def _runs(role: str, side: Measurement) -> list[dict[str, Any]]:
             "ttft_ms": run.ttft_ms,
             "per_token_ms": run.per_token_ms,
             "end_to_end_ms": run.end_to_end_ms,
-            "bandwidth_gb_s": np.mean(run.bandwidth_gb_s) if run.bandwidth_gb_s else None,
+            "bandwidth_gb_s": np.mean(run.probes_gb_s) if run.probes_gb_s else None,
             "floor_share": run.floor_share(side.work, side.peak_gflop_s) if side.work else None,
             "others_cores": run.others_cores,
             "peak_rss_mb": side.peak_rss_mb,

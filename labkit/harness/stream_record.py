@@ -13,7 +13,8 @@ from pydantic import Field
 
 from labkit.harness.environment import Environment
 from labkit.harness.overlap import Overlap
-from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.runs import FrozenRecord
 from labkit.kernels.layer_stream import StreamSpan
 from labkit.statistics import Ratio, ratio
 

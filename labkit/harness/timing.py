@@ -65,7 +65,7 @@ def timed_generate(
     """
     clock = TokenClock()
     streamer = {"streamer": clock} if stamps_ns is None else {}
-    with _collector_paused():
+    with collector_paused():
         wait_for_gpu()
         start = perf_counter_ns()
         sequences = generator.generate(input_ids, **streamer, **generation_args)
@@ -92,7 +92,7 @@ def wait_for_gpu() -> None:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Collects garbage before a run, and not during it."""
     gc.collect()
     was_enabled = gc.isenabled()

@@ -1,61 +1,105 @@
-"""Rounds that are added until a comparison is decided, with an interval that holds at every look.
+"""Rounds or epochs that are added until a comparison is decided, with an interval that holds at every look.
 
 A test that checks a 95 % interval after every round, and stops when it excludes 1, sooner or later finds a difference
 between a side and itself. So each look spends a share of one budget of error: the k-th look spends
-`ERROR / (k * (k + 1))`, which adds up to `ERROR` at most over any number of looks (alpha spending, after Lan and
+`error / (k * (k + 1))`, which adds up to `error` at most over any number of looks (alpha spending, after Lan and
 DeMets, Biometrika 70, 1983, with a union bound instead of the joint distribution of the looks).
 
 A look uses the Hodges-Lehmann interval of the logarithm of a round's ratio, from Wilcoxon's signed ranks (Hollander,
 Wolfe and Chicken, Nonparametric Statistical Methods, 3.4). For a side against itself it assumes only that the sign of a
 round's logarithm is a fair coin. This holds by construction: the order of the sides in a round is random. Heavy tails,
 drift, and states of the machine that last for many rounds change the width of the interval, not its error rate.
+
+Ranks say nothing before about ten epochs. There a look uses Student's t, which also assumes that the medians of epochs
+scatter like a normal distribution; tests/statistics simulates machines on which they do not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import scipy  # loads scipy.stats on first use
 from numpy.typing import ArrayLike, NDArray
 
-from labkit.statistics.ratios import LARGEST_SAME, Ratio
-from labkit.statistics.trust import FEWEST_ROUNDS, WIDEST
+from labkit.statistics.ratios import CONFIDENCE, INDIFFERENCE, LARGEST_SAME, Ratio
+from labkit.statistics.trust import FEWEST_EPOCHS, FEWEST_ROUNDS, WIDEST
 
-ERROR = 0.02  # of all looks together
-FIRST_LOOK = 8  # rounds: the smallest number whose range holds the ratio with the first look's confidence
 GROWTH = 1.3  # number of rounds at a look / number at the previous look
 PROCESS_LUCK = 0.02  # two processes of one side may differ by this for their whole life: no round averages it out
+SAME_EPOCHS = 0.03  # smaller differences between sides with weights in new memory count as none
 EXACT_RANKS = 60  # rounds; above, the normal approximation of the signed-rank statistic errs on the wide side
 MANY_ROUNDS = 1000
 
 
-def error_of(look: int) -> float:
-    """The probability that the interval of this look, counted from 1, misses."""
-    return ERROR / (look * (look + 1))
+@dataclass(frozen=True)
+class Rule:
+    """When a comparison is looked at, and what its interval has to show."""
+
+    error: float  # of all looks together
+    first_look: int  # number of rounds
+    noise: float  # FASTER and SLOWER need an interval beyond this, a fraction
+    same: float  # SAME needs one within this, a fraction
+    fewest: int  # rounds; fewer are not trusted
+
+    def error_of(self, look: int) -> float:
+        """The probability that the interval of this look, counted from 1, misses."""
+        return self.error / (look * (look + 1))
+
+    def next_look(self, rounds: int) -> int:
+        """The number of rounds at the next look."""
+        return max(self.first_look, math.ceil(rounds * GROWTH))
 
 
-def next_look(rounds: int) -> int:
-    """The number of rounds at the next look."""
-    return max(FIRST_LOOK, math.ceil(rounds * GROWTH))
+# The range of 8 rounds is the first that holds the ratio with the confidence of the first look.
+ROUNDS = Rule(error=0.02, first_look=8, noise=PROCESS_LUCK, same=LARGEST_SAME, fewest=FEWEST_ROUNDS)
+EPOCHS = Rule(error=1 - CONFIDENCE, first_look=3, noise=INDIFFERENCE, same=SAME_EPOCHS, fewest=FEWEST_EPOCHS)
+EPOCHS_IN_PLACE = Rule(  # of sides whose weights cannot be placed anew
+    error=1 - CONFIDENCE, first_look=3, noise=PROCESS_LUCK, same=LARGEST_SAME, fewest=FEWEST_EPOCHS
+)
 
 
-def sequential_ratio(baseline: Sequence[float], candidate: Sequence[float], look: int) -> Ratio:
-    """Ratio of two sides at the `look`-th look at their rounds; the intervals of all looks hold together with 98 %.
+def sequential_ratio(logs: ArrayLike, look: int, rule: Rule) -> Ratio:
+    """Ratio of two sides at the `look`-th look at their rounds. The intervals of all looks hold together with the
+    probability `1 - rule.error`.
 
-    `value` is the typical ratio of a round: the median of the averages of all pairs of rounds. FASTER and SLOWER need
-    an interval beyond 2 %, SAME needs one within 5 %.
+    logs: of the ratio in each round, or of the median ratio in each epoch. The value is the typical ratio: the median
+    of the averages of all pairs of rounds.
     """
-    logs = np.log(np.asarray(baseline, dtype=float) / np.asarray(candidate, dtype=float))
-    middle, low, high = (float(np.exp(end)) for end in hodges_lehmann(logs, error_of(look)))
-    return Ratio(value=middle, low=low, high=high, noise=PROCESS_LUCK, same=LARGEST_SAME)
+    return _ratio(interval_of(logs, rule.error_of(look)), rule)
 
 
-def hodges_lehmann(
-    samples: ArrayLike, error: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def planned_ratio(logs: ArrayLike, rule: Rule) -> Ratio:
+    """Ratio of two sides over a number of epochs that was fixed beforehand, with its 95 % interval."""
+    return _ratio(interval_of(logs, 1 - CONFIDENCE), rule)
+
+
+Interval = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]  # estimate, lower end, upper end
+
+
+def interval_of(samples: ArrayLike, error: float) -> Interval:
+    """Estimate and interval of the centre of samples [..., n], which misses with probability `error`: by signed ranks,
+    or by Student's t where n is too small for ranks. One sample has an infinite interval.
+    """
+    values = np.asarray(samples, dtype=float)
+    count = values.shape[-1]
+    middle, low, high = hodges_lehmann(values, error)
+    if _left_out(count, error / 2) is not None or count < 2:
+        return middle, low, high
+    half = scipy.stats.t.isf(error / 2, count - 1) * values.std(axis=-1, ddof=1) / math.sqrt(count)
+    mean = values.mean(axis=-1)
+    return mean, mean - half, mean + half
+
+
+def _ratio(interval: Interval, rule: Rule) -> Ratio:
+    with np.errstate(over="ignore"):  # no sample, no bounds
+        middle, low, high = (float(np.exp(end)) for end in interval)
+    return Ratio(value=middle, low=low, high=high, noise=rule.noise, same=rule.same)
+
+
+def hodges_lehmann(samples: ArrayLike, error: float) -> Interval:
     """Estimate and interval of the centre of samples [..., n] that are symmetric about it.
 
     The interval misses with probability `error` at most, half of it at each end. It is infinite if n is too small.
@@ -70,29 +114,29 @@ def hodges_lehmann(
     return np.median(averages, axis=-1), averages[..., outside], averages[..., -1 - outside]
 
 
-def more_rounds(ratio: Ratio, rounds: int) -> int | None:
+def more_rounds(ratio: Ratio, rounds: int, rule: Rule) -> int | None:
     """Estimated further rounds until a verdict; None if `rounds` are too few for an estimate.
 
     The interval shrinks with the square root of the number of rounds, and is a little wider at a later look. A verdict
-    needs an interval around the present value that lies outside `PROCESS_LUCK` or within `LARGEST_SAME`, and that is
-    narrow enough to be trusted. Fewer than `FEWEST_ROUNDS` rounds are never trusted.
+    needs an interval around the present value that lies outside the rule's noise or within its SAME, and that is narrow
+    enough to be trusted.
     """
     if not 0 < ratio.low <= ratio.high < math.inf:
         return None
     half, distance = math.log(ratio.high / ratio.low) / 2, abs(math.log(ratio.value))
-    needed = max(distance - math.log1p(PROCESS_LUCK), math.log1p(LARGEST_SAME) - distance)
-    later = scipy.stats.norm.isf(error_of(4) / 2) / scipy.stats.norm.isf(error_of(2) / 2)  # at look 4 / at look 2
+    needed = max(distance - math.log1p(rule.noise), math.log1p(rule.same) - distance)
+    later = scipy.stats.norm.isf(rule.error_of(4) / 2) / scipy.stats.norm.isf(rule.error_of(2) / 2)  # look 4 / look 2
     total = rounds * (later * half / min(needed, math.log(WIDEST) / 2)) ** 2
-    return max(1, FEWEST_ROUNDS - rounds, math.ceil(total) - rounds)
+    return max(1, rule.fewest - rounds, math.ceil(total) - rounds)
 
 
-def more_rounds_text(more: int | None) -> str:
-    """The result of `more_rounds` in words."""
+def more_rounds_text(more: int | None, unit: str = "round") -> str:
+    """The result of `more_rounds` in words. `unit`: "round" or "epoch"."""
     if more is None:
-        return "too few rounds to say how many more would decide it"
+        return f"too few {unit}s to say how many more would decide it"
     if more > MANY_ROUNDS:
-        return f"more than {MANY_ROUNDS:,} more rounds would be needed to decide it: the machine is too noisy for this"
-    return f"about {more:,} more {'round' if more == 1 else 'rounds'} would decide it"
+        return f"more than {MANY_ROUNDS:,} more {unit}s would be needed to decide it: the machine is too noisy for this"
+    return f"about {more:,} more {unit if more == 1 else unit + 's'} would decide it"
 
 
 @cache

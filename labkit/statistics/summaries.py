@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,3 +72,9 @@ def remarks(name: str, samples: Sequence[float]) -> list[str]:
 def first_is_slow(rounds: Sequence[float]) -> bool:
     """Whether the first round took over a quarter longer than the slowest other round: too little warm-up."""
     return len(rounds) > 2 and rounds[0] > 1.25 * max(rounds[1:])
+
+
+def median_of(numbers: Iterable[float | None]) -> float | None:
+    """The median of the numbers that are known; None without one."""
+    known = [number for number in numbers if number is not None]
+    return float(np.median(known)) if known else None

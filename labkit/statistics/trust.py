@@ -19,11 +19,12 @@ from labkit.statistics.ratios import Ratio, Verdict
 from labkit.system.asked_from import offered, on_command_line, setting
 
 FEWEST_ROUNDS = 6  # the range of n rounds holds the ratio with probability 1 - 2 * 0.5 ** n: 97 % of 6, 94 % of 5
+FEWEST_EPOCHS = 3  # Student's interval over two epochs is wider than any effect
 WIDEST = 1.25  # upper end of the interval / lower end; above, the figure may be off by an eighth either way
 MOST_TAKEN = 0.1  # processors of other programs: this many slow a step that waits for one thread by a tenth
 SHARE_ERROR, MOST_SHARE_ERROR = 0.10, 0.25  # by how much noise of the probes may exceed 100 % of the limit
 
-MORE_ROUNDS = "measure more rounds"
+MORE_ROUNDS = "measure for longer"
 QUIET = "close other programs, or wait until they are done"
 AGAIN = "close other programs, and capture again"
 SETTINGS = {MORE_ROUNDS: ("rounds",), QUIET: ()}
@@ -125,18 +126,26 @@ def load_doubts(taken_cores: Sequence[float], remedy: str) -> list[Doubt]:
 
 
 def grade(
-    ratio: Ratio, rounds: int, *, taken_cores: Sequence[float] = (), shares: Iterable[ShareOfLimit] = ()
+    ratio: Ratio,
+    rounds: int,
+    *,
+    taken_cores: Sequence[float] = (),
+    shares: Iterable[ShareOfLimit] = (),
+    unit: str = "round",
 ) -> Trust:
-    """The grade of a ratio over `rounds` rounds.
+    """The grade of a ratio over `rounds` rounds, or epochs with the `unit` "epoch".
 
     `taken_cores`: by round, the number of the side's processors that other programs kept busy; empty if not observed.
     `shares`: of the limit, for the sides that have one.
     """
     doubts = []
-    if rounds < FEWEST_ROUNDS:
-        count = f"{rounds} {'round' if rounds == 1 else 'rounds'}"
-        doubts.append(Doubt(f"{count}, fewer than {FEWEST_ROUNDS}", (MORE_ROUNDS,)))
-    if rounds > 1 and not ratio.high <= WIDEST * ratio.low:
+    fewest = FEWEST_EPOCHS if unit == "epoch" else FEWEST_ROUNDS
+    if rounds < fewest:
+        count = f"{rounds} {unit if rounds == 1 else unit + 's'}"
+        doubts.append(Doubt(f"{count}, fewer than {fewest}", (MORE_ROUNDS,)))
+    # Rounds that are slow as a whole also move the interval, so it is no evidence; epochs with a verdict are.
+    decided = unit == "epoch" and ratio.verdict is not Verdict.UNDECIDED
+    if rounds > 1 and not ratio.high <= WIDEST * ratio.low and not decided:
         doubts.append(Doubt(f"the interval [{ratio.low:.2f}, {ratio.high:.2f}] is wide", (MORE_ROUNDS, QUIET)))
     doubts += load_doubts(taken_cores, QUIET)
     for side in shares:

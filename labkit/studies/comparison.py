@@ -10,12 +10,12 @@ from labkit.harness.compare.sides import IN_PROCESS
 from labkit.harness.comparison import Comparison
 from labkit.studies.settings import (
     Batch,
+    Epochs,
     FloatDtype,
     Model,
     NewTokens,
     PromptTokens,
     Question,
-    Rounds,
     StudySetting,
     Threads,
 )
@@ -35,7 +35,7 @@ def study_comparison(
         str, StudySetting("the side with which the fused engine is compared", choices=IN_PROCESS)
     ] = "hf-eager",
     threads: Threads = 0,
-    rounds: Rounds = 6,
+    rounds: Epochs = 0,
     question: Question = "What is the capital of France?",
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
@@ -45,7 +45,7 @@ def study_comparison(
 
     - output: folder for the record.
     - progress: receives the progress.
-    - show: receives the comparison when its rounds are done, before stages and answers.
+    - show: receives the comparison after each epoch from the third on, and before stages and answers.
 
     Errors as from `labkit.compare`.
     """
@@ -57,7 +57,7 @@ def study_comparison(
         prompt=prompt_tokens,
         new=new_tokens,
         threads=threads or None,
-        rounds=rounds,
+        rounds=rounds or None,
         question=question,
         output=output,
         progress=progress,

@@ -43,12 +43,17 @@ def notes(comparison: Comparison) -> Notes:
 
 
 def _noise_sentence(comparison: Comparison) -> str:
-    noise = comparison.ratio("per_token").noise
+    noise, scatter = comparison.ratio("per_token").noise, comparison.scatter
+    words = [f"Scatter of the ratio: {scatter}."] if scatter else []
+    if comparison.by_rate:
+        words.append(f"The ratio follows the rate of the memory: {comparison.by_rate}.")
     if comparison.looks:
-        return (
-            f"Rounds were added until there was a verdict or the time was spent; the interval holds with "
-            f"{comparison.confidence}, and a claim needs more than {noise:.0%}."
+        words.append(
+            f"{comparison.unit.capitalize()}s were added until there was a verdict or the time was spent; the interval "
+            f"holds with {comparison.confidence}, and a claim needs more than {noise:.0%}."
         )
+    if words:
+        return " ".join(words)
     return f"A side against itself differed by up to {noise:.1%} during this run."
 
 

@@ -19,8 +19,9 @@ from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.side_process import WorkerError
 from labkit.harness.comparison import Comparison
-from labkit.harness.records import SCHEMA_VERSION, Case, FrozenRecord
+from labkit.harness.records import SCHEMA_VERSION
 from labkit.harness.results import OF_LARGER, save_lines, save_or_warn
+from labkit.harness.runs import Case, FrozenRecord
 from labkit.harness.streaming.make import plan_streaming
 from labkit.harness.streaming.measured import measured_plan
 from labkit.harness.streaming.plan import StreamingPlan

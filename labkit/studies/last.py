@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.runs import FrozenRecord
 from labkit.system.errors import UserError
 from labkit.system.input_file import read_file
 from labkit.system.output_folder import reason

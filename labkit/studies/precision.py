@@ -17,8 +17,9 @@ from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.evaluate import evaluate
 from labkit.harness.evaluation.records import Evaluation
-from labkit.harness.records import SCHEMA_VERSION, FrozenRecord, Measurement
+from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.results import OF_PRECISIONS, save_lines, save_or_warn
+from labkit.harness.runs import FrozenRecord
 from labkit.studies.frames import number
 from labkit.studies.last import read_study
 from labkit.studies.matrix_errors import (

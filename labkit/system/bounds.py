@@ -38,6 +38,7 @@ BOUNDS = {
     **dict.fromkeys(("tp", "pp", "tp_size", "pp_size", "ranks", "stages", "slots", "nth", "occurrence"), RANKS),
     **dict.fromkeys(("memory_gb", "disk_gb_s", "gflops", "gflop_s"), POSITIVE),
     **dict.fromkeys(("budget_s", "wait_quiet", "wait_quiet_s"), POSITIVE),
+    "precision": SettingBounds(0.001, 0.5, whole=False),
     **dict.fromkeys(("resident_gb", "tolerance"), AMOUNT),
 }
 

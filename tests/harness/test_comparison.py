@@ -12,7 +12,7 @@ from rich.console import Console
 
 from labkit.figures import headline, latency_figure, notes, per_token_figure, published_figure, summary_table
 from labkit.harness import Comparison, Measurement, Verdict
-from labkit.harness.records import Case, Run
+from labkit.harness.runs import Case, Run
 from labkit.studies.comparison_words import speedup_line
 
 

@@ -15,8 +15,8 @@ from helpers.studies.streaming_studies import study as streaming_study
 from labkit import harness
 from labkit.harness import Comparison, load_records, load_results, save
 from labkit.harness.methods.cell import MethodCell
-from labkit.harness.records import FrozenRecord
 from labkit.harness.results import KINDS, save_lines
+from labkit.harness.runs import FrozenRecord
 from labkit.studies.larger_than_memory import save_study as save_streaming
 from labkit.studies.precision import save_study as save_precisions
 from labkit.system.errors import UserError

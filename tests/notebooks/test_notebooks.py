@@ -111,8 +111,8 @@ def test_the_page_has_all_figures_and_loads_nothing(number: str, report_of: Repo
     [
         (Workbench, {"batch": "8"}, "got batch = '8', expected int"),
         (Workbench, {"model": None}, "got model = None, expected str"),
-        (Workbench, {"rounds": 100}, "got rounds = 100, expected 2 to 99"),
-        (Workbench, {"rounds": 1}, "got rounds = 1, expected 2 to 99"),
+        (Workbench, {"rounds": 100}, "got rounds = 100, expected 0 to 99"),
+        (ParallelBench, {"rounds": 1}, "got rounds = 1, expected 2 to 99"),
         (Workbench, {"batch": 0}, "got batch = 0, expected 1 to 256"),
         (Workbench, {"threads": -1}, "got threads = -1, expected 0 to 256"),
         (Workbench, {"batches": 1}, "unknown setting 'batches' .*'batch'.*; expected model, dtype"),

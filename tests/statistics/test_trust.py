@@ -31,8 +31,8 @@ def test_a_quiet_run_keeps_its_verdict_and_its_headline() -> None:
 @pytest.mark.parametrize(
     ("speedup", "circumstances", "reason", "remedy"),
     [
-        (FASTER, {"rounds": 5}, "5 rounds, fewer than 6", "measure more rounds (the parameter rounds)"),
-        (Ratio(822.0, 2.73, 965.0, 0.02), {}, "the interval [2.73, 965.00] is wide", "measure more rounds"),
+        (FASTER, {"rounds": 5}, "5 rounds, fewer than 6", "measure for longer (the parameter rounds)"),
+        (Ratio(822.0, 2.73, 965.0, 0.02), {}, "the interval [2.73, 965.00] is wide", "measure for longer"),
         (
             FASTER,
             {"taken_cores": [0.0, 0.9, 1.1, 1.2, 1.3, 1.2, 1.0]},
@@ -61,13 +61,13 @@ def test_a_command_names_its_options_as_remedies() -> None:
     trust = grade(Ratio(2.0, 1.0, 3.0, 0.02), 7)
     with from_command_line():
         assert trust.remedy == (
-            "measure more rounds (--rounds or --budget-s); close other programs, or wait until they are done "
+            "measure for longer (--rounds or --budget-s); close other programs, or wait until they are done "
             "(--wait-quiet)"
         )
         command_has(("--rounds", "--dtype"))
-        assert trust.remedy == "measure more rounds (--rounds); close other programs, or wait until they are done"
+        assert trust.remedy == "measure for longer (--rounds); close other programs, or wait until they are done"
         command_has(("--dtype",))
-        assert trust.remedy == "measure more rounds; close other programs, or wait until they are done"
+        assert trust.remedy == "measure for longer; close other programs, or wait until they are done"
     assert "--" not in trust.remedy
 
 

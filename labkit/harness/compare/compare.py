@@ -8,17 +8,20 @@ from dataclasses import replace
 
 import torch
 
-from labkit.harness.compare.interleave import Turns, take_turns
+from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec
+from labkit.harness.compare.sampling import Turns
 from labkit.harness.compare.sides import side_row
 from labkit.harness.comparison import Comparison
-from labkit.harness.records import Case
 from labkit.harness.results import save_or_warn
+from labkit.harness.runs import Case
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.partly import Show
 from labkit.system.progress import Progress
+
+BUDGET_S = 60.0
 
 
 def compare(
@@ -35,8 +38,9 @@ def compare(
     pp: int = 1,
     schedule: str = QUEUE,
     memory_gb: float | None = None,
-    rounds: int = 7,
+    rounds: int | None = None,
     budget_s: float | None = None,
+    precision: float | None = None,
     wait_quiet_s: float | None = None,
     question: str = "",
     seed: int = 0,
@@ -60,8 +64,17 @@ def compare(
 
     memory_gb: limit of each side's memory beyond its imports, in GB (1e9 bytes), from loading on; None: no limit.
 
-    budget_s: add rounds until the comparison is decided or this many seconds are spent, as
-    `labkit.statistics.sequential` describes; None: `rounds` rounds.
+    The sides take turns of a few tokens, in epochs; between two epochs both put their weights into new memory, because
+    their place alone makes a step 1 to 3 % faster or slower. If a side cannot pause in the middle of a generation,
+    whole generations take turns, in rounds, and the record says why.
+
+    budget_s: add epochs or rounds until the comparison is decided or this many seconds are spent, as
+    `labkit.statistics.sequential` describes. None: 60 seconds, or no budget where `rounds` is given.
+
+    rounds: a fixed number of epochs or rounds; with a `budget_s` it is the least number.
+
+    precision: go on until the upper end of the interval is only this fraction above its lower end, or the budget is
+    spent; None: a verdict is enough.
 
     wait_quiet_s: wait at most this long until other programs leave the processors alone, then give up.
 
@@ -72,7 +85,10 @@ def compare(
 
     write: False: the folder is only checked, and the caller saves the record.
 
-    show: gets the comparison when its rounds are done, before stages and answers.
+    show: gets the comparison after each epoch from the third on, and when all are done, before stages and answers.
+
+    An interrupt (Ctrl-C) after two epochs ends the comparison with what was measured; before that, or in rounds, it is
+    raised.
 
     UserError: an impossible name, size or dtype. NotQuietError: the machine did not become quiet. WorkerError: a side's
     process failed, or needs more memory than it may have.
@@ -89,7 +105,16 @@ def compare(
         schedule=schedule,
         memory_gb=memory_gb,
     )
-    order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
+    if rounds is None and budget_s is None:
+        budget_s = BUDGET_S
+    order = Schedule(
+        rounds=rounds,
+        budget_s=budget_s,
+        precision=precision,
+        seed=seed,
+        wait_quiet_s=wait_quiet_s,
+        question=question,
+    )
     timed = None if show is None else (lambda turns: show(turns.comparison(0, -1)))
     (comparison,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress, show=timed)
     if output is not None and write:

@@ -49,4 +49,4 @@ class HfPipeline(FolderLoader):
             trust_remote_code=False,
         )
         impl = impl_of(f"pipeline of {stages} stages", model)
-        return LoadedSide(side, impl, dtype, model.eval(), source.tokenizer)
+        return LoadedSide(side, impl, dtype, model.eval(), source.tokenizer, may_pause=False)

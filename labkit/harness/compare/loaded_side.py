@@ -36,6 +36,17 @@ class LoadedSide:
     options: Mapping[str, Any] = field(default_factory=dict)  # of `generate`
     inputs_on: torch.device | None = None  # device of the inputs, if it differs from that of the weights
     stamps_ns: Callable[[], list[int]] | None = None  # for `timed_generate`, where a streamer would change the timing
+    may_pause: bool = True  # whether each rank's streamer gets the tokens, and may wait as long as it likes
+
+    @property
+    def in_tensors(self) -> bool:
+        """Whether torch's tensors hold the weights, rather than memory of another library."""
+        return getattr(self.model, "weights_in_tensors", True)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether a generation can pause between two tokens, on all ranks."""
+        return self.may_pause and self.stamps_ns is None
 
     @property
     def config(self) -> PretrainedConfig:

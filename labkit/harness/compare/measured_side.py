@@ -12,13 +12,15 @@ from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
 from labkit.harness.compare.read_files import ReadFiles
-from labkit.harness.compare.side_process import SideProcesses
+from labkit.harness.compare.side_process import SideProcesses, WorkerError
 from labkit.harness.environment import read_environment
-from labkit.harness.records import Measurement, Run
+from labkit.harness.records import Measurement
 from labkit.harness.roofline import count_work, probe_peak
 from labkit.harness.rounds import Turn
+from labkit.harness.runs import Run
 from labkit.harness.stored_weights import from_plain, name_of
 from labkit.harness.timing import Times
+from labkit.harness.turns.turn_streamer import GO_ON
 from labkit.kernels.probe import probe_winner
 
 STAGES = TypeAdapter(tuple[StageTime, ...])
@@ -49,6 +51,7 @@ class MeasuredSide:
         self._peak_bytes: int | None = None  # of the largest rank
         self._peak_limited_bytes: int | None = None  # of all ranks, with files' pages
         self._reading = ""
+        self._placed_anew = True
         self._peak_gflop_s: list[float] = []
         self._staged: Replies = []
         self._answer: str | None = None
@@ -109,6 +112,36 @@ class MeasuredSide:
         self._runs.append(run.model_copy(update={"cached_mb": ran.cached_mb, "disk_gb_s": ran.disk_gb_s}))
         self.tokens.append(ran.replies[0]["tokens"])
 
+    @property
+    def pauses(self) -> bool:
+        """Whether its generations can pause between two tokens."""
+        return bool(self._loaded["pauses"])
+
+    def place(self) -> None:
+        """Puts the weights into new memory."""
+        placed = all(rank["placed"] for rank in self.process.ask("place"))
+        self._placed_anew = self._placed_anew and placed
+
+    def begin(self, seed: int) -> tuple[float, list[list[int]]]:
+        """Begins a generation with the prompt of this seed. Returns the milliseconds to the first token, and the tokens
+        [step, sequence]. The generation then pauses.
+        """
+        (first_ms,), tokens = _turn_of(self.process.ask("begin", seed=seed))
+        return first_ms, tokens
+
+    def turn(self, tokens: int) -> tuple[list[float], list[list[int]]]:
+        """The next `tokens` steps of the generation: milliseconds of each step, and its tokens [step, sequence].
+        WorkerError where the generation ends before.
+        """
+        steps_ms, new_tokens = _turn_of(self.process.ask(GO_ON, tokens=tokens))
+        if len(steps_ms) != tokens:
+            raise WorkerError(f"{self.name} ended its generation after {len(steps_ms)} of {tokens} tokens of a turn")
+        return steps_ms, new_tokens
+
+    def note_epochs(self, runs: list[Run], tokens: list[Any]) -> None:
+        """Keeps these epochs, instead of all before. `tokens`: [sequence, position] of each of their generations."""
+        self._runs, self.tokens = runs, tokens
+
     def note_memory(self) -> None:
         """Asks for the peak memory of the largest rank."""
         self._peak_bytes = max(rank["bytes"] for rank in self.process.ask("peak_memory"))
@@ -133,6 +166,7 @@ class MeasuredSide:
         case, config, spec, loaded = self._prepared.case, self._prepared.config, self.spec, dict(self._loaded)
         ranks = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(loaded.pop("weights"))
+        del loaded["pauses"]
         sizes = case.batch, case.prompt_tokens, case.new_tokens
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
@@ -143,6 +177,7 @@ class MeasuredSide:
             work=None if config is None else count_work(config, weights, *sizes),
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
             weights=name_of(weights),
+            placed_anew=self._placed_anew and any(run.turns for run in self._runs),
             reading=self._reading,
             peak_gflop_s=max(self._peak_gflop_s, default=None),
             probe="" if self._environment.gpu else probe_winner(self.spec.cores),
@@ -156,6 +191,12 @@ class MeasuredSide:
             stage_run=_stage_run(first["times"]) if first else None,
             **loaded,
         )
+
+
+def _turn_of(replies: Replies) -> tuple[list[float], list[list[int]]]:
+    """The times of a turn, which are the slowest rank's in each step, and its tokens."""
+    steps = zip(*(reply["steps_ms"] for reply in replies), strict=True)
+    return [max(step) for step in steps], replies[0]["tokens"]
 
 
 def slowest(ranks: Sequence[Times]) -> Times:

@@ -12,12 +12,12 @@ from labkit.engine.runners.pipeline.schedules import SCHEDULES
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import check_side, loader_of
 from labkit.harness.compare.sides import ANY_ARCHITECTURE, SIDES, side_row
-from labkit.harness.records import Case
+from labkit.harness.runs import Case
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
 from labkit.models.policies import find_policy, model_config_of
 from labkit.models.shards import shard
-from labkit.statistics.sequential import FIRST_LOOK
+from labkit.statistics.sequential import Rule
 from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
@@ -76,8 +76,11 @@ class SideSpec:
 class Schedule:
     """How often and in which order the sides of a case run.
 
-    rounds: runs of each side. With a `budget_s` they are the minimum, and rounds are added until the comparison is
-    decided or `budget_s` seconds have passed since the first round began.
+    rounds: epochs, or runs of each side where the sides cannot take turns of a few tokens. With a `budget_s` they are
+    the minimum, and more are added until the comparison is decided or `budget_s` seconds have passed since the first
+    one began. None: as many as the first look at the comparison needs.
+    precision: how narrow the interval of the ratio has to be, upper end / lower end - 1; None: a verdict is enough.
+    turns: whether sides that can pause take turns of a few tokens, in epochs; else whole generations take turns.
     seed: of random weights, prompts and the order of the runs.
     warm_up: new tokens of the first, untimed run; None: as many as in a timed run, which hf-compile and hf-graph need.
     stages: whether each side runs once more to time its stages.
@@ -87,8 +90,10 @@ class Schedule:
     conversations; empty: no question.
     """
 
-    rounds: int = 7
+    rounds: int | None = 7
     budget_s: float | None = None
+    precision: float | None = None
+    turns: bool = True
     seed: int = 0
     warm_up: int | None = None
     stages: bool = True
@@ -97,10 +102,11 @@ class Schedule:
     question: str = ""
     answer_tokens: int = 64
 
-    @property
-    def first_rounds(self) -> int:
-        """The fewest rounds, after which the verdict of a comparison with a budget is first checked."""
-        return self.rounds if self.budget_s is None else max(self.rounds, FIRST_LOOK)
+    def least(self, rule: Rule) -> int:
+        """The fewest rounds or epochs, after which the verdict of a comparison with a budget is first checked."""
+        if self.budget_s is None:
+            return self.rounds or rule.first_look
+        return max(self.rounds or 0, rule.first_look)
 
 
 @dataclass(frozen=True)
@@ -160,8 +166,10 @@ def _check_case(case: Case, schedule: Schedule) -> None:
     dtype_of(case.dtype, FLOAT_DTYPES)
     check_numbers(batch=case.batch, prompt=case.prompt_tokens, seed=schedule.seed)
     check_number("new", case.new_tokens, least=2, why="a decode step follows the first token")
-    check_number("rounds", schedule.rounds, least=2, why="an interval needs two")
+    if schedule.rounds is not None:
+        check_number("rounds", schedule.rounds, least=2, why="an interval needs two")
     check_numbers(memory_gb=case.memory_gb, budget_s=schedule.budget_s, wait_quiet_s=schedule.wait_quiet_s)
+    check_numbers(precision=schedule.precision)
     if case.memory_gb is not None and (device := comparison_device()).type != "cpu":
         raise UserError(
             f"got memory_gb = {case.memory_gb} on {device}: only the CPU's memory can be limited; leave it out"

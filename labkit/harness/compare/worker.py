@@ -6,6 +6,7 @@ prints of libraries go to stderr. The worker ends when stdin does, because its p
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -30,7 +31,9 @@ from labkit.harness.compare.loader import FolderLoader, Room, load_side, loader_
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.stored_weights import as_plain
-from labkit.harness.timing import TokenClock, timed_generate, wait_for_gpu
+from labkit.harness.timing import TokenClock, collector_paused, timed_generate, wait_for_gpu
+from labkit.harness.turns.placing import copy_files_anew, large_tensors, place_anew
+from labkit.harness.turns.turn_streamer import LeftError, TurnStreamer
 from labkit.kernels.memory import return_freed_memory
 from labkit.models.chat_template import render
 from labkit.models.dtypes import FLOAT_DTYPES
@@ -38,13 +41,17 @@ from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
 QUESTION_TOKENS = 256  # the longest question, in its chat template
+MOSTLY = 0.9  # share of the weights in new memory from which on they count as placed anew
+RELOADED_TOKENS = 3  # of the untimed run after a side was loaded again
 MEETING = timedelta(minutes=10)  # how long the ranks wait for the slowest to load
 
 
 class Worker:
     """Loads one side and generates with it, on request. Every method returns plain JSON data."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchange: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """exchange: sends an answer, and returns the next request."""
+        self._exchange = exchange
         self._started_s = time() - psutil.Process().create_time()
 
     def prepare(
@@ -74,7 +81,7 @@ class Worker:
         return_freed_memory()
         self._device = comparison_device()
         reset_peak_memory(self._device)
-        self._memory_before = read_memory(self._device).now
+        self._memory_before = self._peak = read_memory(self._device).now
         return {}
 
     def load(
@@ -93,25 +100,21 @@ class Worker:
 
         answer_tokens: tokens of a later answer; 0: no answer. memory_gb: the side's memory limit.
         """
-        name, loader, seed = self._name, loader_of(self._name), self._seed
-        self._shape = (batch, prompt)
+        self._shape, self._new = (batch, prompt), new
+        positions = max(prompt + new, QUESTION_TOKENS + answer_tokens) if answer_tokens else prompt + new
+        self._room = Room(threads, batch, prompt, positions, memory_gb)
+        self._folder = None if converted is None else Path(converted)
         started = perf_counter()
-        if isinstance(loader, FolderLoader):
-            assert converted is not None
-            positions = max(prompt + new, QUESTION_TOKENS + answer_tokens) if answer_tokens else prompt + new
-            room = Room(threads, batch, prompt, positions, memory_gb)
-            self._side = loader.load(name, Path(converted), self._source, self._dtype, room)
-        else:
-            self._side = load_side(name, self._source, self._dtype, threads, **self._options)
-        wait_for_gpu()
+        self._load()
         loaded = perf_counter()
-        self._generation_args = self._side.greedy_arguments(batch, prompt)
-        self._new = warm_up or new
-        self.run(seed=seed)
-        self._new = new
+        self._warm_up(warm_up or new)
         warm = perf_counter()
+        self._tensors = large_tensors()
+        gc.collect()
+        gc.freeze()  # so that the collections before the runs take no time
         return {
             "impl": self._side.impl,
+            "pauses": self._side.pauses,
             "weights": as_plain(self._side.weights),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
@@ -120,17 +123,78 @@ class Worker:
             "streamed_mb": self._side.streamed_bytes / 1e6,
         }
 
+    def _load(self) -> None:
+        """Loads the side from its files, or from the vanilla weights."""
+        loader = loader_of(self._name)
+        if isinstance(loader, FolderLoader):
+            assert self._folder is not None
+            self._side = loader.load(self._name, self._folder, self._source, self._dtype, self._room)
+        else:
+            self._side = load_side(self._name, self._source, self._dtype, self._room.threads, **self._options)
+        self._generation_args = self._side.greedy_arguments(*self._shape)
+        wait_for_gpu()
+
+    def _warm_up(self, tokens: int) -> None:
+        new, self._new = self._new, tokens
+        self.run(seed=self._seed)
+        self._new = new
+
     def run(self, *, seed: int) -> dict[str, Any]:
         """Generates from the prompt of this seed. Returns the times, and the new tokens of each sequence."""
-        prompt = np.random.default_rng(seed).integers(0, self._side.config.vocab_size, self._shape)
-        arguments = self._generation_args | {"max_new_tokens": self._new}
-        if dist.is_initialized():
-            dist.barrier()  # the ranks begin together
-        times, sequences = timed_generate(
-            self._side, torch.from_numpy(prompt), stamps_ns=self._side.stamps_ns, **arguments
-        )
+        prompt, arguments = self._generation(seed)
+        times, sequences = timed_generate(self._side, prompt, stamps_ns=self._side.stamps_ns, **arguments)
         self._side.rest()
         return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
+
+    def begin(self, *, seed: int) -> dict[str, Any]:
+        """Generates from the prompt of this seed in turns, the first of which ends with the first token.
+
+        `TurnStreamer` describes the answers and the requests between the turns. The generation ends with a turn or with
+        another request, and in both cases without leaving anything behind.
+        """
+        prompt, arguments = self._generation(seed)
+        with collector_paused():
+            streamer = TurnStreamer(self._end_turn)
+            self._side.generate(prompt, streamer=streamer, **arguments)
+        return streamer.taken()
+
+    def place(self) -> dict[str, Any]:
+        """Puts the weights into new memory. A library that keeps them in memory of its own loads them again, from a new
+        copy of its files. Returns whether they lie in new memory now; on a GPU they stay in their place.
+        """
+        if self._device.type != "cpu":
+            return {"placed": False}
+        self._peak = max(self._peak, read_memory(self._device).peak)  # without the second copy
+        try:
+            return {"placed": self._move() if self._side.in_tensors else self._load_again()}
+        finally:
+            reset_peak_memory(self._device)
+
+    def _move(self) -> bool:
+        placed = place_anew(self._tensors)
+        return placed.moved >= MOSTLY * placed.total > 0
+
+    def _load_again(self) -> bool:
+        gc.unfreeze()
+        del self._side
+        gc.collect()  # the library frees its memory
+        if self._folder is not None:
+            copy_files_anew(self._folder)
+        self._load()
+        self._warm_up(RELOADED_TOKENS)
+        return True
+
+    def _generation(self, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The prompt of this seed, and the other arguments of `generate`. The ranks leave this function together."""
+        prompt = np.random.default_rng(seed).integers(0, self._side.config.vocab_size, self._shape)
+        if dist.is_initialized():
+            dist.barrier()
+        return torch.from_numpy(prompt), self._generation_args | {"max_new_tokens": self._new}
+
+    def _end_turn(self, turn: dict[str, Any]) -> dict[str, Any]:
+        """Answers with a turn, once nothing of this side is at work, and waits for the next request."""
+        self._side.rest()
+        return self._exchange(turn)
 
     def stages(self, *, seed: int) -> dict[str, Any]:
         """Generates once more with timed stages. Returns the stages, and the times of that run."""
@@ -157,7 +221,7 @@ class Worker:
 
     def peak_memory(self) -> dict[str, Any]:
         """Peak bytes of the process on its device, without the bytes that it held before it loaded the weights."""
-        return {"bytes": read_memory(self._device).peak - self._memory_before}
+        return {"bytes": max(self._peak, read_memory(self._device).peak) - self._memory_before}
 
     def reading(self) -> dict[str, Any]:
         """How the latest decode steps read the weights; empty for sides with a single way."""
@@ -184,11 +248,19 @@ def main() -> None:
     """Answers requests until stdin ends."""
     replies = _claim_stdout()
     logging.set_verbosity_error()
-    worker = Worker()
+    requests = _read_requests()
+
+    def exchange(answer: dict[str, Any]) -> dict[str, Any]:
+        _send(replies, answer)
+        return requests.get()
+
+    worker = Worker(exchange)
     operations: dict[str, Callable[..., dict[str, Any]]] = {
         "prepare": worker.prepare,
         "load": worker.load,
         "run": worker.run,
+        "place": worker.place,
+        "begin": worker.begin,
         "stages": worker.stages,
         "answer": worker.answer,
         "peak_memory": worker.peak_memory,
@@ -196,16 +268,18 @@ def main() -> None:
         "open_exchange": worker.open_exchange,
         "time_exchange": worker.time_exchange,
     }
-    requests = _read_requests()
+    request = requests.get()
     while True:
-        request = requests.get()
         try:
             reply = operations[request.pop("op")](**request)
+        except LeftError as left:
+            request = left.request
+            continue
         except Exception as error:
             users = isinstance(error, UserError) or (isinstance(error, OSError) and error.filename is not None)
             _send(replies, {"error": type(error).__name__, "message": str(error), "users": users})
             raise
-        _send(replies, reply)
+        request = exchange(reply)
 
 
 def _claim_stdout() -> TextIO:

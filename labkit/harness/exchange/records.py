@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.runs import FrozenRecord
 from labkit.statistics import Ratio, Summary, Trust, grade, ratio, summarise
 
 SHARED_MEMORY, GLOO = "cpp", "reference"  # `impl` of labkit.kernels.all_reduce

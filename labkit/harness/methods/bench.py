@@ -18,8 +18,9 @@ from labkit.harness.environment import Environment, read_environment
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
 from labkit.harness.quiet import NotQuietError
-from labkit.harness.records import Case, Measurement
+from labkit.harness.records import Measurement
 from labkit.harness.results import load_records, save_lines
+from labkit.harness.runs import Case
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import RunError, UserError
@@ -106,7 +107,8 @@ def bench_methods(
         model=model, dtype=dtype, batch=1, prompt=prompt, new=new, threads=threads, memory_gb=memory_gb
     )
     _check(methods, batches)
-    schedule = Schedule(rounds=cycles, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
+    # A cell is the time of whole generations, as the articles count it, so turns would not measure it.
+    schedule = Schedule(rounds=cycles, turns=False, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
     case = prepare((), case, schedule).case
     settings = GridSettings(case, cycles, seed, read_environment(case.threads))
     cells = _existing_cells(file, settings)

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, Case, FrozenRecord, Measurement
+from labkit.harness.records import SCHEMA_VERSION, Measurement
+from labkit.harness.runs import Case, FrozenRecord
 from labkit.statistics import Ratio, Trust, grade
 from labkit.statistics.ratios import median_ratio
 from labkit.statistics.trust import busy

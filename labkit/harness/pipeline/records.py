@@ -10,7 +10,8 @@ from pydantic import Field
 
 from labkit.harness.environment import Environment
 from labkit.harness.pipeline.formulas import bubble, prompt_bubble
-from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.runs import FrozenRecord
 from labkit.stages import Phase
 
 WORK = ("compute", "sample")  # not part of the bubble: a stage's layers, and the choice of tokens

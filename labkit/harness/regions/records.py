@@ -9,8 +9,9 @@ import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import SCHEMA_VERSION
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
+from labkit.harness.runs import FrozenRecord
 from labkit.stages import Stage
 from labkit.statistics import Ratio, ShareOfLimit, Trust, grade, ratio, taken_cores
 

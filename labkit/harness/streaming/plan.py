@@ -19,7 +19,8 @@ from pydantic import Field
 
 from labkit.engine.offload.footprint import Footprint
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.runs import FrozenRecord
 from labkit.harness.streaming.records import BatchPoint, StreamCase
 from labkit.statistics.trust import QUIET, Doubt, Trust
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from labkit.harness.records import FrozenRecord
+from labkit.harness.runs import FrozenRecord
 from labkit.statistics import Trust, grade, taken_cores
 from labkit.statistics.ratios import median_ratio
 

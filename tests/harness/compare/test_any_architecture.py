@@ -11,7 +11,7 @@ import labkit
 from labkit.harness.compare.loader import load_side
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
 from labkit.harness.compare.sides import ANY_ARCHITECTURE
-from labkit.harness.records import Case
+from labkit.harness.runs import Case
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 

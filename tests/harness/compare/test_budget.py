@@ -19,7 +19,7 @@ from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.memory_group import PREFIX, MemoryGroup
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.side_process import OutOfBudgetError, SideProcesses, WorkerError
-from labkit.harness.records import Case
+from labkit.harness.runs import Case
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.source import ModelSource, RandomWeights
 

@@ -14,8 +14,8 @@ from labkit.harness.compare import interleave
 from labkit.harness.compare.compare import compare, comparison_case
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.quiet import NotQuietError
-from labkit.harness.records import Case
 from labkit.harness.results import SaveError, save
+from labkit.harness.runs import Case
 
 
 @pytest.fixture
@@ -42,7 +42,11 @@ def test_keywords_become_a_case_and_a_schedule(measured: dict[str, Any]) -> None
     assert measured["baselines"] == ("hf-gemm",)
     case = Case(model="gpt2", dtype="float32", batch=1, prompt_tokens=5, new_tokens=6, threads=2, tp=2)
     assert measured["case"] == case
-    assert measured["schedule"] == Schedule(rounds=7, budget_s=9, seed=3)
+    assert measured["schedule"] == Schedule(rounds=None, budget_s=9, seed=3)
+    compare(model="gpt2", rounds=5, precision=0.02, output=None)
+    assert measured["schedule"] == Schedule(rounds=5, precision=0.02)
+    compare(model="gpt2", output=None)
+    assert measured["schedule"] == Schedule(rounds=None, budget_s=60)
 
 
 @pytest.mark.usefixtures("measured")

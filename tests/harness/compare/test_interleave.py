@@ -16,8 +16,9 @@ from helpers.sweeps import sweep
 
 from labkit.harness import Comparison, WorkerError, load_records
 from labkit.harness.compare.compare import compare
-from labkit.harness.compare.interleave import first_difference
+from labkit.harness.compare.sampling import first_difference
 from labkit.harness.compare.side_process import SideProcess
+from labkit.harness.turns.epochs import FEWEST_PAIRS
 
 MODEL = "tiny-gpt2"
 SMALL: dict[str, Any] = {"model": MODEL, "batch": 2, "prompt": 9, "new": 5, "threads": 1, "rounds": 3}
@@ -45,7 +46,8 @@ def test_both_sides_ran_the_same_case_as_often(compared: tuple[Comparison, Path,
     assert record.baseline.case == record.candidate.case
     assert [run.round for run in record.baseline.runs] == [run.round for run in record.candidate.runs] == [0, 1, 2]
     for side in (record.baseline, record.candidate):
-        assert {len(run.decode_ms) for run in side.runs} == {4}
+        assert all(len(run.turns) >= FEWEST_PAIRS for run in side.runs)
+        assert side.placed_anew
         assert side.peak_rss_mb is not None
         assert side.peak_rss_mb > 0
         assert side.work is not None
@@ -73,8 +75,8 @@ def test_the_record_is_on_disk(compared: tuple[Comparison, Path, Any]) -> None:
 
 def test_progress_counts_up_to_its_total(compared: tuple[Comparison, Path, Any]) -> None:
     steps = compared[2]
-    assert [done for done, _, _ in steps] == list(range(len(steps)))
-    assert {total for _, total, _ in steps} == {len(steps) - 1}
+    assert [done for done, _, _ in steps] == [0, 1, 2, 4, 6, 8, 9, 10]  # an epoch is a step of each side
+    assert {total for _, total, _ in steps} == {10}
 
 
 def test_the_figures_are_plain_json(compared: tuple[Comparison, Path, Any]) -> None:
@@ -111,18 +113,27 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 
 @sweep
-def test_an_interrupt_in_any_round_ends_the_workers_and_writes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("when", "kept"), [("epoch 2", 0), ("epoch 3", 2)])
+def test_an_interrupt_ends_the_workers_and_keeps_what_is_enough_for_an_interval(
+    when: str, kept: int, tmp_path: Path
+) -> None:
     """tests/cli covers an interrupt while the workers load."""
     before = children()
 
     def interrupt(done: float, total: float, label: str) -> None:
-        if label.startswith("round 2"):
+        if label.startswith(when):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        compare(**SMALL, output=tmp_path, progress=interrupt)
+    if kept:
+        record = compare(**SMALL, output=tmp_path, progress=interrupt)
+        assert record.rounds == kept
+        assert f"interrupted after {kept} epochs" in record.remarks
+        assert load_records(tmp_path) == [record]
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            compare(**SMALL, output=tmp_path, progress=interrupt)
+        assert list(tmp_path.iterdir()) == []
     assert children() == before
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +197,4 @@ def test_the_first_difference_is_found_in_any_sequence() -> None:
     assert first_difference(tokens, tokens) is None
     assert first_difference(tokens, [[[1, 2, 3], [4, 9, 6]]]) == 1
     assert first_difference(tokens, [[[1, 2, 3, 4], [4, 5, 6, 7]]]) == 3
+    assert first_difference([[[1]], [[1, 2]]], [[[1]], [[1, 3]]]) == 1  # generations of different lengths

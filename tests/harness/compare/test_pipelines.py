@@ -16,7 +16,7 @@ from labkit.harness.compare.interleave import Turns, take_turns
 from labkit.harness.compare.loader import FolderLoader, loader_of
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
 from labkit.harness.compare.stage_spans import ends_of_tokens, times_beside_layers
-from labkit.harness.records import Case
+from labkit.harness.runs import Case
 from labkit.stages import Phase, Stage
 from labkit.weights.resolve import resolve
 

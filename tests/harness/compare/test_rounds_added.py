@@ -7,10 +7,13 @@ import pytest
 import torch
 from helpers.studies.comparisons import comparison
 
-from labkit.harness.compare import interleave as module
-from labkit.harness.compare.interleave import Turns, last_is_decided
+from labkit.harness.compare import sampling
+from labkit.harness.compare import whole_runs as module
 from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
+from labkit.harness.compare.whole_runs import WholeRuns
 from labkit.harness.rounds import Turn
+from labkit.statistics.sequential import ROUNDS
 
 
 class Recorded:
@@ -41,9 +44,10 @@ def rounds(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "probe_bandwidth", lambda threads, device: None)
     reported: list[tuple[float, float, str]] = []
-    total = len(roles) * schedule.first_rounds
-    steps = module._Steps(total, lambda done, all_, label: reported.append((done, all_, label)))
-    run = module._Rounds([Recorded(role) for role in roles], schedule, decided, steps)  # type: ignore[misc]
+    total = len(roles) * schedule.least(ROUNDS)
+    steps = Steps(total, lambda done, all_, label: reported.append((done, all_, label)))
+    sides: Any = [Recorded(role) for role in roles]
+    run = WholeRuns(sides, schedule, decided, steps, why_rounds="they cannot pause")
     run.run()
     return run.result(), reported
 
@@ -52,6 +56,7 @@ def test_without_a_budget_there_are_as_many_rounds_as_asked_for(monkeypatch: pyt
     turns, reported = rounds(monkeypatch, Schedule(rounds=3), last_is_decided, "baseline", "candidate")
     assert [len(side.runs) for side in turns.sides] == [3, 3]
     assert turns.looks == ()
+    assert turns.comparison(0, 1).why_rounds == "they cannot pause"
     assert reported[-1][2].startswith("round 3 of 3: ")
 
 
@@ -77,7 +82,8 @@ def test_a_clear_difference_needs_no_second_look(monkeypatch: pytest.MonkeyPatch
 
 def test_a_spent_budget_ends_it_at_whole_rounds_that_are_enough_for_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(module, "monotonic", lambda: float(next(clock)))
+    for place in (module, sampling):
+        monkeypatch.setattr(place, "monotonic", lambda: float(next(clock)))
     never: Any = lambda turns: False  # noqa: E731
     turns, _ = rounds(monkeypatch, Schedule(rounds=7, budget_s=0.5), never, "baseline", "candidate")
     assert turns.looks == (8,)  # a look needs 8 rounds, although the first one spent the budget

@@ -8,8 +8,9 @@ import numpy as np
 from labkit.engine import StageTime
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment
-from labkit.harness.records import Case, Measurement, Run
+from labkit.harness.records import Measurement
 from labkit.harness.roofline import Work
+from labkit.harness.runs import Case, Run
 from labkit.stages import Phase, Stage
 
 BANDWIDTH_GB_S = 60.0

@@ -14,6 +14,8 @@ from transformers.generation import BaseStreamer
 class GreedySteps(ABC):
     """A model that computes one step after the other. It keeps the KV cache of the tokens that it has read."""
 
+    weights_in_tensors = False  # they are in memory of the runtime
+
     def __init__(self, config: PretrainedConfig) -> None:
         self.config = config
 

@@ -10,6 +10,7 @@ import copy
 import os
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -164,6 +165,7 @@ class GgufModel(GreedySteps):
         self._context = api.llama_init_from_model(model, settings)
         if not self._context:
             raise RunError(f"llama.cpp cannot load {file}")
+        weakref.finalize(self, _free, api, model, self._context)
         tokens, expected = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)), self.config.vocab_size
         if tokens != expected:
             raise UserError(f"got {tokens} tokens in {file}, expected {expected}, the vocabulary of {source.name}")
@@ -179,6 +181,11 @@ class GgufModel(GreedySteps):
             raise RunError(f"llama_decode failed with status {status}")
         pointer = api.llama_get_logits_ith(self._context, -1)
         return np.ctypeslib.as_array(pointer, (1, self.config.vocab_size))
+
+
+def _free(api: Any, model: Any, context: Any) -> None:
+    api.llama_free(context)
+    api.llama_model_free(model)
 
 
 def _export(source: ModelSource, dtype: str, file: Path, outtype: str, sources: Path) -> None:

@@ -1,0 +1,1 @@
+"""Turns of a few tokens, and epochs with weights in new memory."""

@@ -1,0 +1,197 @@
+"""Turns of a few tokens, in epochs: the way in which sides that can pause are compared.
+
+All sides are in the middle of a generation, and one at a time makes a few steps. So the sides of a pair meet the same
+memory, whose rate changes within seconds on a shared machine. The read bandwidth is probed in a turn of its own.
+
+Between epochs every side puts its weights into new memory, since their place alone makes a step 1 to 3 % faster or
+slower, for as long as they stay there. The median of an epoch's pairs is one sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import Any
+
+import numpy as np
+
+from labkit.harness.compare.loaded_side import comparison_device
+from labkit.harness.compare.measured_side import MeasuredSide
+from labkit.harness.compare.sampling import Sampling, Turns
+from labkit.harness.roofline import probe_turn
+from labkit.harness.runs import Run, TokenTurn
+from labkit.statistics.sequential import EPOCHS
+
+TURN_MS = 45  # of the fastest side: long beside the first step, short beside the changes of the memory
+FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
+FEWEST_PAIRS, MOST_PAIRS = 4, 16  # of an epoch
+EPOCH_S = 2.0  # after which an epoch with enough pairs ends
+JUMP_S = 0.5  # by which the clock of the day may move against the monotonic one in a pair
+PROBE = -1  # the probe's index among the sides
+
+
+def why_not(sides: Sequence[MeasuredSide], new_tokens: int, memory_gb: float | None) -> str:
+    """Why these sides cannot take turns of a few tokens; empty if they can."""
+    if memory_gb is not None:
+        return "with limited memory the files of a side are made cold before each generation"
+    if new_tokens <= FEWEST_STEPS - 1:
+        return f"{new_tokens} new tokens leave no step beside the first one of a turn"
+    stuck = [side.name for side in sides if not side.pauses]
+    return f"{', '.join(stuck)} cannot pause between two tokens" if stuck else ""
+
+
+@dataclass
+class _SideEpoch:
+    """What one side has measured in the present epoch."""
+
+    turns: list[TokenTurn] = field(default_factory=list)
+    prompts_ms: list[float] = field(default_factory=list)
+    decode_ms: list[float] = field(default_factory=list)
+    generations: list[list[list[int]]] = field(default_factory=list)  # [generation][step, sequence]
+
+    def run(self, index: int, new_tokens: int) -> Run:
+        return Run.of_epoch(
+            self.turns, round=index, prompts_ms=self.prompts_ms, decode_ms=self.decode_ms, new_tokens=new_tokens
+        )
+
+    def tokens(self) -> list[list[list[int]]]:
+        """[sequence, position] of each generation."""
+        return [np.array(steps).T.tolist() for steps in self.generations]
+
+
+class Epochs(Sampling):
+    """An epoch has up to `MOST_PAIRS` pairs of turns, one of each side, in random order and with a probe."""
+
+    rule = EPOCHS
+
+    def __init__(self, *arguments: Any, new_tokens: int, show: Callable[[Turns], None] | None = None) -> None:
+        """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `show`: gets the epochs so
+        far, between two of them, once they are enough for a look.
+        """
+        super().__init__(*arguments)
+        self._new, self._show = new_tokens, show
+        self._random = np.random.default_rng(self._schedule.seed)
+        self._device = comparison_device()
+        self._epochs: list[list[_SideEpoch]] = []  # that are complete, by side
+        self._prompts = 0  # begun so far
+        self._steps_per_turn = 0  # not known yet
+        self._dropped = 0
+        self._interrupted = False
+
+    def run(self) -> None:
+        self._started = monotonic()
+        try:
+            while not (self._epochs and self._is_over(len(self._epochs), self._started)):
+                self._steps.begin(self._label(), len(self.sides))
+                epoch = self._epoch()
+                self._others.end_round()
+                self._epochs.append(epoch)
+                if self._show and len(self._epochs) >= self.rule.first_look:
+                    self._show(self.result())
+        except KeyboardInterrupt:
+            done = len(self._epochs)
+            if done < 2:
+                raise
+            self._interrupted = True
+            if self._schedule.budget_s is not None and done not in self._looks:
+                self._looks.append(done)
+        self._others.end()
+
+    def result(self) -> Turns:
+        for index, side in enumerate(self.sides):
+            measured = [epoch[index] for epoch in self._epochs]
+            runs = [of_epoch.run(number, self._new) for number, of_epoch in enumerate(measured)]
+            side.note_epochs(runs, [tokens for of_epoch in measured for tokens in of_epoch.tokens()])
+        return Turns(**self._measurements(), dropped_pairs=self._dropped, interrupted=self._interrupted)
+
+    def _label(self) -> str:
+        """What is going on, with the ratio so far where there are two sides."""
+        done = len(self._epochs)
+        total = "" if self._schedule.budget_s else f" of {self._schedule.least(self.rule)}"
+        label = f"epoch {done + 1}{total}"
+        if done < self.rule.first_look or len(self.sides) != 2:
+            return label
+        (comparison,) = self.result().with_last
+        return f"{label}: {comparison.so_far}"
+
+    def _epoch(self) -> list[_SideEpoch]:
+        """One epoch of all sides."""
+        self._place()
+        epoch = [_SideEpoch() for _ in self.sides]
+        self._begin(epoch)
+        started, left, pairs = monotonic(), self._new - 1, 0
+        while pairs < FEWEST_PAIRS or (pairs < MOST_PAIRS and monotonic() - started < EPOCH_S):
+            if left == 0:
+                self._begin(epoch)
+                left = self._new - 1
+            if not self._steps_per_turn:
+                left -= self._find_steps_per_turn(epoch)
+                continue
+            steps = left if left < self._steps_per_turn + FEWEST_STEPS - 1 else self._steps_per_turn
+            left -= steps
+            pairs += self._pair(epoch, pairs, steps)
+        return epoch
+
+    def _place(self) -> None:
+        with ThreadPoolExecutor(len(self.sides)) as pool:
+            list(pool.map(lambda side: side.place(), self.sides))
+
+    def _begin(self, epoch: list[_SideEpoch]) -> None:
+        """Begins the next prompt on every side, in random order."""
+        self._prompts += 1
+        for index in self._random.permutation(len(self.sides)):
+            first_ms, tokens = self.sides[index].begin(self._schedule.seed + self._prompts)
+            epoch[index].prompts_ms.append(first_ms)
+            epoch[index].generations.append(tokens)
+
+    def _find_steps_per_turn(self, epoch: list[_SideEpoch]) -> int:
+        """Sets the steps of a turn, the same for all sides, from a turn that does not count. Returns its steps."""
+        tried = FEWEST_STEPS if self._new - 1 >= 2 * FEWEST_STEPS else self._new - 1
+        fastest_ms = math.inf
+        for index, side in enumerate(self.sides):
+            steps_ms, tokens = side.turn(tried)
+            epoch[index].generations[-1] += tokens
+            fastest_ms = min(fastest_ms, *steps_ms[1:])
+        wanted = 1 + math.ceil(TURN_MS / fastest_ms)
+        self._steps_per_turn = min(max(wanted, FEWEST_STEPS), MOST_STEPS, self._new - 1)
+        return tried
+
+    def _pair(self, epoch: list[_SideEpoch], pair: int, steps: int) -> bool:
+        """A turn of each side and of the probe, in random order. False if it was dropped."""
+        clock_offset, rates, taken = time() - monotonic(), {}, {}
+        order = self._random.permutation(len(self.sides) + 1) + PROBE
+        for place, index in enumerate(order):
+            if index == PROBE:
+                rates = self._probes()
+                continue
+            at_s = monotonic() - self._started
+            steps_ms, tokens = self.sides[index].turn(steps)
+            epoch[index].generations[-1] += tokens
+            taken[index] = place, at_s, steps_ms
+        if abs(time() - monotonic() - clock_offset) > JUMP_S:
+            self._dropped += 1
+            return False
+        for index, (place, at_s, (first_ms, *steps_ms)) in taken.items():
+            epoch[index].decode_ms += steps_ms
+            epoch[index].turns.append(
+                TokenTurn(
+                    pair=pair,
+                    place=place,
+                    at_s=round(at_s, 3),
+                    first_step_ms=first_ms,
+                    step_ms=float(np.mean(steps_ms)),
+                    bandwidth_gb_s=rates[self.sides[index].spec.cores],
+                )
+            )
+        return True
+
+    def _probes(self) -> dict[int, float | None]:
+        """Read bandwidth for each number of threads that a side has."""
+        rates: dict[int, float | None] = defaultdict(lambda: None)
+        for cores in {side.spec.cores for side in self.sides}:
+            rates[cores] = probe_turn(cores, self._device)
+        return rates

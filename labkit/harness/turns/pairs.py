@@ -1,0 +1,57 @@
+"""Ratios of two sides that took turns: by pair of turns, and by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.harness.runs import Run
+from labkit.statistics.rates import RatioByRate, ratio_by_rate
+
+MEDIAN_ERROR = 1.2533  # standard error of a median / of a mean, for a normal distribution: sqrt(pi / 2)
+DEVIATION = 1.4826  # standard deviation / median absolute deviation, for a normal distribution
+Logs = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class EpochScatter:
+    """Scatter of a comparison in epochs, as standard deviations of a ratio, in fractions."""
+
+    placements: float  # of the epochs' medians, each with weights in another place
+    turns: float  # of an epoch's median, as far as the scatter of its own pairs explains it
+
+    def __str__(self) -> str:
+        return f"between placements ± {self.placements:.1%}, inside of an epoch ± {self.turns:.1%}"
+
+
+def pair_logs(baseline: Sequence[Run], candidate: Sequence[Run], metric: str = "per_token") -> list[Logs]:
+    """Logarithm of baseline / candidate of each pair of turns, or of each prompt ("ttft"), by epoch."""
+
+    def times(run: Run) -> Logs:
+        return np.array(run.prompts_ms if metric == "ttft" else [turn.step_ms for turn in run.turns])
+
+    return [np.log(times(ours) / times(theirs)) for ours, theirs in zip(baseline, candidate, strict=True)]
+
+
+def scatter_of(logs: Sequence[Logs]) -> EpochScatter | None:
+    """The scatter of pairs that are grouped by epoch; None with less than two epochs."""
+    if len(logs) < 2:
+        return None
+    inside = [MEDIAN_ERROR * _deviation(epoch) / np.sqrt(len(epoch)) for epoch in logs if len(epoch) > 1]
+    between = float(np.std([np.median(epoch) for epoch in logs], ddof=1))
+    return EpochScatter(placements=between, turns=float(np.median(inside)) if inside else between)
+
+
+def _deviation(logs: Logs) -> float:
+    """The standard deviation of most pairs. Some pairs meet a disturbance that the median of an epoch does not see."""
+    return DEVIATION * float(np.median(np.abs(logs - np.median(logs))))
+
+
+def by_rate_of(runs: Sequence[Run], logs: Sequence[Logs]) -> RatioByRate | None:
+    """How the ratio of pairs follows the rate that was probed beside the turns of one side's `runs`."""
+    rates = [turn.bandwidth_gb_s for run in runs for turn in run.turns]
+    known = [(rate, log) for rate, log in zip(rates, np.concatenate(logs), strict=True) if rate is not None]
+    return ratio_by_rate([rate for rate, _ in known], [log for _, log in known])

@@ -1,0 +1,55 @@
+"""A ratio that belongs to a rate of the memory.
+
+Where memory is slow, both sides come near its limit and the ratio is bounded by the slower side's share of it. On a
+shared machine, whose memory changes its rate within seconds, one number is a mixture of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy  # loads scipy.stats on first use
+
+FEWEST_PAIRS = 30
+RATES_APART = 1.25  # ninth decile of the rates / first decile; below, memory had one rate
+LEAST_CHANGE = 0.03  # of the ratio, a fraction
+MOST_CHANCE = 0.001  # of such a rank correlation without any dependence
+
+
+@dataclass(frozen=True)
+class RatioByRate:
+    """The ratio at the slow and at the fast end of the rates that were probed beside the pairs."""
+
+    slow_gb_s: float
+    slow_ratio: float
+    fast_gb_s: float
+    fast_ratio: float
+
+    def __str__(self) -> str:
+        slow, fast = f"{self.slow_ratio:.2f}x at {self.slow_gb_s:.0f} GB/s", f"{self.fast_ratio:.2f}x"
+        return f"{slow}, {fast} at {self.fast_gb_s:.0f} GB/s"
+
+
+def ratio_by_rate(rates_gb_s: Sequence[float], logs: Sequence[float]) -> RatioByRate | None:
+    """How the ratio of pairs follows the rate of the memory; None where it does not, or where there is one rate.
+
+    rates_gb_s: probed beside each pair. logs: of each pair's ratio. The ends are the medians of the slowest and of the
+    fastest quarter of the pairs.
+    """
+    rates, ratios = np.asarray(rates_gb_s, dtype=float), np.asarray(logs, dtype=float)
+    if len(rates) < FEWEST_PAIRS or np.quantile(rates, 0.9) < RATES_APART * np.quantile(rates, 0.1):
+        return None
+    if scipy.stats.spearmanr(rates, ratios).pvalue > MOST_CHANCE:
+        return None
+    slow, fast = rates <= np.quantile(rates, 0.25), rates >= np.quantile(rates, 0.75)
+    change = abs(np.median(ratios[fast]) - np.median(ratios[slow]))
+    if change < np.log1p(LEAST_CHANGE):
+        return None
+    return RatioByRate(
+        slow_gb_s=float(np.median(rates[slow])),
+        slow_ratio=float(np.exp(np.median(ratios[slow]))),
+        fast_gb_s=float(np.median(rates[fast])),
+        fast_ratio=float(np.exp(np.median(ratios[fast]))),
+    )

@@ -1,0 +1,185 @@
+"""Epochs: sides take turns beside a probe, until there is a verdict. Sides here are made up, so no process starts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.studies.comparisons import comparison
+
+from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
+from labkit.harness.runs import Run
+from labkit.harness.turns import epochs as module
+from labkit.harness.turns.epochs import FEWEST_PAIRS, FEWEST_STEPS, MOST_PAIRS, Epochs, why_not
+
+NEW, FIRST_MS = 20, 50.0
+
+
+class MadeUp:
+    """A side whose step takes `step_ms` at the place of its weights, which is drawn anew in each epoch."""
+
+    def __init__(self, role: str, step_ms: float, scatter: float = 0.0, *, pauses: bool = True) -> None:
+        self._side = getattr(comparison(), role)
+        self.name, self.spec, self.pauses = role, SideSpec(role, 1), pauses
+        self.process = SimpleNamespace(pids=())
+        self.tokens: list[Any] = []
+        self.runs: list[Run] = []
+        self.places, self.asked = 0, []  # type: ignore[var-annotated]
+        self._step_ms, self._scatter = step_ms, scatter
+        self._random = np.random.default_rng(len(role))
+
+    def place(self) -> None:
+        self.places += 1
+        self._now_ms = self._step_ms * np.exp(self._scatter * self._random.standard_normal())
+
+    def begin(self, seed: int) -> tuple[float, list[list[int]]]:
+        self._next = 0
+        return FIRST_MS, [[seed]]
+
+    def turn(self, tokens: int) -> tuple[list[float], list[list[int]]]:
+        self.asked.append(tokens)
+        first = self._next
+        self._next += tokens
+        assert self._next < NEW  # the prompt's pass gave the first token
+        return [3 * self._now_ms, *[self._now_ms] * (tokens - 1)], [[token] for token in range(first, self._next)]
+
+    def note_epochs(self, runs: list[Run], tokens: list[Any]) -> None:
+        self.runs, self.tokens = runs, tokens
+
+    def measurement(self, others_cores: list[float | None]) -> Any:
+        return self._side.model_copy(update={"runs": tuple(self.runs), "placed_anew": True})
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, *sides: MadeUp, decided: Any = last_is_decided
+) -> tuple[Turns, list[str]]:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module, "probe_turn", lambda threads, device: 1000.0 * threads)
+    labels: list[str] = []
+    steps = Steps(9, lambda done, total, label: labels.append(label))
+    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW)
+    epochs.run()
+    return epochs.result(), labels
+
+
+def test_an_epoch_is_a_sample_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = MadeUp("baseline", 40.0), MadeUp("candidate", 10.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3), *sides)
+    record = turns.comparison(0, 1)
+    assert record.in_epochs
+    assert (record.unit, record.rounds, record.looks) == ("epoch", 3, ())
+    assert record.ratio("per_token").value == pytest.approx(4)  # the slow first step of a turn does not count
+    assert record.ratio("ttft").value == pytest.approx(1)
+    assert record.ratio("end_to_end").value == pytest.approx((FIRST_MS + 19 * 40) / (FIRST_MS + 19 * 10))
+    assert record.baseline.per_token_ms == pytest.approx(40)
+    assert record.tokens_equal
+    for side in sides:
+        assert side.places == 3
+        for run in side.runs:
+            assert FEWEST_PAIRS <= len(run.turns) <= MOST_PAIRS
+            assert [turn.pair for turn in run.turns] == list(range(len(run.turns)))
+            assert {turn.first_step_ms / turn.step_ms for turn in run.turns} == {3.0}
+            assert {turn.bandwidth_gb_s for turn in run.turns} == {1000.0}
+    assert sides[0].asked == sides[1].asked  # so that the context grows alike on both sides
+    assert set(sides[0].asked[1:]) == {4, 6, 7}  # 45 ms of the fastest side, and what a generation leaves
+
+
+def test_the_order_in_a_pair_is_random_and_the_probe_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, _ = measured(monkeypatch, Schedule(rounds=6), MadeUp("baseline", 40.0), MadeUp("candidate", 10.0))
+    places = [[turn.place for run in side.runs for turn in run.turns] for side in turns.sides]
+    orders = set(zip(*places, strict=True))
+    assert orders == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
+
+
+def test_epochs_are_added_until_it_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, labels = measured(
+        monkeypatch, Schedule(rounds=None, budget_s=1e9), MadeUp("baseline", 40.0, 0.01), MadeUp("candidate", 10.0)
+    )
+    assert turns.looks == (3,)
+    assert turns.comparison(0, 1).verdict == "FASTER"
+    assert labels[0] == "epoch 1"
+
+
+def test_a_side_is_the_same_as_itself_after_some_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = MadeUp("baseline", 10.0, 0.02), MadeUp("candidate", 10.0, 0.02)
+    turns, labels = measured(monkeypatch, Schedule(rounds=None, budget_s=1e9), *sides)
+    record = turns.comparison(0, 1)
+    assert record.verdict == "SAME"
+    assert 6 <= record.rounds == turns.looks[-1] <= 34
+    assert record.scatter is not None
+    assert 0.01 < record.scatter.placements < 0.05
+    assert record.scatter.turns < 0.001
+    assert "x [" in labels[-1]  # the ratio so far
+
+
+def test_a_clear_but_wide_result_goes_on_and_is_trusted_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate that changes from epoch to epoch makes the figure imprecise, and not doubtful."""
+    sides = MadeUp("baseline", 80.0, 0.15), MadeUp("candidate", 10.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=None, budget_s=1e-9), *sides)
+    record = turns.comparison(0, 1)
+    ratio = record.ratio("per_token")
+    assert record.rounds == 3
+    assert ratio.high > 1.25 * ratio.low
+    assert record.verdict == "FASTER"
+    assert record.trust().trustworthy
+    assert not last_is_decided(turns)
+
+
+def test_a_precision_goes_on_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = MadeUp("baseline", 40.0, 0.02), MadeUp("candidate", 10.0, 0.02)
+    turns, _ = measured(monkeypatch, Schedule(rounds=None, budget_s=1e9, precision=0.04), *sides)
+    ratio = turns.comparison(0, 1).ratio("per_token")
+    assert ratio.high / ratio.low <= 1.04
+    assert len(turns.looks) > 1
+
+
+def test_a_spent_budget_ends_it_after_the_fewest_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = MadeUp("baseline", 10.0, 0.1), MadeUp("candidate", 10.0, 0.1)
+    turns, _ = measured(monkeypatch, Schedule(rounds=None, budget_s=1e-9), *sides)
+    assert turns.looks == (3,)
+    assert turns.comparison(0, 1).verdict == "UNDECIDED"
+
+
+def test_a_pair_in_which_the_machine_slept_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = iter([0.0] * 7 + [100.0] * 10_000)
+    monkeypatch.setattr(module, "time", lambda: module.monotonic() + next(slept))
+    turns, _ = measured(monkeypatch, Schedule(rounds=2), MadeUp("baseline", 40.0), MadeUp("candidate", 10.0))
+    record = turns.comparison(0, 1)
+    assert record.dropped_pairs == 1
+    assert "1 pairs of turns were dropped" in " ".join(record.remarks)
+    assert all(len(run.turns) >= FEWEST_PAIRS for run in record.candidate.runs)
+
+
+@pytest.mark.parametrize("interrupted_in", [1, 3, 6])
+def test_an_interrupt_keeps_whole_epochs(monkeypatch: pytest.MonkeyPatch, interrupted_in: int) -> None:
+    side = MadeUp("candidate", 10.0)
+    place = side.place
+
+    def interrupted() -> None:
+        place()
+        if side.places == interrupted_in:
+            raise KeyboardInterrupt
+
+    side.place = interrupted  # type: ignore[method-assign]
+    monkeypatch.setattr(Epochs, "_place", lambda epochs: [side.place() for side in epochs.sides])
+    schedule = Schedule(rounds=None, budget_s=1e9)
+    never: Any = lambda turns: False  # noqa: E731
+    if interrupted_in == 1:
+        with pytest.raises(KeyboardInterrupt):
+            measured(monkeypatch, schedule, MadeUp("baseline", 40.0), side, decided=never)
+        return
+    turns, _ = measured(monkeypatch, schedule, MadeUp("baseline", 40.0), side, decided=never)
+    assert turns.interrupted
+    assert [len(measurement.runs) for measurement in turns.sides] == [interrupted_in - 1] * 2
+    assert turns.looks[-1] == interrupted_in - 1
+
+
+def test_what_keeps_sides_from_taking_turns_is_said() -> None:
+    able: Any = MadeUp("baseline", 1.0)
+    stuck: Any = MadeUp("candidate", 1.0, pauses=False)
+    assert why_not([able], 20, None) == ""
+    assert "candidate cannot pause" in why_not([able, stuck], 20, None)
+    assert "limited memory" in why_not([able], 20, 0.5)
+    assert "2 new tokens" in why_not([able], FEWEST_STEPS - 1, None)
