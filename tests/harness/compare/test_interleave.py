@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     before = children()
     with pytest.raises(ValueError, match=message):
         compare(**{**SMALL, "output": tmp_path / "runs", **changes})
-    assert children() == before
+    assert children() <= before
     assert not (tmp_path / "runs").exists()
 
 
@@ -133,7 +133,7 @@ def test_an_interrupt_ends_the_workers_and_keeps_what_is_enough_for_an_interval(
         with pytest.raises(KeyboardInterrupt):
             compare(**SMALL, output=tmp_path, progress=interrupt)
         assert list(tmp_path.iterdir()) == []
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.fixture(scope="module")
