@@ -225,7 +225,8 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
 def test_a_short_warm_up_leaves_the_runs_of_both_sides_as_long_as_they_were() -> None:
     """tests/harness/compare tests the same with one side."""
     case = comparison_case(model="tiny-gpt2", dtype="float32", batch=1, prompt=4, new=5, threads=1)
-    (record,) = compare_with_each(("hf-eager",), "fused", case, Schedule(rounds=2, turns=False, warm_up=2, stages=False))
+    schedule = Schedule(rounds=2, turns=False, warm_up=2, stages=False)
+    (record,) = compare_with_each(("hf-eager",), "fused", case, schedule)
     assert {len(run.decode_ms) for side in (record.baseline, record.candidate) for run in side.runs} == {4}
     assert record.tokens_equal
     assert record.candidate.stages == ()
