@@ -15,6 +15,8 @@ from labkit.models.presets import PRESETS
 from labkit.system.errors import UserError, UserTypeError
 from labkit.system.typed_value import refusal, typed
 
+CHOSEN = {"threads": "chosen for this machine", "rounds": "until there is a verdict"}  # what 0 stands for
+
 
 @dataclass(frozen=True)
 class StudySetting:
@@ -60,7 +62,7 @@ def settings_of(study: Callable[..., Any]) -> dict[str, StudySetting]:
 
 def setting_words(name: str, value: object) -> str:
     """The value of a setting or a parameter in words: "0 threads" would be misleading."""
-    return "chosen for this machine" if name == "threads" and value == 0 else str(value)
+    return CHOSEN.get(name, str(value)) if value == 0 else str(value)
 
 
 Model = Annotated[
