@@ -1,5 +1,6 @@
 """A side gets the memory of its case: a side that needs more ends as out of memory, others are measured."""
 
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -49,7 +50,8 @@ def limit_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def groups() -> set[Path]:
-    return set(Path("/sys/fs/cgroup").rglob(f"{PREFIX}*"))
+    """The groups of this process; other tests that run meanwhile have their own."""
+    return set(Path("/sys/fs/cgroup").rglob(f"{PREFIX}{os.getpid()}-*"))
 
 
 @pytest.mark.parametrize(("size", "exceeds"), [(LIMIT // 4, False), (3 * LIMIT, True)])
