@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.summary import machine_line, subtitle_of
-from labkit.figures.theme import CANDIDATE, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.figures.theme import CANDIDATE, SIDE_COLORS, SOFT, finish, heading, in_lines, whiskers
 from labkit.statistics.sequential import planned_ratio, sequential_ratio
 from labkit.studies.comparison_words import speedup_line
 
@@ -22,10 +22,9 @@ BAND, SAME_BAND = "rgba(11, 110, 153, 0.16)", "rgba(202, 160, 30, 0.18)"
 
 def epochs_figure(comparison: Comparison) -> go.Figure:
     """Ratio of each epoch or round, the ratio so far with its interval, and below it each pair of turns over the rate
-    of the memory beside it. A comparison in rounds has the first panel alone.
+    of the memory that was probed in it. A comparison in rounds has the first panel alone.
     """
-    probed = any(turn.bandwidth_gb_s for run in comparison.candidate.runs for turn in run.turns)
-    panels = 2 if comparison.in_epochs and probed else 1
+    panels = 2 if comparison.in_epochs and any(comparison.pair_rates()) else 1
     figure = make_subplots(rows=panels, cols=1, vertical_spacing=0.24)
     _draw_epochs(figure, comparison)
     if panels == 2:
@@ -67,7 +66,7 @@ def _draw_epochs(figure: go.Figure, comparison: Comparison) -> None:
 
 def _draw_rates(figure: go.Figure, comparison: Comparison) -> None:
     ratios = np.exp(np.concatenate(comparison.pair_logs()))
-    rates = [turn.bandwidth_gb_s for run in comparison.candidate.runs for turn in run.turns]
+    rates = comparison.pair_rates()
     figure.add_scatter(
         x=rates, y=ratios, mode="markers", marker={"color": SOFT, "size": 5, "opacity": 0.5},
         hovertemplate="%{y:.3f}x at %{x:.1f} GB/s<extra></extra>", name="pair", row=2, col=1,
@@ -95,11 +94,8 @@ def _quartiles(comparison: Comparison) -> dict[str, object] | None:
     """Whiskers of an epoch: the middle half of its pairs."""
     if not comparison.in_epochs:
         return None
-    ends = np.exp([np.quantile(logs, (0.25, 0.5, 0.75)) for logs in comparison.pair_logs()])
-    return {
-        "type": "data", "array": ends[:, 2] - ends[:, 1], "arrayminus": ends[:, 1] - ends[:, 0],
-        "color": SOFT, "thickness": 1, "width": 0,
-    }  # fmt: skip
+    lows, middles, highs = np.exp([np.quantile(logs, (0.25, 0.5, 0.75)) for logs in comparison.pair_logs()]).T
+    return whiskers(middles, lows, highs, thickness=1, width=0) | {"color": SOFT}
 
 
 def _range(ratios: np.ndarray, lows: list[float], highs: list[float]) -> list[float]:  # type: ignore[type-arg]

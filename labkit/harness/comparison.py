@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
 from labkit.harness.runs import Case, FrozenRecord
-from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, scatter_of
+from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, scatter_of
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
 from labkit.statistics.sequential import (
@@ -109,6 +109,10 @@ class Comparison(Tabular, FrozenRecord):
     def pair_logs(self, metric: str = "per_token") -> list[Logs]:
         """Logarithm of baseline / candidate of each pair of turns, or of each prompt ("ttft"), by epoch."""
         return pair_logs(self.baseline.runs, self.candidate.runs, metric)
+
+    def pair_rates(self) -> list[float | None]:
+        """Read bandwidth that was probed in each pair, in GB/s, in the order of `pair_logs`."""
+        return pair_rates(self.candidate.runs)
 
     @property
     def scatter(self) -> EpochScatter | None:

@@ -128,7 +128,7 @@ class Run(FrozenRecord):
 
     def floor_share(self, work: Work, peak_gflop_s: float | None = None) -> float | None:
         """Share of the limit of a decode step: the least time that the memory around this run and the processor allowed
-        / the measured time. Of an epoch the median over its turns, each with the probe of its pair.
+        / the measured time. An epoch has the median over its turns, each with the probe of its pair.
         """
         paired = [(turn.bandwidth_gb_s, turn.step_ms) for turn in self.turns if turn.bandwidth_gb_s is not None]
         if not paired and self.bandwidth_gb_s is not None:

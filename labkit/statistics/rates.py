@@ -1,6 +1,6 @@
 """A ratio that belongs to a rate of the memory.
 
-Where memory is slow, both sides come near its limit and the ratio is bounded by the slower side's share of it. On a
+If memory is slow, both sides come near its limit, and the ratio is bounded by the slower side's share of it. On a
 shared machine, whose memory changes its rate within seconds, one number is a mixture of both.
 """
 
@@ -20,7 +20,7 @@ MOST_CHANCE = 0.001  # of such a rank correlation without any dependence
 
 @dataclass(frozen=True)
 class RatioByRate:
-    """The ratio at the slow and at the fast end of the rates that were probed beside the pairs."""
+    """The ratio at the slow and at the fast end of the rates that were probed in the pairs."""
 
     slow_gb_s: float
     slow_ratio: float

@@ -10,7 +10,6 @@ slower, for as long as they stay there. The median of an epoch's pairs is one sa
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from labkit.harness.roofline import probe_turn
 from labkit.harness.runs import Run, TokenTurn
 from labkit.statistics.sequential import EPOCHS
 
-TURN_MS = 45  # of the fastest side: long beside the first step, short beside the changes of the memory
+TURN_MS = 45  # of the fastest side: much longer than the first step, and shorter than the memory keeps its rate
 FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
 FEWEST_PAIRS, MOST_PAIRS = 4, 16  # of an epoch
 EPOCH_S = 2.0  # after which an epoch with enough pairs ends
@@ -191,7 +190,4 @@ class Epochs(Sampling):
 
     def _probes(self) -> dict[int, float | None]:
         """Read bandwidth for each number of threads that a side has."""
-        rates: dict[int, float | None] = defaultdict(lambda: None)
-        for cores in {side.spec.cores for side in self.sides}:
-            rates[cores] = probe_turn(cores, self._device)
-        return rates
+        return {cores: probe_turn(cores, self._device) for cores in {side.spec.cores for side in self.sides}}

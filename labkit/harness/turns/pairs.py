@@ -36,6 +36,11 @@ def pair_logs(baseline: Sequence[Run], candidate: Sequence[Run], metric: str = "
     return [np.log(times(ours) / times(theirs)) for ours, theirs in zip(baseline, candidate, strict=True)]
 
 
+def pair_rates(runs: Sequence[Run]) -> list[float | None]:
+    """Read bandwidth that was probed in each pair, in GB/s, from the runs of one side."""
+    return [turn.bandwidth_gb_s for run in runs for turn in run.turns]
+
+
 def scatter_of(logs: Sequence[Logs]) -> EpochScatter | None:
     """The scatter of pairs that are grouped by epoch; None with less than two epochs."""
     if len(logs) < 2:
@@ -51,7 +56,6 @@ def _deviation(logs: Logs) -> float:
 
 
 def by_rate_of(runs: Sequence[Run], logs: Sequence[Logs]) -> RatioByRate | None:
-    """How the ratio of pairs follows the rate that was probed beside the turns of one side's `runs`."""
-    rates = [turn.bandwidth_gb_s for run in runs for turn in run.turns]
-    known = [(rate, log) for rate, log in zip(rates, np.concatenate(logs), strict=True) if rate is not None]
+    """How the ratio of pairs follows the rate that was probed in each pair. `runs`: of one side."""
+    known = [(rate, log) for rate, log in zip(pair_rates(runs), np.concatenate(logs), strict=True) if rate is not None]
     return ratio_by_rate([rate for rate, _ in known], [log for _, log in known])

@@ -159,7 +159,8 @@ def _move(begin: int, size: int, huge: bool) -> None:
     ctypes.memmove(copy, begin, size)
     moved = library.mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, begin)
     error = ctypes.get_errno()
-    library.munmap(taken, copy - taken) if copy > taken else None
+    if copy > taken:
+        library.munmap(taken, copy - taken)
     library.munmap(copy + size, taken + HUGE_PAGE - copy)
     if moved != begin:
         raise OSError(error, os.strerror(error))
