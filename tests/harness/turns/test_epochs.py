@@ -12,7 +12,8 @@ from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
 from labkit.harness.runs import Run
 from labkit.harness.turns import epochs as module
-from labkit.harness.turns.epochs import FEWEST_PAIRS, FEWEST_STEPS, MOST_PAIRS, Epochs, why_not
+from labkit.harness.turns.epochs import FEWEST_STEPS, Epochs, why_not
+from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
 
 NEW, FIRST_MS = 20, 50.0
 
