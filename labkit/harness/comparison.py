@@ -226,9 +226,10 @@ class Comparison(Tabular, FrozenRecord):
         return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
 
     def pairs_frame(self) -> pd.DataFrame:
-        """A row for each pair of turns; none for a comparison in rounds. Columns: epoch and number of the pair, mean step
-        of each side without its first one, their ratio, and the bandwidth probed in the pair; then of each side its place
-        in the order of the pair, in which the probe has one, too, seconds since the first epoch began, and first step.
+        """A row for each pair of turns; none for a comparison in rounds. Columns: epoch and number of the pair, mean
+        step of each side without its first one, their ratio, and the bandwidth probed in the pair; then of each side
+        its place in the order of the pair, in which the probe has one, too, seconds since the first epoch began, and
+        first step.
         """
         return pairs_frame(self.baseline.runs, self.candidate.runs)
 

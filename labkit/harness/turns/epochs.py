@@ -21,6 +21,7 @@ import numpy as np
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.compare.sampling import Sampling, Turns
+from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import probe_turn
 from labkit.harness.runs import Run, TokenTurn
 from labkit.statistics.sequential import EPOCHS
@@ -108,14 +109,16 @@ class Epochs(Sampling):
         return Turns(**self._measurements(), dropped_pairs=self._dropped, interrupted=self._interrupted)
 
     def _label(self) -> str:
-        """What is going on, with the ratio so far where there are two sides."""
+        """What is going on, with the ratio so far where there are two sides, and what disturbs it."""
         done = len(self._epochs)
         total = "" if self._schedule.budget_s else f" of {self._schedule.least(self.rule)}"
         label = f"epoch {done + 1}{total}"
-        if done < self.rule.first_look or len(self.sides) != 2:
-            return label
-        (comparison,) = self.result().with_last
-        return f"{label}: {comparison.so_far}"
+        if done >= self.rule.first_look and len(self.sides) == 2:
+            (comparison,) = self.result().with_last
+            label += f": {comparison.so_far}"
+        needed = max(side.spec.cores for side in self.sides) if self._device.type == "cpu" else 1
+        others = disturbance(self._others.cores[-1], needed) if self._others.cores else ""
+        return f"{label}; {others}" if others else label
 
     def _epoch(self) -> list[_SideEpoch]:
         """One epoch of all sides."""

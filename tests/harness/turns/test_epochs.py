@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.studies.comparisons import comparison
 
-from labkit.harness import Comparison, load_records, save
+from labkit.harness import Comparison, load_records, quiet, save
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
 from labkit.harness.runs import Run
@@ -204,6 +204,14 @@ def test_an_interrupt_keeps_whole_epochs(monkeypatch: pytest.MonkeyPatch, interr
     assert turns.interrupted
     assert [len(measurement.runs) for measurement in turns.sides] == [interrupted_in - 1] * 2
     assert turns.looks[-1] == interrupted_in - 1
+
+
+def test_a_busy_machine_is_named_while_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet.OthersByRound, "end_round", lambda others: others.cores.append(9.0))
+    monkeypatch.setattr(quiet, "_cores", lambda: 9)
+    _, labels = measured(monkeypatch, Schedule(rounds=3), MadeUp("baseline", 6.0), MadeUp("candidate", 5.0))
+    assert labels[0] == "epoch 1 of 3"
+    assert labels[1:3] == [f"epoch {epoch} of 3; other programs take 1.0 of 1 processors" for epoch in (2, 3)]
 
 
 def test_what_keeps_sides_from_taking_turns_is_said() -> None:
