@@ -13,8 +13,6 @@ from labkit.harness.turns.pages import Span
 from labkit.harness.turns.placing import place_anew
 from labkit.harness.turns.sharing import SharedBlock, SharedPages
 
-MOSTLY = 0.9  # share of the weights in new memory from which on they count as placed anew
-
 
 class PeakMemory:
     """Peak memory of this process from now on, without the memory that it holds now."""
@@ -82,5 +80,4 @@ class Placement:
     def _move(self, shared: Sequence[Span] = ()) -> bool:
         """Puts the weights into new memory, except for shared ones, which are there already."""
         placed = place_anew(self._tensors, but=shared)
-        moved = placed.moved + sum(span.size for span in shared)
-        return moved >= MOSTLY * placed.total > 0
+        return placed._replace(moved=placed.moved + sum(span.size for span in shared)).anew

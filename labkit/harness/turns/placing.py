@@ -33,6 +33,7 @@ from labkit.harness.turns.pages import (
 )
 from labkit.kernels.memory import HUGE_PAGE
 
+MOSTLY = 0.9  # share of the weights in new memory from which on they count as placed anew
 MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2  # of linux/mman.h
 
 
@@ -41,6 +42,11 @@ class PlacedBytes(NamedTuple):
 
     moved: int
     total: int
+
+    @property
+    def anew(self) -> bool:
+        """Whether there are weights, and most of them lie in new memory."""
+        return self.moved >= MOSTLY * self.total > 0
 
 
 def place_anew(tensors: Iterable[torch.Tensor], *, but: Iterable[Span] = ()) -> PlacedBytes:
