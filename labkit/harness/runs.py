@@ -51,6 +51,19 @@ class Case(FrozenRecord):
         return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens{limit}"
 
 
+class SharedWeights(FrozenRecord):
+    """Weights that both sides of a comparison read from the same pages of memory. MB are 10^6 bytes."""
+
+    shared_mb: float
+    total_mb: float  # of the candidate's large tensors
+    why_not: str = ""  # why nothing is shared
+
+    def __str__(self) -> str:
+        if self.why_not:
+            return f"each side reads its own copy of the weights: {self.why_not}"
+        return f"both sides read the same {self.shared_mb:,.0f} of {self.total_mb:,.0f} MB of weights"
+
+
 class TokenTurn(FrozenRecord):
     """A few decode steps of a side in one go, with a turn of each other side and a probe of the memory next to it.
 

@@ -30,6 +30,7 @@ import labkit
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import FolderLoader, Room, load_side, loader_of
 from labkit.harness.compare.placement import PeakMemory, Placement
+from labkit.harness.compare.program import PROTOCOL
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.stored_weights import as_plain
 from labkit.harness.timing import TokenClock, collector_paused, timed_generate, wait_for_gpu
@@ -42,7 +43,6 @@ from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
-PROTOCOL = 1  # raised when a request or its answer changes its meaning; workers from before sharing have none
 QUESTION_TOKENS = 256  # the longest question, in its chat template
 RELOADED_TOKENS = 3  # of the untimed run after a side was loaded again
 UNTIMED_SEED = 2**40  # of a prompt that no timed run has

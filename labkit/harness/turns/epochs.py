@@ -21,6 +21,7 @@ import numpy as np
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.compare.sampling import Sampling, Turns
+from labkit.harness.compare.weight_sharing import WeightSharing
 from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import probe_turn
 from labkit.harness.runs import Run, TokenTurn
@@ -67,11 +68,19 @@ class Epochs(Sampling):
 
     rule = EPOCHS
 
-    def __init__(self, *arguments: Any, new_tokens: int, show: Callable[[Turns], None] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        new_tokens: int,
+        show: Callable[[Turns], None] | None = None,
+        sharing: WeightSharing | None = None,
+    ) -> None:
         """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `show`: gets the epochs so
-        far, between two of them, once they are enough for a look.
+        far, between two of them, once they are enough for a look. `sharing`: places the weights of all sides in each
+        epoch; None: each side places its own.
         """
         super().__init__(*arguments)
+        self._sharing = sharing
         self._new, self._show = new_tokens, show
         self._random = np.random.default_rng(self._schedule.seed)
         self._device = comparison_device()
@@ -97,7 +106,12 @@ class Epochs(Sampling):
             measured = [epoch[index] for epoch in self._epochs]
             runs = [of_epoch.run(number, self._new) for number, of_epoch in enumerate(measured)]
             side.note_epochs(runs, [tokens for of_epoch in measured for tokens in of_epoch.tokens()])
-        return Turns(**self._measurements(), dropped_pairs=self._dropped, interrupted=self._interrupted)
+        return Turns(
+            **self._measurements(),
+            dropped_pairs=self._dropped,
+            interrupted=self._interrupted,
+            shared_weights=None if self._sharing is None else self._sharing.record,
+        )
 
     def _label(self) -> str:
         """What is going on, with the ratio so far where there are two sides, and what disturbs it."""
@@ -132,6 +146,9 @@ class Epochs(Sampling):
         return epoch
 
     def _place(self) -> None:
+        if self._sharing is not None:
+            self._sharing.place()
+            return
         with ThreadPoolExecutor(len(self.sides)) as pool:
             list(pool.map(lambda side: side.place(), self.sides))
 

@@ -55,7 +55,7 @@ class Block(NamedTuple):
 class SharedBlock(NamedTuple):
     """A block that both processes have."""
 
-    index: int  # among the blocks of this process
+    number: int  # among the blocks of this process
     huge: bool  # whether both can have it in a huge page
     position: int = 0  # in the file
 
@@ -126,7 +126,7 @@ class SharedPages:
         MemoryError where the free memory does not hold the blocks. OSError where the system refuses.
         """
         self._check_addresses()
-        if not fits(needed := sum(self._parts[block.index].size for block in blocks)):
+        if not fits(needed := sum(self._parts[block.number].size for block in blocks)):
             raise MemoryError(f"the free memory does not hold another {needed / 1e6:.0f} MB of weights")
         blocks, size = self._positions(blocks)
         if self._file is not None:
@@ -169,14 +169,14 @@ class SharedPages:
                 raise OSError("a library has put its tensors elsewhere")
 
     def _span(self, block: SharedBlock) -> Span:
-        part = self._parts[block.index]
+        part = self._parts[block.number]
         return Span(part.begin, part.end)
 
     def _positions(self, blocks: Sequence[SharedBlock]) -> tuple[list[SharedBlock], int]:
         """The blocks with their positions in a file, and its size. A huge page begins at a multiple of its size."""
         positioned, end = [], 0
         for block in blocks:
-            part = self._parts[block.index]
+            part = self._parts[block.number]
             if block.huge:
                 end += (part.begin - end) % HUGE_PAGE
             positioned.append(block._replace(position=end))
@@ -187,7 +187,7 @@ class SharedPages:
         """Neighbouring blocks together."""
         run: _Run | None = None
         for block in blocks:
-            part = self._parts[block.index]
+            part = self._parts[block.number]
             if run is not None:
                 following = run.begin + run.size, run.position + run.size, run.huge
                 if (part.begin, block.position, block.huge) == following and run.size + part.size <= RUN_BYTES:
@@ -199,7 +199,7 @@ class SharedPages:
             yield run
 
     def _equals(self, file: int, block: SharedBlock) -> bool:
-        part = self._parts[block.index]
+        part = self._parts[block.number]
         with _mapped(file, _Run(part.begin, part.size, block.position, block.huge), mmap.PROT_READ) as theirs:
             return library().memcmp(theirs, part.begin, part.size) == 0
 

@@ -105,7 +105,7 @@ def share(ours: SharedPages, other: Other) -> list[bool]:
 
 def test_both_processes_read_the_same_file_and_keep_their_writes_to_themselves(other: Other) -> None:
     tensor = weights()
-    ours, address, before = SharedPages([tensor], lambda: None), tensor.data_ptr(), set()
+    ours, address, before = SharedPages([tensor], lambda: None), tensor.data_ptr(), set[str]()
     for _ in range(3):  # epochs
         same = share(ours, other)
         assert sum(same) >= 6
@@ -172,7 +172,7 @@ def test_blocks_match_by_content_size_and_place_in_a_page() -> None:
 
 def test_equal_blocks_are_paired_once() -> None:
     pairs = matching([Block("a", 1, 0, True)] * 2, [Block("a", 1, 0, True)] * 3)
-    assert [(first.index, second.index) for first, second in pairs] == [(0, 0), (1, 1)]
+    assert [(first.number, second.number) for first, second in pairs] == [(0, 0), (1, 1)]
 
 
 def test_shared_memory_is_left_alone_when_the_rest_is_placed_anew() -> None:

@@ -1,0 +1,166 @@
+"""Another version of labkit, against which the installed one is compared: a commit, a checkout or a Python environment.
+
+A commit or a checkout is copied into a temporary folder, laid out like an installed package, and runs with this Python.
+Its kernels are compiled by its own code. The copy does not change while somebody edits the checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import labkit
+from labkit.harness.compare.program import INSTALLED, Program
+from labkit.harness.environment import PACKAGES, commit_of
+from labkit.system.asked_from import given
+from labkit.system.child import finished
+from labkit.system.errors import UserError
+from labkit.system.owned_folder import owned_folder
+
+EXPECTED = "expected a commit, a folder with labkit/ in it, or a Python environment with a labkit (bin/python)"
+OTHERS = ("PYTHONPATH", "PYTHONHOME", "LABKIT_KERNELS")  # variables that lead to other sources
+OF_GIT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in hooks
+PACKAGE, KERNELS = "labkit", "kernels"  # folders of a checkout
+LOOK = f"""
+import importlib.util, json
+from importlib.metadata import PackageNotFoundError, version
+
+def origin(name):
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        spec = None
+    return spec and spec.origin
+
+packages = {{}}
+for name in {PACKAGES!r}:
+    try:
+        packages[name] = version(name)
+    except PackageNotFoundError:
+        packages[name] = "not installed"
+print(json.dumps({{"labkit": origin("labkit"), "kernels": origin("labkit.kernels"), "packages": packages}}))
+"""
+
+
+@contextmanager
+def other_version(against: str | os.PathLike[str]) -> Iterator[Program]:
+    """The labkit of a Python environment, of a checkout, or of a commit of the repository of the installed labkit.
+
+    UserError where there is none, or where its Python imports another labkit. The copy of a checkout or commit is
+    removed at the end.
+    """
+    named = os.fspath(against)
+    folder = Path(named).expanduser()
+    if (folder / "bin" / "python").is_file():
+        yield _of_environment(named, folder.absolute())
+        return
+    with owned_folder("labkit-against-") as copy:
+        if (folder / PACKAGE / "__init__.py").is_file():
+            _copy_checkout(folder, copy)
+            version = f"{folder.resolve().name} ({commit_of(folder) or 'no commit'})"
+            commit = commit_of(folder)
+        else:
+            commit = version = _copy_commit(named, copy)
+        yield _of_copy(named, copy, version, commit)
+
+
+def installed(variables: dict[str, str]) -> Program:
+    """The labkit of this process, with these variables."""
+    return replace(INSTALLED, environment=variables, imported=str(labkit.__file__))
+
+
+def _of_environment(named: str, folder: Path) -> Program:
+    """The labkit that is installed in a Python environment."""
+    program = Program(python=str(folder / "bin" / "python"), without=OTHERS)
+    look = _look(named, program)
+    root = Path(look["labkit"]).parents[1]
+    if Path(look["labkit"]).samefile(labkit.__file__) and look["packages"] == _look(named, INSTALLED)["packages"]:
+        raise UserError(
+            f"got {_given(named)}, which has the same labkit as this process, {root}, and the same packages; {EXPECTED}"
+        )
+    name = folder.name if not folder.name.startswith(".") else folder.parent.name
+    described = {"packages": look["packages"], "commit": commit_of(root)}
+    return replace(program, version=name, imported=look["labkit"], described=described)
+
+
+def _of_copy(named: str, copy: Path, version: str, commit: str | None) -> Program:
+    """The labkit of a folder that is laid out like an installed package."""
+    path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
+    program = Program(environment={"PYTHONPATH": path}, without=OTHERS, version=version)
+    look = _look(named, program)
+    for origin in (look["labkit"], look["kernels"]):
+        if origin is None or not Path(origin).resolve().is_relative_to(copy.resolve()):
+            raise UserError(
+                f"got {_given(named)}, but Python imports {origin} instead of the copy of it in {copy}; install that "
+                "version in a Python environment and name its folder"
+            )
+    return replace(program, imported=look["labkit"], described={"commit": commit})
+
+
+def _copy_checkout(folder: Path, copy: Path) -> None:
+    skip = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(folder / PACKAGE, copy / PACKAGE, ignore=skip)
+    if (folder / KERNELS).is_dir():
+        shutil.copytree(folder / KERNELS, copy / PACKAGE / KERNELS, ignore=skip)
+
+
+def _copy_commit(named: str, copy: Path) -> str:
+    """Copies the sources of a commit. Returns its short name."""
+    root = Path(labkit.__file__).resolve().parents[1]
+    if shutil.which("git") is None:
+        raise UserError(f"got {_given(named)}; {EXPECTED}. A commit needs git, which is not on the PATH")
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top.returncode or Path(top.stdout.strip()).resolve() != root:
+        raise UserError(
+            f"got {_given(named)}; {EXPECTED}. A commit needs a labkit that is installed from a checkout "
+            f"(pip install -e), and this one is in {root}"
+        )
+    commit = _git(root, "rev-parse", "--verify", "--quiet", "--short", "--end-of-options", f"{named}^{{commit}}")
+    if commit.returncode:
+        raise UserError(f"got {_given(named)}; {EXPECTED}. {root} has no such commit")
+    short = commit.stdout.strip()
+    archive = copy / "sources.tar"
+    done = _git(root, "archive", "--format=tar", f"--output={archive}", short, PACKAGE, KERNELS)
+    if done.returncode:
+        raise UserError(
+            f"got {_given(named)}, a commit without the folders {PACKAGE}/ and {KERNELS}/; name a later one"
+        )
+    with tarfile.open(archive) as tar:
+        tar.extractall(copy, filter="data")
+    archive.unlink()
+    (copy / KERNELS).rename(copy / PACKAGE / KERNELS)
+    return short
+
+
+def _git(root: Path, *arguments: str) -> CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in OF_GIT}
+    return finished(["git", "-C", str(root), *arguments], environment=environment)
+
+
+def _look(named: str, program: Program) -> dict[str, Any]:
+    """What a program imports, and the versions of its packages. UserError where it has no labkit."""
+    try:
+        done = finished([program.python, "-P", "-c", LOOK], environment=program.variables())
+    except OSError as error:
+        raise UserError(f"got {_given(named)}, whose {program.python} does not run: {error.strerror}") from None
+    if done.returncode:
+        raise UserError(f"got {_given(named)}, whose labkit cannot be imported: {done.stderr.strip().splitlines()[-1]}")
+    look: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if look["labkit"] is None:
+        raise UserError(
+            f"got {_given(named)}, whose Python has no labkit; install one there ({program.python} -m pip install …), "
+            "or name a checkout or a commit"
+        )
+    return look
+
+
+def _given(named: str) -> str:
+    return given("against", named)
