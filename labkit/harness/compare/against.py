@@ -58,6 +58,8 @@ def other_version(against: str | os.PathLike[str]) -> Iterator[Program]:
     removed at the end.
     """
     named = os.fspath(against)
+    if not named:
+        raise UserError(f"got {_given(named)}; {EXPECTED}")
     folder = Path(named).expanduser()
     if (folder / "bin" / "python").is_file():
         yield _of_environment(named, folder.absolute())

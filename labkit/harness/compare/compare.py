@@ -198,7 +198,7 @@ def _compare_versions(
     """Measures a candidate of the installed labkit against the same candidate of another version."""
     if baseline not in (None, candidate):
         raise UserError(
-            f"got {given('against', str(against))} and {given('baseline', str(baseline))}; the baseline is {candidate!r} "
+            f"got {given('against', str(against))} and {given('baseline', str(baseline))}; the baseline is {candidate} "
             "in that version: leave it out"
         )
     ours = _candidate(candidate, case)
