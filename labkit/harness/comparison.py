@@ -75,7 +75,7 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def in_epochs(self) -> bool:
-        return all(run.turns for side in (self.baseline, self.candidate) for run in side.runs)
+        return self.baseline.in_epochs and self.candidate.in_epochs
 
     @property
     def unit(self) -> str:

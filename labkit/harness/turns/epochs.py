@@ -123,7 +123,7 @@ class Epochs(Sampling):
         epoch = [_SideEpoch() for _ in self.sides]
         self._begin(epoch)
         started, left, pairs = monotonic(), self._new - 1, 0
-        while pairs < FEWEST_PAIRS or (pairs < MOST_PAIRS and monotonic() - started < EPOCH_S):
+        while pairs < FEWEST_PAIRS or self._has_more(pairs, left, monotonic() - started):
             if left == 0:
                 self._begin(epoch)
                 left = self._new - 1
@@ -134,6 +134,10 @@ class Epochs(Sampling):
             left -= steps
             pairs += self._pair(epoch, pairs, steps)
         return epoch
+
+    def _has_more(self, pairs: int, left: int, seconds: float) -> bool:
+        """Whether an epoch goes on. `left`: steps of its present generation that are still to come."""
+        return left > 0 if self._schedule.whole else pairs < MOST_PAIRS and seconds < EPOCH_S
 
     def _place(self) -> None:
         with ThreadPoolExecutor(len(self.sides)) as pool:
