@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
 from labkit.harness.runs import Case, FrozenRecord
-from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, scatter_of
+from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
 from labkit.statistics.sequential import (
@@ -76,7 +76,7 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def in_epochs(self) -> bool:
-        return all(run.turns for side in (self.baseline, self.candidate) for run in side.runs)
+        return self.baseline.in_epochs and self.candidate.in_epochs
 
     @property
     def unit(self) -> str:
@@ -225,6 +225,14 @@ class Comparison(Tabular, FrozenRecord):
 
         sides = {"baseline": self.baseline, "candidate": self.candidate}
         return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
+
+    def pairs_frame(self) -> pd.DataFrame:
+        """A row for each pair of turns; none for a comparison in rounds. Columns: epoch and number of the pair, mean
+        step of each side without its first one, their ratio, and the bandwidth probed in the pair; then of each side
+        its place in the order of the pair, in which the probe has one, too, seconds since the first epoch began, and
+        first step.
+        """
+        return pairs_frame(self.baseline.runs, self.candidate.runs)
 
     def table(self) -> ResultTable:
         """The figures of both sides, the ratios with their intervals, the verdict, and the origin of it all. A speedup

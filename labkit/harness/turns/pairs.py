@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,17 @@ from labkit.harness.runs import Run
 from labkit.statistics.rates import RatioByRate, ratio_by_rate
 from labkit.statistics.sequential import centre
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 CENTRE_ERROR = 1.0233  # standard error of the centre / of a mean, for a normal distribution: sqrt(pi / 3)
 DEVIATION = 1.4826  # standard deviation / median absolute deviation, for a normal distribution
 Logs = NDArray[np.float64]
+PAIR_COLUMNS = (
+    *("epoch", "pair", "baseline_ms", "candidate_ms", "ratio", "bandwidth_gb_s"),
+    *("baseline_place", "candidate_place", "baseline_at_s", "candidate_at_s"),
+    *("baseline_first_step_ms", "candidate_first_step_ms"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,24 @@ def pair_logs(baseline: Sequence[Run], candidate: Sequence[Run], metric: str = "
 def pair_rates(runs: Sequence[Run]) -> list[float | None]:
     """Read bandwidth that was probed in each pair, in GB/s, from the runs of one side."""
     return [turn.bandwidth_gb_s for run in runs for turn in run.turns]
+
+
+def pairs_frame(baseline: Sequence[Run], candidate: Sequence[Run]) -> pd.DataFrame:
+    """A row for each pair of turns, with the columns `PAIR_COLUMNS`. It has no rows where whole generations were
+    timed.
+    """
+    import pandas as pd  # imported on use, because it takes half a second
+
+    rows = [
+        (
+            *(of_candidate.round, theirs.pair, ours.step_ms, theirs.step_ms, ours.step_ms / theirs.step_ms),
+            *(theirs.bandwidth_gb_s, ours.place, theirs.place, ours.at_s, theirs.at_s),
+            *(ours.first_step_ms, theirs.first_step_ms),
+        )
+        for of_baseline, of_candidate in zip(baseline, candidate, strict=True)
+        for ours, theirs in zip(of_baseline.turns, of_candidate.turns, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=list(PAIR_COLUMNS))
 
 
 def scatter_of(logs: Sequence[Logs]) -> EpochScatter | None:
