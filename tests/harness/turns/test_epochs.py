@@ -89,7 +89,20 @@ def test_an_epoch_is_a_sample_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
             assert {turn.first_step_ms / turn.step_ms for turn in run.turns} == {3.0}
             assert {turn.bandwidth_gb_s for turn in run.turns} == {1000.0}
     assert sides[0].asked == sides[1].asked  # so that the context grows alike on both sides
-    assert set(sides[0].asked[1:]) == {4, 6, 7}  # 45 ms of the fastest side, and what a generation leaves
+    assert set(sides[0].asked[1:]) == {3, 4}  # 30 ms of the fastest side, and what a generation leaves
+
+
+def test_an_epoch_of_whole_calls_has_a_step_at_every_length_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = MadeUp("candidate", 40.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3, whole=True), side)
+    steps = NEW - 1
+    for run, tokens in zip(turns.sides[0].runs, turns.tokens[0], strict=False):
+        begun = len(run.prompts_ms)
+        tried = begun * steps - len(run.decode_ms) - len(run.turns)
+        assert tried in (0, FEWEST_STEPS)  # the turn that finds the number of steps does not count
+        assert run.end_to_end_ms == pytest.approx(FIRST_MS + steps * 40)
+        assert len(tokens[0]) == NEW
+    assert len(turns.tokens[0]) == sum(len(run.prompts_ms) for run in turns.sides[0].runs)
 
 
 def test_the_order_in_a_pair_is_random_and_the_probe_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
