@@ -1,7 +1,8 @@
 """Another version of labkit, against which the installed one is compared: a commit, a checkout or a Python environment.
 
 A commit or a checkout is copied into a temporary folder, laid out like an installed package, and runs with this Python.
-Its kernels are compiled by its own code. The copy does not change while somebody edits the checkout.
+Its kernels are compiled by its own code. The installed labkit is copied, too, if it comes from a checkout, so that
+somebody may edit the checkout meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from labkit.system.owned_folder import owned_folder
 EXPECTED = "expected a commit, a folder with labkit/ in it, or a Python environment with a labkit (bin/python)"
 OTHERS = ("PYTHONPATH", "PYTHONHOME", "LABKIT_KERNELS")  # variables that lead to other sources
 OF_GIT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in hooks
+PREFIX = "labkit-against-"  # of the names of copies
 PACKAGE, KERNELS = "labkit", "kernels"  # folders of a checkout
 LOOK = f"""
 import importlib.util, json
@@ -64,7 +66,7 @@ def other_version(against: str | os.PathLike[str]) -> Iterator[Program]:
     if (folder / "bin" / "python").is_file():
         yield _of_environment(named, folder.absolute())
         return
-    with owned_folder("labkit-against-") as copy:
+    with owned_folder(PREFIX) as copy:
         if (folder / PACKAGE / "__init__.py").is_file():
             _copy_checkout(folder, copy)
             version = f"{folder.resolve().name} ({commit_of(folder) or 'no commit'})"
@@ -74,9 +76,16 @@ def other_version(against: str | os.PathLike[str]) -> Iterator[Program]:
         yield _of_copy(named, copy, version, commit)
 
 
-def installed(variables: dict[str, str]) -> Program:
-    """The labkit of this process, with these variables."""
-    return replace(INSTALLED, environment=variables, imported=str(labkit.__file__))
+@contextmanager
+def installed() -> Iterator[Program]:
+    """The labkit of this process. A checkout is copied as it is now, and the copy is removed at the end."""
+    root = Path(labkit.__file__).resolve().parents[1]
+    if not (root / KERNELS / "__init__.py").is_file():
+        yield replace(INSTALLED, imported=str(labkit.__file__))
+        return
+    with owned_folder(PREFIX) as copy:
+        _copy_checkout(root, copy)
+        yield replace(INSTALLED, environment=_path_to(copy), imported=str(copy / PACKAGE / "__init__.py"))
 
 
 def _of_environment(named: str, folder: Path) -> Program:
@@ -95,8 +104,7 @@ def _of_environment(named: str, folder: Path) -> Program:
 
 def _of_copy(named: str, copy: Path, version: str, commit: str | None) -> Program:
     """The labkit of a folder that is laid out like an installed package."""
-    path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
-    program = Program(environment={"PYTHONPATH": path}, without=OTHERS, version=version)
+    program = Program(environment=_path_to(copy), without=OTHERS, version=version)
     look = _look(named, program)
     for origin in (look["labkit"], look["kernels"]):
         if origin is None or not Path(origin).resolve().is_relative_to(copy.resolve()):
@@ -105,6 +113,11 @@ def _of_copy(named: str, copy: Path, version: str, commit: str | None) -> Progra
                 "version in a Python environment and name its folder"
             )
     return replace(program, imported=look["labkit"], described={"commit": commit})
+
+
+def _path_to(copy: Path) -> dict[str, str]:
+    """The variable with which Python imports a copy rather than the installed labkit."""
+    return {"PYTHONPATH": os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def _copy_checkout(folder: Path, copy: Path) -> None:

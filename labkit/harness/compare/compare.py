@@ -203,10 +203,10 @@ def _compare_versions(
         )
     ours = _candidate(candidate, case)
     check_sides([ours], case)
-    with other_version(against) as other:
-        threads = pinned(ours.threads) if ours.ranks == 1 else {}
-        theirs = replace(ours, program=replace(other, environment=dict(other.environment) | threads))
-        turns = take_turns([theirs, replace(ours, program=installed(threads))], case, schedule, **how)
+    threads = pinned(ours.threads) if ours.ranks == 1 else {}
+    with other_version(against) as other, installed() as present:
+        sides = [replace(ours, program=program.with_variables(threads)) for program in (other, present)]
+        turns = take_turns(sides, case, schedule, **how)
     return turns.comparison(0, -1)
 
 

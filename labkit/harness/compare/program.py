@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit.system.processors import BINDINGS
@@ -29,6 +29,10 @@ class Program:
         """All environment variables of its processes."""
         kept = {name: value for name, value in os.environ.items() if name not in self.without}
         return kept | FIXED | added | dict(self.environment)
+
+    def with_variables(self, added: Mapping[str, str]) -> Program:
+        """The same program with more environment variables."""
+        return replace(self, environment={**self.environment, **added})
 
     def module(self, name: str, *arguments: str) -> list[str]:
         """The command that runs one of its modules."""

@@ -16,7 +16,7 @@ import labkit
 from labkit.harness import Comparison, WorkerError, load_records
 from labkit.harness.compare import against as module
 from labkit.harness.compare import program as program_module
-from labkit.harness.compare.against import other_version
+from labkit.harness.compare.against import installed, other_version
 from labkit.harness.compare.compare import compare
 from labkit.harness.compare.interleave import _without_turns
 from labkit.harness.compare.measured_side import MeasuredSide
@@ -130,6 +130,40 @@ def test_a_commit_without_the_sources_is_refused(checkout: Path) -> None:
 def test_a_commit_needs_a_labkit_from_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labkit, "__file__", str(tmp_path / "site-packages" / "labkit" / "__init__.py"))
     refused("HEAD", r"A commit needs a labkit that is installed from a checkout")
+
+
+@pytest.mark.parametrize("name", ["old", "project/.venv"])
+def test_a_python_environment_is_named_by_its_folder(
+    name: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "labkit"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(checkout))
+    script = f'test -z "$PYTHONPATH" || exit 1; PYTHONPATH={package.parent} exec {sys.executable} "$@"'
+    folder = python_of(tmp_path / name, script)
+    with other_version(folder) as other:
+        assert other.python == str(folder / "bin" / "python")
+        assert other.imported == str(package / "__init__.py")
+        assert other.version == name.partition("/")[0]
+        assert other.described["commit"] is None
+        assert "torch" in other.described["packages"]
+
+
+def test_the_sources_of_an_installed_checkout_are_copied_too(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = copies()
+    with installed() as present:
+        (checkout / "labkit" / "__init__.py").write_text("NUMBER = 3\n")
+        assert Path(present.imported).read_text() == "NUMBER = 2\n"
+        assert present.version == ""
+        bound = present.with_variables({"OMP_PLACES": "{0}"}).variables()
+        assert bound["PYTHONPATH"].split(":")[0] == str(Path(present.imported).parents[1])
+        assert bound["OMP_PLACES"] == "{0}"
+    assert copies() == before
+    (checkout / "kernels" / "__init__.py").unlink()  # now it is laid out like an installed package
+    with installed() as present:
+        assert present.imported == labkit.__file__
+        assert copies() == before
 
 
 @pytest.mark.parametrize(
