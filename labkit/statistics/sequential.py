@@ -17,7 +17,7 @@ scatter like a normal distribution; tests/statistics simulates machines on which
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -74,6 +74,14 @@ def sequential_ratio(logs: ArrayLike, look: int, rule: Rule) -> Ratio:
 def planned_ratio(logs: ArrayLike, rule: Rule) -> Ratio:
     """Ratio of two sides over a number of epochs that was fixed beforehand, with its 95 % interval."""
     return _ratio(interval_of(logs, 1 - CONFIDENCE), rule)
+
+
+def typical_time(times: ArrayLike, rule: Rule) -> tuple[float, Ratio]:
+    """Centre of the times of one side's epochs, whose number was fixed beforehand, and its 95 % interval relative to
+    it: a ratio of 1.
+    """
+    centre = planned_ratio(np.log(times), rule)
+    return centre.value, replace(centre, value=1.0, low=centre.low / centre.value, high=centre.high / centre.value)
 
 
 Interval = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]  # estimate, lower end, upper end
