@@ -18,6 +18,7 @@ from labkit.statistics.sequential import (
     PROCESS_LUCK,
     ROUNDS,
     Rule,
+    centre,
     more_rounds,
     more_rounds_text,
     planned_ratio,
@@ -47,7 +48,7 @@ class Comparison(Tabular, FrozenRecord):
     are baseline / candidate.
 
     Turns belong to epochs, between which both sides put their weights into new memory. The ratio of an epoch is the
-    median over its pairs of turns, and its interval comes from the scatter between epochs.
+    centre of its pairs of turns, and its interval comes from the scatter between epochs.
 
     A comparison with `looks` has the ratios of `labkit.statistics.sequential`, whose intervals hold for all looks at
     once.
@@ -98,11 +99,11 @@ class Comparison(Tabular, FrozenRecord):
         return sequential_ratio(logs, len(self.looks), self.rule) if self.looks else planned_ratio(logs, self.rule)
 
     def logs(self, metric: str) -> tuple[float, ...]:
-        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the median over its pairs of
-        turns, and for the first token the median over its prompts.
+        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the centre of its pairs of
+        turns, and for the first token the centre of its prompts.
         """
         if self.in_epochs and metric != "end_to_end":
-            return tuple(float(np.median(logs)) for logs in self.pair_logs(metric))
+            return tuple(centre(logs) for logs in self.pair_logs(metric))
         baseline, candidate = self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric)
         return tuple(np.log(np.asarray(baseline) / np.asarray(candidate)).tolist())
 

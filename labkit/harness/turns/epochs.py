@@ -4,7 +4,7 @@ All sides are in the middle of a generation, and one at a time makes a few steps
 memory, whose rate changes within seconds on a shared machine. The read bandwidth is probed in a turn of its own.
 
 Between epochs every side puts its weights into new memory, since their place alone makes a step 1 to 3 % faster or
-slower, for as long as they stay there. The median of an epoch's pairs is one sample.
+slower, for as long as they stay there. The centre of an epoch's pairs is one sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from labkit.harness.runs import Run, TokenTurn
 from labkit.harness.turns.looks import FEWEST_PAIRS, epoch_goes_on
 from labkit.statistics.sequential import EPOCHS
 
-TURN_MS = 45  # of the fastest side: much longer than the first step, and shorter than the memory keeps its rate
+TURN_MS = 30  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
 FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
 JUMP_S = 0.5  # by which the clock of the day may move against the monotonic one in a pair
 PROBE = -1  # the probe's index among the sides

@@ -89,7 +89,7 @@ def test_an_epoch_is_a_sample_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
             assert {turn.first_step_ms / turn.step_ms for turn in run.turns} == {3.0}
             assert {turn.bandwidth_gb_s for turn in run.turns} == {1000.0}
     assert sides[0].asked == sides[1].asked  # so that the context grows alike on both sides
-    assert set(sides[0].asked[1:]) == {4, 6, 7}  # 45 ms of the fastest side, and what a generation leaves
+    assert set(sides[0].asked[1:]) == {3, 4}  # 30 ms of the fastest side, and what a generation leaves
 
 
 def test_an_epoch_of_whole_calls_has_a_step_at_every_length_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
