@@ -87,6 +87,14 @@ def planned_ratio(logs: ArrayLike, rule: Rule) -> Ratio:
     return _ratio(interval_of(logs, 1 - CONFIDENCE), rule)
 
 
+def typical_time(times: ArrayLike, rule: Rule) -> tuple[float, Ratio]:
+    """Centre of the times of one side's epochs, whose number was fixed beforehand, and its 95 % interval relative to
+    it: a ratio of 1.
+    """
+    centre = planned_ratio(np.log(times), rule)
+    return centre.value, replace(centre, value=1.0, low=centre.low / centre.value, high=centre.high / centre.value)
+
+
 Interval = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]  # estimate, lower end, upper end
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
@@ -14,7 +13,7 @@ from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.runs import Case, FrozenRecord
 from labkit.statistics import Ratio, Trust, grade
 from labkit.statistics.ratios import median_ratio
-from labkit.statistics.sequential import EPOCHS, EPOCHS_IN_PLACE, planned_ratio
+from labkit.statistics.sequential import EPOCHS, EPOCHS_IN_PLACE, typical_time
 from labkit.statistics.trust import busy
 
 
@@ -85,8 +84,7 @@ class MethodCell(FrozenRecord):
         if self.unit == "round":
             return float(np.median(calls_ms)), median_ratio(calls_ms)
         rule = EPOCHS if self.measured.placed_anew else EPOCHS_IN_PLACE
-        call = planned_ratio(np.log(calls_ms), rule)
-        return call.value, replace(call, value=1.0, low=call.low / call.value, high=call.high / call.value)
+        return typical_time(calls_ms, rule)
 
     @property
     def trust(self) -> Trust:
