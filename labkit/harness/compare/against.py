@@ -56,7 +56,7 @@ print(json.dumps({{"labkit": origin("labkit"), "kernels": origin("labkit.kernels
 def other_version(against: str | os.PathLike[str]) -> Iterator[Program]:
     """The labkit of a Python environment, of a checkout, or of a commit of the repository of the installed labkit.
 
-    UserError where there is none, or where its Python imports another labkit. The copy of a checkout or commit is
+    UserError if there is no such version, or if its Python imports another labkit. The copy of a checkout or commit is
     removed at the end.
     """
     named = os.fspath(against)

@@ -104,7 +104,9 @@ class MeasuredSide:
         except WorkerError as error:
             if not program.version:
                 raise
-            raise WorkerError(f"{error}\n{self.name} cannot take part as it is; {CHOOSE_ANOTHER}") from None
+            first, *others = str(error).splitlines()
+            cause = f"{first} ({others[-1]})" if others else first
+            raise WorkerError(f"{self.name} does not understand this labkit: {cause}; {CHOOSE_ANOTHER}") from None
         for rank in ranks:
             if (protocol := rank.get("protocol", PROTOCOL)) != PROTOCOL:
                 raise UserError(

@@ -1,4 +1,4 @@
-"""Where the weights of a side lie: in new memory before each epoch, alone or together with another process."""
+"""Memory of a side's weights. It is new in each epoch, and another process may read the same pages."""
 
 from __future__ import annotations
 

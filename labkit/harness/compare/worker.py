@@ -173,7 +173,7 @@ class Worker:
             return {"placed": self._load_again()}
 
     def weight_blocks(self) -> dict[str, Any]:
-        """The blocks of the weights that another process may share, or why there are none."""
+        """The blocks of the weights, for another process that may have the same; or why they cannot be shared."""
         if self._device.type != "cpu" or not self._side.in_tensors:
             return {"blocks": [], "why_not": "weights on a GPU, or in memory of another library, cannot be shared"}
         return self.placement.blocks(lambda: self._warm_up(RELOADED_TOKENS, seed=UNTIMED_SEED))

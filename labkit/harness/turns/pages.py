@@ -74,8 +74,8 @@ def large_spans(tensors: Iterable[torch.Tensor]) -> list[Span]:
 
 
 def pieces_of(spans: Iterable[Span], but: Iterable[Span] = ()) -> list[Piece]:
-    """The whole pages of these spans that can be moved, mapping by mapping, without those of `but`. None where the
-    system is not Linux.
+    """The whole pages of these spans that can be moved, mapping by mapping, outside of the spans `but`. No page on a
+    system other than Linux.
     """
     if sys.platform != "linux":
         return []

@@ -57,7 +57,7 @@ def refused(named: Path | str, message: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with two commits of a package, of which the installed labkit seems to come."""
+    """A repository with two commits of a package. The installed labkit seems to come from it."""
     root = tmp_path.resolve() / "checkout"
     for number in (1, 2):
         for package in ("labkit", "kernels"):
@@ -218,8 +218,12 @@ def test_a_side_says_what_it_is_before_it_loads() -> None:
         side_with({"protocol": 99}, OTHER)._prepare()
     with pytest.raises(WorkerError, match=r"fused at abc runs the labkit of .*test_against.py, expected .*against.py"):
         side_with({"protocol": PROTOCOL, "imported": __file__}, OTHER)._prepare()
-    with pytest.raises(WorkerError, match=r"unexpected keyword(.|\n)*fused at abc cannot take part as it is; name"):
-        side_with(WorkerError("unexpected keyword"), OTHER)._prepare()
+    with pytest.raises(
+        WorkerError, match=r"^fused at abc does not understand this labkit: it ended \(no module\); name"
+    ):
+        side_with(WorkerError("it ended\nTraceback\nno module"), OTHER)._prepare()
+    with pytest.raises(WorkerError, match=r"^it ended$"):
+        side_with(WorkerError("it ended"), Program())._prepare()
 
 
 def test_an_answer_in_no_known_language_is_shown(tmp_path: Path) -> None:
