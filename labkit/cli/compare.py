@@ -29,6 +29,13 @@ Rounds = Annotated[
 Budget = Annotated[
     float | None, typer.Option(help="Measure until there is a verdict, for this long at most; without --rounds 60.")
 ]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of the sides that `labkit sides` describes: {names_in_help()} (see `labkit peers`).",
+        show_default="hf-eager",
+    ),
+]
 Against = Annotated[
     str | None,
     typer.Option(
@@ -42,13 +49,7 @@ Width = Annotated[
 
 def compare(
     model: Model,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            help=f"One of the sides that `labkit sides` describes: {names_in_help()} (see `labkit peers`).",
-            show_default="hf-eager",
-        ),
-    ] = None,
+    baseline: Baseline = None,
     candidate: Annotated[str, typer.Option(help="The side that is compared with the baseline.")] = "fused",
     against: Against = None,
     dtype: Dtype = "float32",

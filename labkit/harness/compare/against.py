@@ -18,8 +18,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-import labkit
-from labkit.harness.compare.program import INSTALLED, Program
+from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.harness.environment import PACKAGES, commit_of
 from labkit.system.asked_from import given
 from labkit.system.child import finished
@@ -29,6 +28,7 @@ from labkit.system.owned_folder import owned_folder
 EXPECTED = "expected a commit, a folder with labkit/ in it, or a Python environment with a labkit (bin/python)"
 OTHERS = ("PYTHONPATH", "PYTHONHOME", "LABKIT_KERNELS")  # variables that lead to other sources
 OF_GIT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in hooks
+SOURCE = Path(__file__).parents[2] / "__init__.py"  # of the labkit of this process
 PREFIX = "labkit-against-"  # of the names of copies
 PACKAGE, KERNELS = "labkit", "kernels"  # folders of a checkout
 LOOK = f"""
@@ -53,7 +53,7 @@ print(json.dumps({{"labkit": origin("labkit"), "kernels": origin("labkit.kernels
 
 
 @contextmanager
-def other_version(against: str | os.PathLike[str]) -> Iterator[Program]:
+def other_version(against: str | os.PathLike[str]) -> Iterator[Installation]:
     """The labkit of a Python environment, of a checkout, or of a commit of the repository of the installed labkit.
 
     UserError if there is no such version, or if its Python imports another labkit. The copy of a checkout or commit is
@@ -77,42 +77,42 @@ def other_version(against: str | os.PathLike[str]) -> Iterator[Program]:
 
 
 @contextmanager
-def installed() -> Iterator[Program]:
+def installed() -> Iterator[Installation]:
     """The labkit of this process. A checkout is copied as it is now, and the copy is removed at the end."""
-    root = Path(labkit.__file__).resolve().parents[1]
+    root = SOURCE.resolve().parents[1]
     if not (root / KERNELS / "__init__.py").is_file():
-        yield replace(INSTALLED, imported=str(labkit.__file__))
+        yield replace(INSTALLED, imported=str(SOURCE))
         return
     with owned_folder(PREFIX) as copy:
         _copy_checkout(root, copy)
         yield replace(INSTALLED, environment=_path_to(copy), imported=str(copy / PACKAGE / "__init__.py"))
 
 
-def _of_environment(named: str, folder: Path) -> Program:
+def _of_environment(named: str, folder: Path) -> Installation:
     """The labkit that is installed in a Python environment."""
-    program = Program(python=str(folder / "bin" / "python"), without=OTHERS)
-    look = _look(named, program)
+    installation = Installation(python=str(folder / "bin" / "python"), without=OTHERS)
+    look = _look(named, installation)
     root = Path(look["labkit"]).parents[1]
-    if Path(look["labkit"]).samefile(labkit.__file__) and look["packages"] == _look(named, INSTALLED)["packages"]:
+    if Path(look["labkit"]).samefile(SOURCE) and look["packages"] == _look(named, INSTALLED)["packages"]:
         raise UserError(
             f"got {_given(named)}, which has the same labkit as this process, {root}, and the same packages; {EXPECTED}"
         )
     name = folder.name if not folder.name.startswith(".") else folder.parent.name
     described = {"packages": look["packages"], "commit": commit_of(root)}
-    return replace(program, version=name, imported=look["labkit"], described=described)
+    return replace(installation, version=name, imported=look["labkit"], described=described)
 
 
-def _of_copy(named: str, copy: Path, version: str, commit: str | None) -> Program:
+def _of_copy(named: str, copy: Path, version: str, commit: str | None) -> Installation:
     """The labkit of a folder that is laid out like an installed package."""
-    program = Program(environment=_path_to(copy), without=OTHERS, version=version)
-    look = _look(named, program)
+    installation = Installation(environment=_path_to(copy), without=OTHERS, version=version)
+    look = _look(named, installation)
     for origin in (look["labkit"], look["kernels"]):
         if origin is None or not Path(origin).resolve().is_relative_to(copy.resolve()):
             raise UserError(
                 f"got {_given(named)}, but Python imports {origin} instead of the copy of it in {copy}; install that "
                 "version in a Python environment and name its folder"
             )
-    return replace(program, imported=look["labkit"], described={"commit": commit})
+    return replace(installation, imported=look["labkit"], described={"commit": commit})
 
 
 def _path_to(copy: Path) -> dict[str, str]:
@@ -129,7 +129,7 @@ def _copy_checkout(folder: Path, copy: Path) -> None:
 
 def _copy_commit(named: str, copy: Path) -> str:
     """Copies the sources of a commit. Returns its short name."""
-    root = Path(labkit.__file__).resolve().parents[1]
+    root = SOURCE.resolve().parents[1]
     if shutil.which("git") is None:
         raise UserError(f"got {_given(named)}; {EXPECTED}. A commit needs git, which is not on the PATH")
     top = _git(root, "rev-parse", "--show-toplevel")
@@ -160,18 +160,18 @@ def _git(root: Path, *arguments: str) -> CompletedProcess[str]:
     return finished(["git", "-C", str(root), *arguments], environment=environment)
 
 
-def _look(named: str, program: Program) -> dict[str, Any]:
-    """What a program imports, and the versions of its packages. UserError where it has no labkit."""
+def _look(named: str, installation: Installation) -> dict[str, Any]:
+    """What an installation imports, and the versions of its packages. UserError where it has no labkit."""
     try:
-        done = finished([program.python, "-P", "-c", LOOK], environment=program.variables())
+        done = finished([installation.python, "-P", "-c", LOOK], environment=installation.variables())
     except OSError as error:
-        raise UserError(f"got {_given(named)}, whose {program.python} does not run: {error.strerror}") from None
+        raise UserError(f"got {_given(named)}, whose {installation.python} does not run: {error.strerror}") from None
     if done.returncode:
         raise UserError(f"got {_given(named)}, whose labkit cannot be imported: {done.stderr.strip().splitlines()[-1]}")
     look: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if look["labkit"] is None:
         raise UserError(
-            f"got {_given(named)}, whose Python has no labkit; install one there ({program.python} -m pip install …), "
+            f"got {_given(named)}, whose Python has no labkit; install one there ({installation.python} -m pip install …), "
             "or name a checkout or a commit"
         )
     return look

@@ -12,7 +12,7 @@ import torch
 from labkit.harness.compare.against import installed, other_version
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec, check_sides
-from labkit.harness.compare.program import pinned
+from labkit.harness.compare.installation import pinned
 from labkit.harness.compare.sampling import Turns
 from labkit.harness.compare.sides import side_row
 from labkit.harness.comparison import Comparison
@@ -205,7 +205,7 @@ def _compare_versions(
     check_sides([ours], case)
     threads = pinned(ours.threads) if ours.ranks == 1 else {}
     with other_version(against) as other, installed() as present:
-        sides = [replace(ours, program=program.with_variables(threads)) for program in (other, present)]
+        sides = [replace(ours, installation=installation.with_variables(threads)) for installation in (other, present)]
         turns = take_turns(sides, case, schedule, **how)
     return turns.comparison(0, -1)
 

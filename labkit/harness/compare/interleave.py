@@ -72,7 +72,7 @@ def take_turns(
             MeasuredSide(
                 name,
                 side,
-                stack.enter_context(SideProcesses(name, side.threads, side.ranks, side.program)),
+                stack.enter_context(SideProcesses(name, side.threads, side.ranks, side.installation)),
                 prepared,
                 schedule,
             )
@@ -118,7 +118,7 @@ def _sampling(
         reason = "the schedule asked for it"
     if reason:
         return WholeRuns(sides, schedule, decided, steps, why_rounds=reason)
-    sharing = WeightSharing(sides) if any(side.spec.program.version for side in sides) else None
+    sharing = WeightSharing(sides) if any(side.spec.installation.version for side in sides) else None
     return Epochs(sides, schedule, decided, steps, new_tokens=case.new_tokens, show=show, sharing=sharing)
 
 
@@ -146,8 +146,8 @@ def _folders(
                 prepared.weights,
                 dtype=prepared.case.dtype,
                 seed=schedule.seed,
-                scratch=None if side.program.version else schedule.scratch,  # other versions may write other files
-                program=side.program,
+                scratch=None if side.installation.version else schedule.scratch,  # other versions may write other files
+                installation=side.installation,
             )
             folders[index] = str(stack.enter_context(folder))
     return folders

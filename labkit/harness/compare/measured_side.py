@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
-from labkit.harness.compare.program import PROTOCOL
+from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.read_files import ReadFiles
 from labkit.harness.compare.side_process import SideProcesses, WorkerError
 from labkit.harness.environment import read_environment
@@ -50,7 +50,7 @@ class MeasuredSide:
     ) -> None:
         self.name, self.spec, self.process = name, spec, process
         self._prepared, self._schedule = prepared, schedule
-        self._environment = read_environment(spec.cores).model_copy(update=dict(spec.program.described))
+        self._environment = read_environment(spec.cores).model_copy(update=dict(spec.installation.described))
         self._runs: list[Run] = []
         self.tokens: list[Any] = []  # [round, sequence, position]
         self._files = ReadFiles()
@@ -91,7 +91,7 @@ class MeasuredSide:
 
     def _prepare(self) -> None:
         """Makes sure that the workers can be talked to, and that they are of this side's version of labkit."""
-        program = self.spec.program
+        installation = self.spec.installation
         try:
             ranks = self.process.ask(
                 "prepare",
@@ -102,7 +102,7 @@ class MeasuredSide:
                 options=self.spec.options,
             )
         except WorkerError as error:
-            if not program.version:
+            if not installation.version:
                 raise
             first, *others = str(error).splitlines()
             cause = f"{first} ({others[-1]})" if others else first
@@ -112,9 +112,9 @@ class MeasuredSide:
                 raise UserError(
                     f"{self.name} speaks protocol {protocol} of comparisons, expected {PROTOCOL}; {CHOOSE_ANOTHER}"
                 )
-            imported = rank.get("imported", program.imported)
-            if program.imported and not Path(imported).samefile(program.imported):
-                raise WorkerError(f"{self.name} runs the labkit of {imported}, expected {program.imported}")
+            imported = rank.get("imported", installation.imported)
+            if installation.imported and not Path(imported).samefile(installation.imported):
+                raise WorkerError(f"{self.name} runs the labkit of {imported}, expected {installation.imported}")
         self.shares = "protocol" in ranks[0] and self.spec.ranks == 1
 
     def note_peak(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from labkit.harness.environment import read_memory, reset_peak_memory
-from labkit.harness.turns.pages import Span
+from labkit.harness.turns.pages import AddressRange
 from labkit.harness.turns.placing import place_anew
 from labkit.harness.turns.sharing import SharedBlock, SharedPages
 
@@ -77,7 +77,7 @@ class Placement:
                 return {"why_not": str(error)}
             return {"same": same, "placed": self._move(self._pages.shared)}
 
-    def _move(self, shared: Sequence[Span] = ()) -> bool:
+    def _move(self, shared: Sequence[AddressRange] = ()) -> bool:
         """Puts the weights into new memory, except for shared ones, which are there already."""
         placed = place_anew(self._tensors, but=shared)
         return placed._replace(moved=placed.moved + sum(span.size for span in shared)).anew

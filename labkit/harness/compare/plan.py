@@ -11,7 +11,7 @@ from typing import Any, Self
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import check_side, loader_of
-from labkit.harness.compare.program import INSTALLED, Program
+from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.harness.compare.sides import ANY_ARCHITECTURE, SIDES, side_row
 from labkit.harness.runs import Case
 from labkit.models.config import ModelConfig
@@ -39,7 +39,7 @@ class SideSpec:
     tp: int = 1  # ranks of each stage
     pp: int = 1  # stages
     schedule: str = QUEUE  # of several stages
-    program: Program = INSTALLED  # the labkit that computes it
+    installation: Installation = INSTALLED  # the labkit that computes it
 
     @classmethod
     def named(cls, label: str, threads: int) -> Self:
@@ -54,7 +54,7 @@ class SideSpec:
     def label(self) -> str:
         schedule = "" if self.schedule == QUEUE else f"-{self.schedule}"
         stages = "" if self.pp == 1 else f"-pp{self.pp}{schedule}"
-        version = self.program.version and f" at {self.program.version}"
+        version = self.installation.version and f" at {self.installation.version}"
         return f"{self.name}{stages}" + ("" if self.tp == 1 else f"-tp{self.tp}") + version
 
     @property

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from labkit.harness.compare.budget import MemoryBudget, memory_budget
-from labkit.harness.compare.program import INSTALLED, Program
+from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.system.child import LOOK_S
 from labkit.system.errors import RunError, UserError
 from labkit.system.lifetime import kill_session
@@ -41,19 +41,21 @@ class SideProcess:
     the parent. It ends by itself when the parent disappears.
     """
 
-    def __init__(self, name: str, threads: int, cores: Collection[int] = (), program: Program = INSTALLED) -> None:
-        """`cores`: cores on which the worker may run; empty: all cores of this process. `program`: the labkit that
+    def __init__(
+        self, name: str, threads: int, cores: Collection[int] = (), installation: Installation = INSTALLED
+    ) -> None:
+        """`cores`: cores on which the worker may run; empty: all cores of this process. `installation`: the labkit that
         computes the side.
         """
         self.name = name
         self._errors = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as the process, which appends to it
         self._process = subprocess.Popen(
-            program.module("labkit.harness.compare.worker"),
+            installation.module("labkit.harness.compare.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=program.variables(OMP_NUM_THREADS=str(threads)),
+            env=installation.variables(OMP_NUM_THREADS=str(threads)),
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -142,20 +144,20 @@ class SideProcesses:
     A context. An error on one rank ends the whole side, because the other ranks would wait for it.
     """
 
-    def __init__(self, name: str, threads: int, ranks: int = 1, program: Program = INSTALLED) -> None:
+    def __init__(self, name: str, threads: int, ranks: int = 1, installation: Installation = INSTALLED) -> None:
         self.name, self.ranks = name, ranks
         self._stack = contextlib.ExitStack()
         self._limits = self._stack.enter_context(contextlib.ExitStack())  # closed after the processes
         self._budget: MemoryBudget | None = None
         if ranks == 1:
             self._joins: list[dict[str, Any]] = [{}]
-            self._processes = [self._stack.enter_context(SideProcess(name, threads, program=program))]
+            self._processes = [self._stack.enter_context(SideProcess(name, threads, installation=installation))]
             return
         rendezvous = self._stack.enter_context(owned_folder("labkit-side-")) / "store"
         joins = [{"rank": rank, "ranks": ranks, "rendezvous": rendezvous.as_uri()} for rank in range(ranks)]
         self._joins = [{"join": join} for join in joins]
         self._processes = [
-            self._stack.enter_context(SideProcess(f"{name}, rank {rank}", threads, cores, program))
+            self._stack.enter_context(SideProcess(f"{name}, rank {rank}", threads, cores, installation))
             for rank, cores in enumerate(cores_of_ranks(ranks, threads))
         ]
 

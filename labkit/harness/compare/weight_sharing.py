@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.runs import SharedWeights
-from labkit.harness.turns.sharing import Block, SharedBlock, matching
+from labkit.harness.turns.sharing import WeightBlock, SharedBlock, matching
 
 Answer = TypeVar("Answer")
 
@@ -50,7 +50,7 @@ class WeightSharing:
         for answer in answers:
             if "why_not" in answer:
                 return self._nothing(answer["why_not"])
-        first, second = ([Block(*block) for block in answer["blocks"]] for answer in answers)
+        first, second = ([WeightBlock(*block) for block in answer["blocks"]] for answer in answers)
         self._bytes = {index: block.size for index, block in enumerate(second)}
         return matching(first, second) or self._nothing("the versions have no weights in the same layout")
 

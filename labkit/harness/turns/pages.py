@@ -27,7 +27,7 @@ MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ")
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-class Span(NamedTuple):
+class AddressRange(NamedTuple):
     """A range of addresses."""
 
     begin: int
@@ -68,12 +68,12 @@ def large_tensors() -> list[torch.Tensor]:
     return [tensor for tensor in tensors if _is_large(_storage(tensor))]
 
 
-def large_spans(tensors: Iterable[torch.Tensor]) -> list[Span]:
+def large_spans(tensors: Iterable[torch.Tensor]) -> list[AddressRange]:
     """The memory of these tensors in spans that do not overlap, in ascending order, without small ones."""
     return [span for span in _joined(map(_storage, tensors)) if _is_large(span)]
 
 
-def pieces_of(spans: Iterable[Span], but: Iterable[Span] = ()) -> list[Piece]:
+def pieces_of(spans: Iterable[AddressRange], but: Iterable[AddressRange] = ()) -> list[Piece]:
     """The whole pages of these spans that can be moved, mapping by mapping, outside of the spans `but`. No page on a
     system other than Linux.
     """
@@ -88,42 +88,42 @@ def fits(size: int) -> bool:
     return size + HUGE_PAGE <= FREE_SHARE * psutil.virtual_memory().available
 
 
-def _storage(tensor: torch.Tensor) -> Span:
+def _storage(tensor: torch.Tensor) -> AddressRange:
     """The addresses of a tensor's storage; none for tensors without memory of the CPU."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        return Span(0, 0)
+        return AddressRange(0, 0)
     try:
         storage = tensor.untyped_storage()
-        return Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+        return AddressRange(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
     except (RuntimeError, NotImplementedError):  # a wrapper around other tensors
-        return Span(0, 0)
+        return AddressRange(0, 0)
 
 
-def _is_large(span: Span) -> bool:
+def _is_large(span: AddressRange) -> bool:
     return span.size >= LEAST_BYTES
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
+def _joined(spans: Iterable[AddressRange]) -> list[AddressRange]:
     """The same addresses in spans that do not overlap, in ascending order."""
-    joined: list[Span] = []
+    joined: list[AddressRange] = []
     for span in sorted(span for span in spans if span.begin):
         if joined and span.begin < joined[-1].end:
-            joined[-1] = Span(joined[-1].begin, max(joined[-1].end, span.end))
+            joined[-1] = AddressRange(joined[-1].begin, max(joined[-1].end, span.end))
         else:
             joined.append(span)
     return joined
 
 
-def _without(span: Span, left_out: list[Span]) -> Iterator[Span]:
+def _without(span: AddressRange, left_out: list[AddressRange]) -> Iterator[AddressRange]:
     """The parts of a span outside of other spans, which are sorted."""
     begin = span.begin
     for other in left_out:
         if begin < other.begin < span.end:
-            yield Span(begin, other.begin)
+            yield AddressRange(begin, other.begin)
         if other.begin < span.end:
             begin = max(begin, other.end)
     if begin < span.end:
-        yield Span(begin, span.end)
+        yield AddressRange(begin, span.end)
 
 
 def _mappings() -> list[Mapping]:
@@ -137,7 +137,7 @@ def _mappings() -> list[Mapping]:
     return found
 
 
-def _pieces(span: Span, mappings: list[Mapping]) -> Iterator[Piece]:
+def _pieces(span: AddressRange, mappings: list[Mapping]) -> Iterator[Piece]:
     """The whole pages of a span that can be moved, mapping by mapping."""
     page = mmap.PAGESIZE
     first, last = round_up(span.begin, page), span.end // page * page

@@ -25,7 +25,7 @@ from labkit.harness.turns.pages import (
     MADV_HUGEPAGE,
     MAP_FAILED,
     READ_WRITE,
-    Span,
+    AddressRange,
     fits,
     large_spans,
     library,
@@ -49,7 +49,7 @@ class PlacedBytes(NamedTuple):
         return self.moved >= MOSTLY * self.total > 0
 
 
-def place_anew(tensors: Iterable[torch.Tensor], *, but: Iterable[Span] = ()) -> PlacedBytes:
+def place_anew(tensors: Iterable[torch.Tensor], *, but: Iterable[AddressRange] = ()) -> PlacedBytes:
     """Puts the memory of `tensors`, without the addresses in `but`, into new memory with the same kind of pages.
 
     No thread may write to it meanwhile. Shared and read-only memory stays where it is, as does everything where the

@@ -29,7 +29,7 @@ from labkit.harness.turns.pages import (
     MAP_FAILED,
     READ_WRITE,
     Piece,
-    Span,
+    AddressRange,
     fits,
     large_spans,
     library,
@@ -43,7 +43,7 @@ PROT_NONE, MAP_FIXED = 0, 0x10
 RUN_BYTES = 128 * HUGE_PAGE  # copied at once, so that a second copy of all weights is never needed
 
 
-class Block(NamedTuple):
+class WeightBlock(NamedTuple):
     """Part of the weights, as the other process needs to know it."""
 
     digest: str
@@ -69,7 +69,7 @@ class _Run(NamedTuple):
     huge: bool
 
 
-def matching(ours: Sequence[Block], theirs: Sequence[Block]) -> list[tuple[SharedBlock, SharedBlock]]:
+def matching(ours: Sequence[WeightBlock], theirs: Sequence[WeightBlock]) -> list[tuple[SharedBlock, SharedBlock]]:
     """The blocks of two processes that have the same bytes, at addresses that allow the same pages."""
     known: dict[tuple[str, int, int], list[int]] = {}
     for index, block in enumerate(ours):
@@ -83,7 +83,7 @@ def matching(ours: Sequence[Block], theirs: Sequence[Block]) -> list[tuple[Share
     return sorted(pairs)
 
 
-def _kind(block: Block) -> tuple[str, int, int]:
+def _kind(block: WeightBlock) -> tuple[str, int, int]:
     return block.digest, block.size, block.offset % mmap.PAGESIZE
 
 
@@ -98,9 +98,9 @@ class SharedPages:
         spans = large_spans(self._tensors)
         before = [[_digest(part) for part in _parts(pieces_of([span]))] for span in spans]
         step()
-        self.blocks: list[Block] = []
+        self.blocks: list[WeightBlock] = []
         self._parts: list[Piece] = []  # the addresses of each block
-        self._shared: list[Span] = []
+        self._shared: list[AddressRange] = []
         self._file: int | None = None
         empty: dict[int, str] = {}  # digest of zeros, by size
         for span, digests in zip(spans, before, strict=True):
@@ -111,11 +111,11 @@ class SharedPages:
                 if part.size not in empty:
                     empty[part.size] = xxh3_128_hexdigest(bytes(part.size))
                 if digest != empty[part.size]:
-                    self.blocks.append(Block(digest, part.size, part.begin % HUGE_PAGE, part.huge))
+                    self.blocks.append(WeightBlock(digest, part.size, part.begin % HUGE_PAGE, part.huge))
                     self._parts.append(part)
 
     @property
-    def shared(self) -> list[Span]:
+    def shared(self) -> list[AddressRange]:
         """Addresses that this process shares by now."""
         return self._shared
 
@@ -168,9 +168,9 @@ class SharedPages:
             if index < 0 or part.end > present[index].end:
                 raise OSError("a library has put its tensors elsewhere")
 
-    def _span(self, block: SharedBlock) -> Span:
+    def _span(self, block: SharedBlock) -> AddressRange:
         part = self._parts[block.number]
-        return Span(part.begin, part.end)
+        return AddressRange(part.begin, part.end)
 
     def _positions(self, blocks: Sequence[SharedBlock]) -> tuple[list[SharedBlock], int]:
         """The blocks with their positions in a file, and its size. A huge page begins at a multiple of its size."""

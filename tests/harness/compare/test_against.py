@@ -12,23 +12,22 @@ import pytest
 from helpers.studies.comparisons import comparison
 from helpers.sweeps import sweep
 
-import labkit
 from labkit.harness import Comparison, WorkerError, load_records
 from labkit.harness.compare import against as module
-from labkit.harness.compare import program as program_module
+from labkit.harness.compare import installation as installation_module
 from labkit.harness.compare.against import installed, other_version
 from labkit.harness.compare.compare import compare
 from labkit.harness.compare.interleave import _without_turns
 from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.compare.plan import Schedule, SideSpec, labels
-from labkit.harness.compare.program import PROTOCOL, Program, pinned
+from labkit.harness.compare.installation import PROTOCOL, Installation, pinned
 from labkit.harness.compare.side_process import SideProcess
 from labkit.harness.compare.weight_sharing import WeightSharing
 from labkit.harness.runs import SharedWeights
-from labkit.harness.turns.sharing import Block
+from labkit.harness.turns.sharing import WeightBlock
 from labkit.system.errors import UserError
 
-ROOT = Path(labkit.__file__).parents[1]
+ROOT = module.SOURCE.parents[1]
 SMALL: dict[str, Any] = {"model": "tiny-gpt2", "prompt": 9, "new": 5, "threads": 1, "rounds": 3}
 in_checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the installed labkit is no checkout")
 
@@ -66,7 +65,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         git(root, "init", "-q")
         git(root, "add", ".")
         git(root, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-m", str(number))
-    monkeypatch.setattr(labkit, "__file__", str(root / "labkit" / "__init__.py"))
+    monkeypatch.setattr(module, "SOURCE", root / "labkit" / "__init__.py")
     return root
 
 
@@ -86,7 +85,7 @@ def test_a_commit_is_copied_and_leaves_nothing_behind(checkout: Path, monkeypatc
         assert other.version == git(checkout, "rev-parse", "--short", "HEAD~1").strip()
         assert other.described == {"commit": other.version}
         assert "LABKIT_KERNELS" not in other.variables()
-        assert labels([SideSpec("fused", 2, program=other)]) == [f"fused at {other.version}"]
+        assert labels([SideSpec("fused", 2, installation=other)]) == [f"fused at {other.version}"]
     assert copies() == before
     assert len(git(checkout, "worktree", "list").splitlines()) == 1
     assert git(checkout, "status", "--porcelain") == ""
@@ -128,7 +127,7 @@ def test_a_commit_without_the_sources_is_refused(checkout: Path) -> None:
 
 
 def test_a_commit_needs_a_labkit_from_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labkit, "__file__", str(tmp_path / "site-packages" / "labkit" / "__init__.py"))
+    monkeypatch.setattr(module, "SOURCE", tmp_path / "site-packages" / "labkit" / "__init__.py")
     refused("HEAD", r"A commit needs a labkit that is installed from a checkout")
 
 
@@ -162,7 +161,7 @@ def test_the_sources_of_an_installed_checkout_are_copied_too(checkout: Path, mon
     assert copies() == before
     (checkout / "kernels" / "__init__.py").unlink()  # now it is laid out like an installed package
     with installed() as present:
-        assert present.imported == labkit.__file__
+        assert present.imported == str(module.SOURCE)
         assert copies() == before
 
 
@@ -185,8 +184,8 @@ def test_a_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_installed_labkit_is_never_taken_for_the_other_one(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    look = {"labkit": str(checkout / "labkit" / "__init__.py"), "kernels": None, "packages": {}}
-    monkeypatch.setattr(module, "_look", lambda named, program: look)
+    look: dict[str, Any] = {"labkit": str(checkout / "labkit" / "__init__.py"), "kernels": None, "packages": {}}
+    monkeypatch.setattr(module, "_look", lambda named, installation: look)
     refused("HEAD", r"but Python imports .*/checkout/labkit/__init__.py instead of the copy")
 
 
@@ -195,18 +194,18 @@ def test_the_baseline_is_the_candidate_of_the_other_version() -> None:
         compare("hf-eager", **SMALL, against="HEAD", output=None)
 
 
-def side_with(answer: Any, program: Program) -> MeasuredSide:
+def side_with(answer: Any, installation: Installation) -> MeasuredSide:
     def ask(op: str, **request: Any) -> list[dict[str, Any]]:
         if isinstance(answer, Exception):
             raise answer
         return [answer]
 
     prepared = SimpleNamespace(weights="tiny-gpt2", case=SimpleNamespace(dtype="float32"))
-    spec, process = SideSpec("fused", 1, program=program), SimpleNamespace(ask=ask, pids=())
+    spec, process = SideSpec("fused", 1, installation=installation), SimpleNamespace(ask=ask, pids=())
     return MeasuredSide(spec.label, spec, process, prepared, Schedule())  # type: ignore[arg-type]
 
 
-OTHER = Program(version="abc", imported=str(Path(module.__file__)))
+OTHER = Installation(version="abc", imported=str(Path(module.__file__)))
 
 
 def test_a_side_says_what_it_is_before_it_loads() -> None:
@@ -223,12 +222,12 @@ def test_a_side_says_what_it_is_before_it_loads() -> None:
     ):
         side_with(WorkerError("it ended\nTraceback\nno module"), OTHER)._prepare()
     with pytest.raises(WorkerError, match=r"^it ended$"):
-        side_with(WorkerError("it ended"), Program())._prepare()
+        side_with(WorkerError("it ended"), Installation())._prepare()
 
 
 def test_an_answer_in_no_known_language_is_shown(tmp_path: Path) -> None:
     folder = python_of(tmp_path / "venv", "echo hello; read request")
-    process = SideProcess("fused at abc", 1, program=Program(python=str(folder / "bin" / "python")))
+    process = SideProcess("fused at abc", 1, installation=Installation(python=str(folder / "bin" / "python")))
     with process as side, pytest.raises(WorkerError, match="fused at abc answered 'hello', expected an object in JSON"):
         side.ask("prepare")
 
@@ -251,7 +250,7 @@ class Sharer:
         self.calls.append("place")
 
     def weight_blocks(self) -> dict[str, Any]:
-        blocks = [Block(content, (index + 1) * 10**6, 0, True) for index, content in enumerate(self._contents)]
+        blocks = [WeightBlock(content, (index + 1) * 10**6, 0, True) for index, content in enumerate(self._contents)]
         return {"blocks": [list(block) for block in blocks]}
 
     def publish(self, blocks: Any) -> dict[str, Any]:
@@ -302,9 +301,9 @@ def test_the_table_says_what_both_sides_read() -> None:
 
 
 def test_threads_are_bound_where_there_are_enough_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in program_module.BINDINGS:
+    for name in installation_module.BINDINGS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(program_module.os, "sched_getaffinity", lambda process: {5, 3, 4})
+    monkeypatch.setattr(installation_module.os, "sched_getaffinity", lambda process: {5, 3, 4})
     assert pinned(2) == {"OMP_PLACES": "{3},{4}", "OMP_PROC_BIND": "close"}
     assert pinned(4) == {}
     monkeypatch.setenv("OMP_PROC_BIND", "false")

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from labkit.harness.turns import pages
-from labkit.harness.turns.pages import Span, large_spans, pieces_of
+from labkit.harness.turns.pages import AddressRange, large_spans, pieces_of
 from labkit.harness.turns.placing import place_anew
-from labkit.harness.turns.sharing import Block, SharedBlock, SharedPages, matching
+from labkit.harness.turns.sharing import WeightBlock, SharedBlock, SharedPages, matching
 from labkit.kernels.memory import HUGE_PAGE, Arena
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="maps memory files")
@@ -94,7 +94,7 @@ def files() -> list[str]:
 
 
 def share(ours: SharedPages, other: Other) -> list[bool]:
-    pairs = matching(ours.blocks, [Block(*block) for block in other.ask("blocks")])
+    pairs = matching(ours.blocks, [WeightBlock(*block) for block in other.ask("blocks")])
     published = ours.publish([first for first, _ in pairs])
     theirs = [
         second._replace(position=position) for (_, second), position in zip(pairs, published["positions"], strict=True)
@@ -130,7 +130,7 @@ def test_what_a_process_has_written_stays_its_own_in_the_next_epoch(other: Other
     ours = SharedPages([tensor], lambda: None)
     share(ours, other)
     other.ask("write", 7)
-    pairs = matching(ours.blocks, [Block(*block) for block in other.ask("blocks")])
+    pairs = matching(ours.blocks, [WeightBlock(*block) for block in other.ask("blocks")])
     same = share(ours, other)
     assert same.count(False) == 1
     assert len(same) == len(pairs)
@@ -146,7 +146,7 @@ def test_a_block_with_other_bytes_stays_private(other: Other) -> None:
     tensor = weights()
     ours = SharedPages([tensor], lambda: None)
     theirs = other.ask("blocks")
-    pairs = matching(ours.blocks, [Block(*block) for block in theirs])
+    pairs = matching(ours.blocks, [WeightBlock(*block) for block in theirs])
     assert len(pairs) == len(ours.blocks) - 1 == len(theirs) - 1
     assert all(share(ours, other))
     assert other.ask("read", HUGE_PAGE // 4 + 11) == -1
@@ -162,8 +162,18 @@ def test_memory_that_a_step_writes_and_memory_that_nothing_filled_are_left_out()
 
 
 def test_blocks_match_by_content_size_and_place_in_a_page() -> None:
-    ours = [Block("a", 10, 0, True), Block("b", 10, 0, True), Block("c", 10, 4096, True), Block("d", 10, 1, False)]
-    theirs = [Block("b", 10, 0, True), Block("a", 9, 0, True), Block("c", 10, 0, True), Block("d", 10, 2, False)]
+    ours = [
+        WeightBlock("a", 10, 0, True),
+        WeightBlock("b", 10, 0, True),
+        WeightBlock("c", 10, 4096, True),
+        WeightBlock("d", 10, 1, False),
+    ]
+    theirs = [
+        WeightBlock("b", 10, 0, True),
+        WeightBlock("a", 9, 0, True),
+        WeightBlock("c", 10, 0, True),
+        WeightBlock("d", 10, 2, False),
+    ]
     assert matching(ours, theirs) == [
         (SharedBlock(1, True), SharedBlock(0, True)),
         (SharedBlock(2, False), SharedBlock(2, False)),  # the same page, at another place in a huge page
@@ -171,7 +181,7 @@ def test_blocks_match_by_content_size_and_place_in_a_page() -> None:
 
 
 def test_equal_blocks_are_paired_once() -> None:
-    pairs = matching([Block("a", 1, 0, True)] * 2, [Block("a", 1, 0, True)] * 3)
+    pairs = matching([WeightBlock("a", 1, 0, True)] * 2, [WeightBlock("a", 1, 0, True)] * 3)
     assert [(first.number, second.number) for first, second in pairs] == [(0, 0), (1, 1)]
 
 
@@ -193,7 +203,9 @@ def test_parts_of_a_span_are_left_out() -> None:
     tensor = weights()
     (span,) = large_spans([tensor])
     begin = span.begin // HUGE_PAGE * HUGE_PAGE + HUGE_PAGE
-    without = pieces_of([span], [Span(begin + HUGE_PAGE, begin + 2 * HUGE_PAGE), Span(begin, begin + HUGE_PAGE)])
+    without = pieces_of(
+        [span], [AddressRange(begin + HUGE_PAGE, begin + 2 * HUGE_PAGE), AddressRange(begin, begin + HUGE_PAGE)]
+    )
     assert [piece.end for piece in without][:1] == [begin]
     assert sum(piece.size for piece in without) == sum(piece.size for piece in pieces_of([span])) - 2 * HUGE_PAGE
 

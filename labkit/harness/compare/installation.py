@@ -15,7 +15,7 @@ FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent
 
 
 @dataclass(frozen=True)
-class Program:
+class Installation:
     """A Python interpreter, and the environment in which it imports one version of labkit."""
 
     python: str = sys.executable
@@ -30,8 +30,8 @@ class Program:
         kept = {name: value for name, value in os.environ.items() if name not in self.without}
         return kept | FIXED | added | dict(self.environment)
 
-    def with_variables(self, added: Mapping[str, str]) -> Program:
-        """The same program with more environment variables."""
+    def with_variables(self, added: Mapping[str, str]) -> Installation:
+        """The same installation with more environment variables."""
         return replace(self, environment={**self.environment, **added})
 
     def module(self, name: str, *arguments: str) -> list[str]:
@@ -39,7 +39,7 @@ class Program:
         return [self.python, "-P", "-m", name, *arguments]
 
 
-INSTALLED = Program()
+INSTALLED = Installation()
 
 
 def pinned(threads: int) -> dict[str, str]:
