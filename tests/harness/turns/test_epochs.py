@@ -10,9 +10,12 @@ from helpers.studies.comparisons import comparison
 
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
+from labkit.harness.comparison import Comparison
 from labkit.harness.runs import Run
 from labkit.harness.turns import epochs as module
 from labkit.harness.turns.epochs import FEWEST_PAIRS, FEWEST_STEPS, MOST_PAIRS, Epochs, why_not
+from labkit.statistics.resolution import TellsApart
+from labkit.studies.comparison_words import notes
 
 NEW, FIRST_MS = 20, 50.0
 
@@ -53,13 +56,17 @@ class MadeUp:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, *sides: MadeUp, decided: Any = last_is_decided
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: Schedule,
+    *sides: MadeUp,
+    decided: Any = last_is_decided,
+    tells_apart: TellsApart | None = None,
 ) -> tuple[Turns, list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "probe_turn", lambda threads, device: 1000.0 * threads)
     labels: list[str] = []
     steps = Steps(9, lambda done, total, label: labels.append(label))
-    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW)
+    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW, tells_apart=tells_apart)
     epochs.run()
     return epochs.result(), labels
 
@@ -125,6 +132,22 @@ def test_a_clear_but_wide_result_goes_on_and_is_trusted_in_the_end(monkeypatch: 
     assert record.verdict == "FASTER"
     assert record.trust().trustworthy
     assert not last_is_decided(turns)
+
+
+def test_a_difference_that_the_machine_does_not_tell_apart_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, sides = Schedule(rounds=None, budget_s=1e9), (MadeUp("baseline", 10.2), MadeUp("candidate", 10.0))
+    alone, _ = measured(monkeypatch, schedule, *sides)
+    assert alone.comparison(0, 1).verdict == "FASTER"
+    turns, _ = measured(monkeypatch, schedule, *sides, tells_apart=TellsApart(0.035, 60.0))
+    record = turns.comparison(0, 1)
+    assert record.verdict == "SAME"
+    assert record.table().claim is not None
+    assert record.table().claim.rest.endswith("a claim needs more than 1.035x")  # type: ignore[union-attr]
+    sentence = "this machine tells 3.5% apart in 60 s, so smaller differences count as none"
+    assert sentence in record.table().notes
+    assert record.as_dict()["tells_apart"] == {"difference": 0.035, "seconds": 60.0}
+    assert sentence[1:] in str(notes(record))
+    assert Comparison.model_validate_json(record.model_dump_json()) == record
 
 
 def test_a_precision_goes_on_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
