@@ -1,5 +1,6 @@
 """The resolution of this machine is measured by an engine against itself, and is the floor of later comparisons."""
 
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +10,16 @@ import pytest
 import torch
 from helpers.studies.comparisons import comparison
 
-import labkit
 from labkit.harness.compare import interleave
 from labkit.harness.compare.interleave import _tells_apart
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.compare.sampling import Turns
+from labkit.harness.comparison import Comparison
 from labkit.harness.runs import Run, TokenTurn
 from labkit.harness.turns import resolution as module
 from labkit.harness.turns.resolution import FEWEST, ResolutionError, measure_resolution
 from labkit.statistics import kept_resolutions
-from labkit.statistics.kept_resolutions import Machine, keep_resolution
+from labkit.statistics.kept_resolutions import KeptResolution, Machine, keep_resolution
 from labkit.statistics.resolution import Resolution
 
 EPOCH_S, SCATTER = 3.0, 0.02
@@ -129,16 +130,26 @@ def test_a_comparison_takes_the_larger_figure_of_its_sides(monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="sides run on the GPU, where weights stay in their place")
-def test_this_machine_is_measured_and_later_comparisons_know_it(
+def test_this_machine_is_measured_and_its_comparisons_know_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen: list[Comparison] = []
+    resolution_of_comparison = module._resolution
+    monkeypatch.setattr(module, "_resolution", lambda record: seen.append(record) or resolution_of_comparison(record))
     monkeypatch.setattr(kept_resolutions, "cache_root", lambda: tmp_path)
     monkeypatch.setattr(module, "busy", lambda taken_cores: False)  # other tests run beside this one
     monkeypatch.setattr(module, "FEWEST", 3)
+    earlier = KeptResolution(
+        machine=Machine.here(), threads=1, model="tiny-gpt2", dtype="float32", weight_mb=1.0, scatter=0.5, bias=0.0,
+        epoch_s=1.0, epochs=20, measured=date(2026, 11, 27),
+    )  # fmt: skip
+    keep_resolution(earlier)
     measured = measure_resolution(**SMALL, budget_s=0.1)
+    (record,) = seen
+    assert record.tells_apart == earlier.tells_apart
+    assert record.rule.noise == earlier.tells_apart.difference > 0.1
     assert measured.epochs == 3
     assert measured.epoch_s > 0
+    assert measured.serves(earlier.weight_mb, threads=1)
     keep_resolution(measured)
-    record = labkit.compare("fused", "fused", **SMALL, rounds=2, output=None)
-    assert record.tells_apart == measured.tells_apart
-    assert record.rule.noise >= measured.tells_apart.difference
+    assert kept_resolutions.kept_resolutions() == [measured]
