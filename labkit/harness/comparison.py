@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
 from labkit.harness.runs import Case, FrozenRecord
-from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, scatter_of
+from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
 from labkit.statistics.resolution import TellsApart
@@ -19,6 +19,7 @@ from labkit.statistics.sequential import (
     PROCESS_LUCK,
     ROUNDS,
     Rule,
+    centre,
     more_rounds,
     more_rounds_text,
     planned_ratio,
@@ -48,7 +49,7 @@ class Comparison(Tabular, FrozenRecord):
     are baseline / candidate.
 
     Turns belong to epochs, between which both sides put their weights into new memory. The ratio of an epoch is the
-    median over its pairs of turns, and its interval comes from the scatter between epochs.
+    centre of its pairs of turns, and its interval comes from the scatter between epochs.
 
     A comparison with `looks` has the ratios of `labkit.statistics.sequential`, whose intervals hold for all looks at
     once.
@@ -77,7 +78,7 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def in_epochs(self) -> bool:
-        return all(run.turns for side in (self.baseline, self.candidate) for run in side.runs)
+        return self.baseline.in_epochs and self.candidate.in_epochs
 
     @property
     def unit(self) -> str:
@@ -104,11 +105,11 @@ class Comparison(Tabular, FrozenRecord):
         return sequential_ratio(logs, len(self.looks), self.rule) if self.looks else planned_ratio(logs, self.rule)
 
     def logs(self, metric: str) -> tuple[float, ...]:
-        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the median over its pairs of
-        turns, and for the first token the median over its prompts.
+        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the centre of its pairs of
+        turns, and for the first token the centre of its prompts.
         """
         if self.in_epochs and metric != "end_to_end":
-            return tuple(float(np.median(logs)) for logs in self.pair_logs(metric))
+            return tuple(centre(logs) for logs in self.pair_logs(metric))
         baseline, candidate = self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric)
         return tuple(np.log(np.asarray(baseline) / np.asarray(candidate)).tolist())
 
@@ -230,6 +231,14 @@ class Comparison(Tabular, FrozenRecord):
 
         sides = {"baseline": self.baseline, "candidate": self.candidate}
         return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
+
+    def pairs_frame(self) -> pd.DataFrame:
+        """A row for each pair of turns; none for a comparison in rounds. Columns: epoch and number of the pair, mean
+        step of each side without its first one, their ratio, and the bandwidth probed in the pair; then of each side
+        its place in the order of the pair, in which the probe has one, too, seconds since the first epoch began, and
+        first step.
+        """
+        return pairs_frame(self.baseline.runs, self.candidate.runs)
 
     def table(self) -> ResultTable:
         """The figures of both sides, the ratios with their intervals, the verdict, and the origin of it all. A speedup

@@ -24,6 +24,7 @@ from labkit.harness.turns.turn_streamer import GO_ON
 from labkit.kernels.probe import probe_winner
 
 STAGES = TypeAdapter(tuple[StageTime, ...])
+PATIENCE, LEAST_PATIENCE_S = 20, 60.0  # a side hangs if it takes this many times as long as its load and warm-up
 Replies = list[dict[str, Any]]  # of all ranks of a side, by rank
 
 
@@ -95,11 +96,16 @@ class MeasuredSide:
         if (peak := probe_peak(weights, self.spec.cores, comparison_device())) is not None:
             self._peak_gflop_s.append(peak)
 
+    def _ask(self, op: str, **request: Any) -> Replies:
+        """The answers to a request that takes no longer than loading and warming up. WorkerError if a rank hangs."""
+        before_s = self._loaded["load_s"] + self._loaded["first_run_s"]
+        return self.process.ask(op, within_s=max(LEAST_PATIENCE_S, PATIENCE * before_s), **request)
+
     def run(self, index: int) -> Ran:
         """One timed run with the prompts of this round. With a memory limit, its files are made cold before."""
         cached = self._files.make_cold()
         before = self._files.rate_gb_s()
-        replies = self.process.ask("run", seed=self._schedule.seed + 1 + index)
+        replies = self._ask("run", seed=self._schedule.seed + 1 + index)
         after = self._files.rate_gb_s()
         rates = None if before is None or after is None else (before, after)
         return Ran(replies, _megabytes(cached), rates)
@@ -128,21 +134,21 @@ class MeasuredSide:
 
     def place(self) -> None:
         """Puts the weights into new memory."""
-        placed = all(rank["placed"] for rank in self.process.ask("place"))
+        placed = all(rank["placed"] for rank in self._ask("place"))
         self._placed_anew = self._placed_anew and placed
 
     def begin(self, seed: int) -> tuple[float, list[list[int]]]:
         """Begins a generation with the prompt of this seed. Returns the milliseconds to the first token, and the tokens
         [step, sequence]. The generation then pauses.
         """
-        (first_ms,), tokens = _turn_of(self.process.ask("begin", seed=seed))
+        (first_ms,), tokens = _turn_of(self._ask("begin", seed=seed))
         return first_ms, tokens
 
     def turn(self, tokens: int) -> tuple[list[float], list[list[int]]]:
         """The next `tokens` steps of the generation: milliseconds of each step, and its tokens [step, sequence].
         WorkerError where the generation ends before.
         """
-        steps_ms, new_tokens = _turn_of(self.process.ask(GO_ON, tokens=tokens))
+        steps_ms, new_tokens = _turn_of(self._ask(GO_ON, tokens=tokens))
         if len(steps_ms) != tokens:
             raise WorkerError(f"{self.name} ended its generation after {len(steps_ms)} of {tokens} tokens of a turn")
         return steps_ms, new_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -167,13 +169,14 @@ class SideProcesses:
         self._budget_gb = gigabytes
         self._budget = self._limits.enter_context(memory_budget(int(gigabytes * 1e9), self.pids))
 
-    def ask(self, op: str, **request: Any) -> list[dict[str, Any]]:
+    def ask(self, op: str, *, within_s: float = math.inf, **request: Any) -> list[dict[str, Any]]:
         """The answers of all ranks, by rank. Raises the first rank's error as `SideProcess.ask` does.
 
-        OutOfBudgetError where a process was killed because it exceeded its memory.
+        OutOfBudgetError where a process was killed because it exceeded its memory. WorkerError where a rank has no
+        answer after `within_s` seconds.
         """
         try:
-            return self._answers(op, request)
+            return self._answers(op, request, within_s)
         except OutOfBudgetError:
             raise
         except WorkerError:
@@ -184,10 +187,11 @@ class SideProcesses:
                 "give it more, or use a smaller model, dtype or batch"
             ) from None
 
-    def _answers(self, op: str, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def _answers(self, op: str, request: dict[str, Any], within_s: float) -> list[dict[str, Any]]:
         for process, join in zip(self._processes, self._joins, strict=True):
             process.send(op, **request, **(join if op in JOINING else {}))
         answers: dict[int, dict[str, Any]] = {}
+        last_moment = monotonic() + within_s
         with selectors.DefaultSelector() as waiting:
             for rank, process in enumerate(self._processes):
                 waiting.register(process.replies, selectors.EVENT_READ, rank)
@@ -195,6 +199,12 @@ class SideProcesses:
                 for ready, _ in waiting.select(LOOK_S):
                     answers[ready.data] = self._processes[ready.data].receive()
                     waiting.unregister(ready.fileobj)
+                if monotonic() > last_moment and len(answers) < len(self._processes):
+                    silent = [process.name for rank, process in enumerate(self._processes) if rank not in answers]
+                    raise WorkerError(
+                        f"{' and '.join(silent)} did not answer within {within_s:.0f} s, many times what it took to "
+                        "load: it hangs, or the machine is too busy; measure again on a quiet machine"
+                    )
         return [answers[rank] for rank in range(len(self._processes))]
 
     def __enter__(self) -> Self:
