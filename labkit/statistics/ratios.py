@@ -58,6 +58,10 @@ class Ratio:
             return Verdict.SAME
         return Verdict.UNDECIDED
 
+    def is_narrow(self, precision: float) -> bool:
+        """Whether the upper end of the interval is at most this fraction above its lower end."""
+        return self.high <= self.low * (1 + precision)
+
     def __str__(self) -> str:
         return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 

@@ -243,8 +243,8 @@ def _common(before: Epochs, after: Epochs, offset: float, bins: Sequence[int]) -
 def _rate_nearby(epochs: Epochs, common: CommonRates, weights: Sequence[float]) -> float:
     """The rate that was probed before and after the turns in each bin: median, with these weights of the bins.
 
-    A turn was chosen by its own probe. If probes scatter, the common rates of two times are the errors of both, and only
-    other probes show the rates that the memory had.
+    A turn was chosen by its own probe. If probes scatter, the common rates of two times are the errors of both. Then
+    only other probes show the rates that the memory had.
     """
     nearby: dict[int, list[float]] = {number: [] for number in common.bins}
     for epoch in epochs:

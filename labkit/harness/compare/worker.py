@@ -41,7 +41,6 @@ from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
 QUESTION_TOKENS = 256  # the longest question, in its chat template
-MOSTLY = 0.9  # share of the weights in new memory from which on they count as placed anew
 RELOADED_TOKENS = 3  # of the untimed run after a side was loaded again
 MEETING = timedelta(minutes=10)  # how long the ranks wait for the slowest to load
 
@@ -171,8 +170,7 @@ class Worker:
             reset_peak_memory(self._device)
 
     def _move(self) -> bool:
-        placed = place_anew(self._tensors)
-        return placed.moved >= MOSTLY * placed.total > 0
+        return place_anew(self._tensors).anew
 
     def _load_again(self) -> bool:
         gc.unfreeze()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
@@ -40,6 +40,7 @@ class TimedSide:
     bandwidth_gb_s: float | None = None  # read bandwidth around the rounds; None also where memory is not the limit
     epochs: tuple[TimedEpoch, ...] = ()  # empty: measured in rounds
     placed_anew: bool = False  # whether the weights were put into new memory before each epoch
+    tells_apart: float = 0.0  # the smallest difference that this machine tells apart, a fraction; 0: not known
 
     @property
     def words(self) -> CaseWords:
@@ -76,8 +77,10 @@ def timed_sides(record: AnyRecord, metric: str = DEFAULT_METRIC) -> list[TimedSi
 def _comparison_sides(record: Comparison, metric: str) -> list[TimedSide]:
     sides = {"baseline": record.baseline, "candidate": record.candidate}
     same_name = record.baseline.name == record.candidate.name
+    known = record.tells_apart.difference if record.tells_apart else 0.0
+    names = {role: f"{side.name}, as {role}" if same_name else side.name for role, side in sides.items()}
     return [
-        _measurement_side(side, f"{side.name}, as {role}" if same_name else side.name, metric, alone=False)
+        replace(_measurement_side(side, names[role], metric, alone=False), tells_apart=known)
         for role, side in sides.items()
     ]
 
@@ -104,7 +107,7 @@ def _measurement_side(side: Measurement, name: str, metric: str, *, alone: bool 
         taken_cores=side.taken_cores,
         share=side.share_of_limit if metric == DEFAULT_METRIC else None,
         bandwidth_gb_s=None if metric == "ttft" or _multiplies_longer(side) else side.read_bandwidth_gb_s,
-        epochs=_epochs(side, metric) if all(run.turns for run in side.runs) else (),
+        epochs=_epochs(side, metric) if side.in_epochs else (),
         placed_anew=side.placed_anew,
     )
 

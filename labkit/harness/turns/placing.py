@@ -30,6 +30,7 @@ from labkit.kernels.memory import HUGE_PAGE
 from labkit.system.rounding import round_up
 
 LEAST_BYTES = 1 << 20  # smaller tensors stay where they are
+MOSTLY = 0.9  # share of the weights in new memory from which on they count as placed anew
 FREE_SHARE = 0.8  # of the free memory that a second copy may take
 MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2  # of linux/mman.h
 MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
@@ -43,6 +44,11 @@ class PlacedBytes(NamedTuple):
 
     moved: int
     total: int
+
+    @property
+    def anew(self) -> bool:
+        """Whether there are weights, and most of them lie in new memory."""
+        return self.moved >= MOSTLY * self.total > 0
 
 
 class _Mapping(NamedTuple):

@@ -18,7 +18,7 @@ from labkit.harness import Comparison, WorkerError, load_records
 from labkit.harness.compare.compare import compare
 from labkit.harness.compare.sampling import first_difference
 from labkit.harness.compare.side_process import SideProcess, SideProcesses
-from labkit.harness.turns.epochs import FEWEST_PAIRS
+from labkit.harness.turns.looks import FEWEST_PAIRS
 
 MODEL = "tiny-gpt2"
 SMALL: dict[str, Any] = {"model": MODEL, "batch": 2, "prompt": 9, "new": 5, "threads": 1, "rounds": 3}

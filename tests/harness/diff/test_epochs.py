@@ -10,9 +10,10 @@ import pytest
 from helpers.studies.comparisons import in_epochs, measurement
 from rich.console import Console
 
-from labkit.harness import Measurement, RecordsDiff, Verdict, diff_records
+from labkit.harness import Comparison, Measurement, RecordsDiff, Verdict, diff_records
 from labkit.harness.diff.changes import Change
 from labkit.harness.results import save_lines
+from labkit.statistics.resolution import TellsApart
 
 Diff = Callable[..., RecordsDiff]
 Rates = list[float]  # of the turns of an epoch
@@ -169,6 +170,23 @@ def test_weights_that_stayed_in_place_need_2_percent(diff: Diff) -> None:
         change = only(diff(*sides, tolerance=0.0))
         assert change.ratio.noise == noise
         assert f"between {word} ±" in change.basis
+
+
+def test_no_change_below_what_the_machine_tells_apart_is_claimed(tmp_path: Path) -> None:
+    apart = TellsApart(difference=0.04, seconds=60.0)
+    before, after = (
+        save_lines(
+            tmp_path / f"{seed}.jsonl",
+            [
+                Comparison(
+                    baseline=side(mixed(2, 2), seed=seed, name="hf-eager"), candidate=side(mixed(2, 2), seed=seed),
+                    tokens_equal=True, first_difference=None, tells_apart=apart,
+                )
+            ],
+        )
+        for seed in (0, 1)
+    )  # fmt: skip
+    assert {change.ratio.noise for change in diff_records(before, after, tolerance=0.01).changes} == {0.04}
 
 
 def test_first_tokens_have_no_rates(diff: Diff) -> None:

@@ -15,7 +15,10 @@ from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
 from labkit.harness.runs import Run
 from labkit.harness.turns import epochs as module
-from labkit.harness.turns.epochs import FEWEST_PAIRS, FEWEST_STEPS, MOST_PAIRS, Epochs, why_not
+from labkit.harness.turns.epochs import FEWEST_STEPS, Epochs, why_not
+from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
+from labkit.statistics.resolution import TellsApart
+from labkit.studies.comparison_words import notes
 
 NEW, FIRST_MS = 20, 50.0
 
@@ -58,13 +61,17 @@ class MadeUp:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, *sides: MadeUp, decided: Any = last_is_decided
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: Schedule,
+    *sides: MadeUp,
+    decided: Any = last_is_decided,
+    tells_apart: TellsApart | None = None,
 ) -> tuple[Turns, list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "probe_turn", lambda threads, device: 1000.0 * threads)
     labels: list[str] = []
     steps = Steps(9, lambda done, total, label: labels.append(label))
-    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW)
+    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW, tells_apart=tells_apart)
     epochs.run()
     return epochs.result(), labels
 
@@ -88,7 +95,20 @@ def test_an_epoch_is_a_sample_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
             assert {turn.first_step_ms / turn.step_ms for turn in run.turns} == {3.0}
             assert {turn.bandwidth_gb_s for turn in run.turns} == {1000.0}
     assert sides[0].asked == sides[1].asked  # so that the context grows alike on both sides
-    assert set(sides[0].asked[1:]) == {4, 6, 7}  # 45 ms of the fastest side, and what a generation leaves
+    assert set(sides[0].asked[1:]) == {3, 4}  # 30 ms of the fastest side, and what a generation leaves
+
+
+def test_an_epoch_of_whole_calls_has_a_step_at_every_length_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = MadeUp("candidate", 40.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3, whole=True), side)
+    steps = NEW - 1
+    for run, tokens in zip(turns.sides[0].runs, turns.tokens[0], strict=False):
+        begun = len(run.prompts_ms)
+        tried = begun * steps - len(run.decode_ms) - len(run.turns)
+        assert tried in (0, FEWEST_STEPS)  # the turn that finds the number of steps does not count
+        assert run.end_to_end_ms == pytest.approx(FIRST_MS + steps * 40)
+        assert len(tokens[0]) == NEW
+    assert len(turns.tokens[0]) == sum(len(run.prompts_ms) for run in turns.sides[0].runs)
 
 
 def test_the_order_in_a_pair_is_random_and_the_probe_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +175,22 @@ def test_a_clear_but_wide_result_goes_on_and_is_trusted_in_the_end(monkeypatch: 
     assert record.verdict == "FASTER"
     assert record.trust().trustworthy
     assert not last_is_decided(turns)
+
+
+def test_a_difference_that_the_machine_does_not_tell_apart_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, sides = Schedule(rounds=None, budget_s=1e9), (MadeUp("baseline", 10.2), MadeUp("candidate", 10.0))
+    alone, _ = measured(monkeypatch, schedule, *sides)
+    assert alone.comparison(0, 1).verdict == "FASTER"
+    turns, _ = measured(monkeypatch, schedule, *sides, tells_apart=TellsApart(0.035, 60.0))
+    record = turns.comparison(0, 1)
+    assert record.verdict == "SAME"
+    assert record.table().claim is not None
+    assert record.table().claim.rest.endswith("a claim needs more than 1.035x")  # type: ignore[union-attr]
+    sentence = "this machine tells 3.5% apart in 60 s, so smaller differences count as none"
+    assert sentence in record.table().notes
+    assert record.as_dict()["tells_apart"] == {"difference": 0.035, "seconds": 60.0}
+    assert sentence[1:] in str(notes(record))
+    assert Comparison.model_validate_json(record.model_dump_json()) == record
 
 
 def test_a_precision_goes_on_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
