@@ -21,6 +21,7 @@ from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.results import OF_PRECISIONS, save_lines, save_or_warn
 from labkit.harness.runs import FrozenRecord
+from labkit.statistics.resolution import TellsApart
 from labkit.studies.frames import number
 from labkit.studies.last import read_study
 from labkit.studies.matrix_errors import (
@@ -94,6 +95,7 @@ class PrecisionStudy(Study, FrozenRecord):
     spread: Spread  # of the matrix with the largest error in whole rows
     looks: tuple[int, ...] = ()  # of the comparisons: rounds or epochs after which the verdicts were checked
     why_rounds: str = ""  # of the comparisons: why the sides took no turns of tokens
+    tells_apart: TellsApart | None = None  # by the machine; smaller differences count as none
 
     @property
     def first(self) -> PrecisionSide:
@@ -132,6 +134,7 @@ class PrecisionStudy(Study, FrozenRecord):
             first_difference=side.first_difference,
             looks=self.looks,
             why_rounds=self.why_rounds,
+            tells_apart=self.tells_apart,
         )
 
     def matrices(self, side: PrecisionSide) -> StoredMatrices | None:
@@ -276,7 +279,7 @@ def study_precision(
         decided=first_is_decided,
         progress=_part(follow, ERRORS, TURNS),
     )
-    known |= {"looks": turns.looks, "why_rounds": turns.why_rounds}
+    known |= {"looks": turns.looks, "why_rounds": turns.why_rounds, "tells_apart": turns.tells_apart}
     timed = [
         {
             "precision": name,

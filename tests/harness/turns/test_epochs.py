@@ -18,6 +18,8 @@ from labkit.harness.runs import Run
 from labkit.harness.turns import epochs as module
 from labkit.harness.turns.epochs import FEWEST_STEPS, Epochs, why_not
 from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
+from labkit.statistics.resolution import TellsApart
+from labkit.studies.comparison_words import notes
 
 NEW, FIRST_MS = 20, 50.0
 
@@ -60,13 +62,17 @@ class MadeUp:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, *sides: MadeUp, decided: Any = last_is_decided
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: Schedule,
+    *sides: MadeUp,
+    decided: Any = last_is_decided,
+    tells_apart: TellsApart | None = None,
 ) -> tuple[Turns, list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "probe_turn", lambda threads, device: 1000.0 * threads)
     labels: list[str] = []
     steps = Steps(9, lambda done, total, label: labels.append(label))
-    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW)
+    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW, tells_apart=tells_apart)
     epochs.run()
     return epochs.result(), labels
 
@@ -180,6 +186,22 @@ def test_every_other_side_may_have_to_differ_from_the_first(monkeypatch: pytest.
     assert turns.comparison(0, 1).verdict == "UNDECIDED"
     assert not first_is_decided(turns)
     assert first_is_decided(replace(turns, sides=turns.sides[::2], tokens=turns.tokens[::2]))
+
+
+def test_a_difference_that_the_machine_does_not_tell_apart_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, sides = Schedule(rounds=None, budget_s=1e9), (MadeUp("baseline", 10.2), MadeUp("candidate", 10.0))
+    alone, _ = measured(monkeypatch, schedule, *sides)
+    assert alone.comparison(0, 1).verdict == "FASTER"
+    turns, _ = measured(monkeypatch, schedule, *sides, tells_apart=TellsApart(0.035, 60.0))
+    record = turns.comparison(0, 1)
+    assert record.verdict == "SAME"
+    assert record.table().claim is not None
+    assert record.table().claim.rest.endswith("a claim needs more than 1.035x")  # type: ignore[union-attr]
+    sentence = "this machine tells 3.5% apart in 60 s, so smaller differences count as none"
+    assert sentence in record.table().notes
+    assert record.as_dict()["tells_apart"] == {"difference": 0.035, "seconds": 60.0}
+    assert sentence[1:] in str(notes(record))
+    assert Comparison.model_validate_json(record.model_dump_json()) == record
 
 
 def test_a_precision_goes_on_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
