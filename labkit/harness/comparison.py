@@ -12,6 +12,7 @@ from labkit.harness.runs import Case, FrozenRecord, SharedWeights
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import (
     EPOCHS,
     EPOCHS_IN_PLACE,
@@ -65,6 +66,7 @@ class Comparison(Tabular, FrozenRecord):
     dropped_pairs: int = 0  # of turns, because the clock of the machine jumped meanwhile
     interrupted: bool = False  # by the user, before the schedule was done
     shared_weights: SharedWeights | None = None  # of two versions of one side; None: each side has its own
+    tells_apart: TellsApart | None = None  # by the machine, as measured before; None: not known, or not used
 
     @property
     def case(self) -> Case:
@@ -89,8 +91,12 @@ class Comparison(Tabular, FrozenRecord):
         """What decides this comparison."""
         if not self.in_epochs:
             return ROUNDS
-        placed = all(side.placed_anew for side in (self.baseline, self.candidate))
-        return EPOCHS if placed else EPOCHS_IN_PLACE
+        rule = EPOCHS if self._placed_anew else EPOCHS_IN_PLACE
+        return rule if self.tells_apart is None else rule.with_floor(self.tells_apart.difference)
+
+    @property
+    def _placed_anew(self) -> bool:
+        return all(side.placed_anew for side in (self.baseline, self.candidate))
 
     def ratio(self, metric: str) -> Ratio:
         """Baseline / candidate of "ttft", "per_token" or "end_to_end", with its interval over rounds or epochs."""
@@ -207,7 +213,7 @@ class Comparison(Tabular, FrozenRecord):
         if self.verdict is Verdict.UNDECIDED and trust.mended_by_rounds:
             more = more_rounds_text(self.more_rounds, self.unit)
             weaknesses.append(f"undecided after {self.rounds} {self.unit}s: {more}{_budget()}")
-        if self.in_epochs and self.rule is not EPOCHS:
+        if self.in_epochs and not self._placed_anew:
             weaknesses.append(
                 "the weights stayed in one place, so two processes of one side may differ by "
                 f"{PROCESS_LUCK:.0%}, which the interval does not show"
@@ -262,7 +268,7 @@ class Comparison(Tabular, FrozenRecord):
         if not trust.trustworthy:
             return Claim("NOT TRUSTWORTHY", "bold red", f"{against}\n{trust.sentence}")
         reaches = "a claim needs more than" if self.looks else "noise alone reaches"
-        return Claim(str(speed.verdict), COLOURS[speed.verdict], f"{against}; {reaches} {1 + speed.noise:.2f}x")
+        return Claim(str(speed.verdict), COLOURS[speed.verdict], f"{against}; {reaches} {1 + speed.noise:.3f}x")
 
     def _notes(self) -> list[str]:
         baseline, candidate, case = self.baseline, self.candidate, self.case
@@ -289,6 +295,7 @@ class Comparison(Tabular, FrozenRecord):
             *rank_notes,
             f"tokens of both sides: {tokens} ({self.rounds} {self.unit}s{looks})",
             *([f"scatter of the ratio: {self.scatter}"] if self.scatter else []),
+            *([self.tells_apart.sentence] if self.tells_apart else []),
             *([f"the ratio follows the rate of the memory: {self.by_rate}"] if self.by_rate else []),
             *([f"whole generations took turns, not a few tokens: {self.why_rounds}"] if self.why_rounds else []),
             *([str(self.shared_weights)] if self.shared_weights else []),
@@ -308,6 +315,7 @@ class Comparison(Tabular, FrozenRecord):
             "unit": self.unit,
             "looks": list(self.looks),
             "scatter": None if self.scatter is None else asdict(self.scatter),
+            "tells_apart": None if self.tells_apart is None else asdict(self.tells_apart),
             "by_rate": None if self.by_rate is None else asdict(self.by_rate),
             "why_rounds": self.why_rounds,
             "shared_weights": None if self.shared_weights is None else self.shared_weights.model_dump(),

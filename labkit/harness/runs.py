@@ -13,6 +13,8 @@ from labkit.harness.short_repr import ShortRepr
 from labkit.harness.timing import Times
 from labkit.statistics.summaries import median_of
 
+MOSTLY = 0.9  # share of the weights
+
 
 class FrozenRecord(ShortRepr):
     """An immutable record. It refuses unknown fields when it is read back."""
@@ -57,6 +59,11 @@ class SharedWeights(FrozenRecord):
     shared_mb: float
     total_mb: float  # of the candidate's large tensors
     why_not: str = ""  # why nothing is shared
+
+    @property
+    def mostly(self) -> bool:
+        """Whether so much is shared that the place of the weights favours no side."""
+        return self.shared_mb >= MOSTLY * self.total_mb > 0
 
     def __str__(self) -> str:
         if self.why_not:

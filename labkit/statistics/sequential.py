@@ -35,6 +35,7 @@ PROCESS_LUCK = 0.02  # two processes of one side may differ by this for their wh
 SAME_EPOCHS = 0.03  # smaller differences between sides with weights in new memory count as none
 EXACT_RANKS = 60  # rounds; above, the normal approximation of the signed-rank statistic errs on the wide side
 MANY_ROUNDS = 1000
+NARROWEST = 1e-4  # smallest distance of an estimate to a verdict, a logarithm; no number of rounds shows a smaller one
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ class Rule:
     def next_look(self, rounds: int) -> int:
         """The number of rounds at the next look."""
         return max(self.first_look, math.ceil(rounds * GROWTH))
+
+    def with_floor(self, difference: float) -> Rule:
+        """The rule on a machine that tells no smaller difference apart, a fraction: FASTER and SLOWER need an interval
+        beyond it. SAME may then hide a difference as large as this one, but no larger one than LARGEST_SAME.
+        """
+        same = max(self.same, min(difference, LARGEST_SAME))
+        return replace(self, noise=max(self.noise, difference), same=same)
 
 
 # The range of 8 rounds is the first that holds the ratio with the confidence of the first look.
@@ -151,7 +159,7 @@ def more_rounds(ratio: Ratio, rounds: int, rule: Rule) -> int | None:
     if not 0 < ratio.low <= ratio.high < math.inf:
         return None
     half, distance = math.log(ratio.high / ratio.low) / 2, abs(math.log(ratio.value))
-    needed = max(distance - math.log1p(rule.noise), math.log1p(rule.same) - distance)
+    needed = max(distance - math.log1p(rule.noise), math.log1p(rule.same) - distance, NARROWEST)
     later = scipy.stats.norm.isf(rule.error_of(4) / 2) / scipy.stats.norm.isf(rule.error_of(2) / 2)  # look 4 / look 2
     total = rounds * (later * half / min(needed, math.log(WIDEST) / 2)) ** 2
     return max(1, rule.fewest - rounds, math.ceil(total) - rounds)

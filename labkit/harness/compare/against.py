@@ -171,8 +171,8 @@ def _look(named: str, installation: Installation) -> dict[str, Any]:
     look: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if look["labkit"] is None:
         raise UserError(
-            f"got {_given(named)}, whose Python has no labkit; install one there ({installation.python} -m pip install …), "
-            "or name a checkout or a commit"
+            f"got {_given(named)}, whose Python has no labkit; install one there ({installation.python} -m pip "
+            "install …), or name a checkout or a commit"
         )
     return look
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from labkit.harness.compare.against import installed, other_version
+from labkit.harness.compare.installation import pinned
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec, check_sides
-from labkit.harness.compare.installation import pinned
 from labkit.harness.compare.sampling import Turns
 from labkit.harness.compare.sides import side_row
 from labkit.harness.comparison import Comparison

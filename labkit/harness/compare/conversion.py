@@ -15,8 +15,8 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from labkit.harness.compare.loader import FolderLoader, loader_of
 from labkit.harness.compare.installation import INSTALLED, Installation
+from labkit.harness.compare.loader import FolderLoader, loader_of
 from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.owned_folder import owned_folder

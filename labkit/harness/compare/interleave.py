@@ -24,6 +24,8 @@ from labkit.harness.quiet import wait_until_quiet
 from labkit.harness.records import Measurement
 from labkit.harness.runs import Case
 from labkit.harness.turns.epochs import Epochs, why_not
+from labkit.statistics.kept_resolutions import resolution_for
+from labkit.statistics.resolution import MINUTE_S, TellsApart
 from labkit.statistics.sequential import EPOCHS
 from labkit.system.output_folder import check_output_folder
 from labkit.system.partly import so_far
@@ -119,12 +121,36 @@ def _sampling(
     if reason:
         return WholeRuns(sides, schedule, decided, steps, why_rounds=reason)
     sharing = WeightSharing(sides) if any(side.spec.installation.version for side in sides) else None
-    return Epochs(sides, schedule, decided, steps, new_tokens=case.new_tokens, show=show, sharing=sharing)
+    tells_apart = _tells_apart(sides, schedule)
+    return Epochs(
+        sides,
+        schedule,
+        decided,
+        steps,
+        new_tokens=case.new_tokens,
+        tells_apart=tells_apart,
+        show=show,
+        sharing=sharing,
+    )
 
 
 def _without_turns(sides: Sequence[MeasuredSide]) -> str:
     older = [side.name for side in sides if not side.knows_turns]
     return f"{', '.join(older)} is a version from before turns of a few tokens" if older else ""
+
+
+def _tells_apart(sides: Sequence[MeasuredSide], schedule: Schedule) -> TellsApart | None:
+    """The smallest difference that this machine tells apart within the schedule's budget, or within a minute if that is
+    longer. If the sides' sizes differ, it is the larger one. None: it was not measured, or the sides run on a GPU, on
+    which weights stay in their place.
+    """
+    if comparison_device().type != "cpu":
+        return None
+    seconds = max(MINUTE_S, schedule.budget_s or 0.0)
+    sizes = {(side.weight_mb, side.spec.cores) for side in sides}
+    measured = [resolution_for(weight_mb, cores) for weight_mb, cores in sizes if weight_mb is not None]
+    known = [resolution.after(seconds) for resolution in measured if resolution is not None]
+    return max(known, key=lambda tells: tells.difference, default=None)
 
 
 def _timed(turns: Turns) -> Turns:

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from labkit.engine.runners.stage_clock import StageTime
+from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
-from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.read_files import ReadFiles
 from labkit.harness.compare.side_process import SideProcesses, WorkerError
 from labkit.harness.environment import read_environment
@@ -154,6 +154,15 @@ class MeasuredSide:
     def knows_turns(self) -> bool:
         """Whether its labkit knows turns of a few tokens."""
         return "pauses" in self._loaded
+
+    @property
+    def weight_mb(self) -> float | None:
+        """MB of weights that a step reads; None: the work of this architecture is not counted."""
+        config, case = self._prepared.config, self._prepared.case
+        if config is None:
+            return None
+        weights = from_plain(self._loaded["weights"])
+        return count_work(config, weights, case.batch, case.prompt_tokens, case.new_tokens).weight_bytes / 1e6
 
     def place(self) -> None:
         """Puts the weights into new memory."""

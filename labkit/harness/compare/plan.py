@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
+from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import check_side, loader_of
-from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.harness.compare.sides import ANY_ARCHITECTURE, SIDES, side_row
 from labkit.harness.runs import Case
 from labkit.models.config import ModelConfig

@@ -16,6 +16,7 @@ from labkit.harness.quiet import OthersByRound
 from labkit.harness.records import Measurement
 from labkit.harness.runs import SharedWeights
 from labkit.harness.turns.looks import Looks
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import Rule
 from labkit.system.progress import Progress
 
@@ -31,6 +32,7 @@ class Turns:
     dropped_pairs: int = 0  # of turns, because the clock of the machine jumped
     interrupted: bool = False  # by the user, before the schedule was done
     shared_weights: SharedWeights | None = None  # of sides of two versions
+    tells_apart: TellsApart | None = None  # by the machine; smaller differences count as none
 
     def comparison(self, baseline: int, candidate: int) -> Comparison:
         """Comparison of two of the sides, by their indices."""
@@ -45,6 +47,7 @@ class Turns:
             dropped_pairs=self.dropped_pairs,
             interrupted=self.interrupted,
             shared_weights=self.shared_weights,
+            tells_apart=self.tells_apart,
         )
 
     @property
@@ -58,6 +61,12 @@ def last_is_decided(turns: Turns) -> bool:
     quote.
     """
     return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in turns.with_last)
+
+
+def first_is_decided(turns: Turns) -> bool:
+    """Whether there is such a verdict on every other side against the first."""
+    comparisons = [turns.comparison(0, index) for index in range(1, len(turns.sides))]
+    return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in comparisons)
 
 
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.runs import SharedWeights
-from labkit.harness.turns.sharing import WeightBlock, SharedBlock, matching
+from labkit.harness.turns.sharing import SharedBlock, WeightBlock, matching
 
 Answer = TypeVar("Answer")
 

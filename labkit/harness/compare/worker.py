@@ -27,10 +27,10 @@ import torch.distributed as dist
 from transformers.utils import logging
 
 import labkit
+from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import FolderLoader, Room, load_side, loader_of
 from labkit.harness.compare.placement import PeakMemory, Placement
-from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.stored_weights import as_plain
 from labkit.harness.timing import TokenClock, collector_paused, timed_generate, wait_for_gpu

@@ -26,6 +26,7 @@ from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import probe_turn
 from labkit.harness.runs import Run, TokenTurn
 from labkit.harness.turns.looks import FEWEST_PAIRS, epoch_goes_on
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import EPOCHS
 
 TURN_MS = 30  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
@@ -72,16 +73,18 @@ class Epochs(Sampling):
         self,
         *arguments: Any,
         new_tokens: int,
+        tells_apart: TellsApart | None = None,
         show: Callable[[Turns], None] | None = None,
         sharing: WeightSharing | None = None,
     ) -> None:
-        """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `show`: gets the epochs so
-        far, between two of them, once they are enough for a look. `sharing`: places the weights of all sides in each
-        epoch; None: each side places its own.
+        """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `tells_apart`: the smallest
+        difference that counts between sides with weights in different places. `show`: gets the epochs so far, between
+        two of them, once they are enough for a look. `sharing`: places the weights of all sides in each epoch; None:
+        each side places its own.
         """
         super().__init__(*arguments)
         self._sharing = sharing
-        self._new, self._show = new_tokens, show
+        self._new, self._tells_apart, self._show = new_tokens, tells_apart, show
         self._random = np.random.default_rng(self._schedule.seed)
         self._device = comparison_device()
         self._epochs: list[list[_SideEpoch]] = []  # that are complete, by side
@@ -106,11 +109,13 @@ class Epochs(Sampling):
             measured = [epoch[index] for epoch in self._epochs]
             runs = [of_epoch.run(number, self._new) for number, of_epoch in enumerate(measured)]
             side.note_epochs(runs, [tokens for of_epoch in measured for tokens in of_epoch.tokens()])
+        shared = None if self._sharing is None else self._sharing.record
         return Turns(
             **self._measurements(),
             dropped_pairs=self._dropped,
             interrupted=self._interrupted,
-            shared_weights=None if self._sharing is None else self._sharing.record,
+            shared_weights=shared,
+            tells_apart=None if shared is not None and shared.mostly else self._tells_apart,
         )
 
     def _label(self) -> str:

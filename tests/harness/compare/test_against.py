@@ -17,10 +17,10 @@ from labkit.harness.compare import against as module
 from labkit.harness.compare import installation as installation_module
 from labkit.harness.compare.against import installed, other_version
 from labkit.harness.compare.compare import compare
+from labkit.harness.compare.installation import PROTOCOL, Installation, pinned
 from labkit.harness.compare.interleave import _without_turns
 from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.compare.plan import Schedule, SideSpec, labels
-from labkit.harness.compare.installation import PROTOCOL, Installation, pinned
 from labkit.harness.compare.side_process import SideProcess
 from labkit.harness.compare.weight_sharing import WeightSharing
 from labkit.harness.runs import SharedWeights

@@ -14,7 +14,7 @@ import torch
 from labkit.harness.turns import pages
 from labkit.harness.turns.pages import AddressRange, large_spans, pieces_of
 from labkit.harness.turns.placing import place_anew
-from labkit.harness.turns.sharing import WeightBlock, SharedBlock, SharedPages, matching
+from labkit.harness.turns.sharing import SharedBlock, SharedPages, WeightBlock, matching
 from labkit.kernels.memory import HUGE_PAGE, Arena
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="maps memory files")
