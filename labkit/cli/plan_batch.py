@@ -51,6 +51,8 @@ def plan_batch(
 
     if measure and (disk_gb_s is not None or gflops is not None):
         raise UserError("got --measure with the rates of another machine; expected --measure or the rates, not both")
+    if rounds is not None and not measure:
+        raise UserError(f"got --rounds {rounds} without --measure; a prediction has no epochs, so leave it out")
     check_output_folder(output)
     with progress_bar(err) as follow:
         follow(0, 1, "probing the disk and the processor")

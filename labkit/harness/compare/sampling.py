@@ -60,6 +60,12 @@ def last_is_decided(turns: Turns) -> bool:
     return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in turns.with_last)
 
 
+def first_is_decided(turns: Turns) -> bool:
+    """Whether there is such a verdict on every other side against the first."""
+    comparisons = [turns.comparison(0, index) for index in range(1, len(turns.sides))]
+    return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in comparisons)
+
+
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
     """The earliest position at which the tokens [generation][sequence, position] of two sides differ, or None."""
     differences = [

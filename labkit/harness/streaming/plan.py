@@ -261,12 +261,16 @@ class StreamingPlan(FrozenRecord):
             yield {"figures": "trade"} | _plain(step)
         for point in self.points:
             kept = {"batch", "resident_layers", "streamed_bytes", "ttft_ms"}
-            own = {"step_ms": point.step_ms, "tokens_per_s": point.tokens_per_s, "memory_bytes": point.peak_bytes}
-            own |= {
+            own = {
+                "step_ms": point.step_ms,
                 "step_ms_low": point.step_ms * point.interval.low,
                 "step_ms_high": point.step_ms * point.interval.high,
+                "tokens_per_s": point.tokens_per_s,
+                "memory_bytes": point.peak_bytes,
+                "epochs": len(point.epochs),
+                "disk_gb_s": point.disk,
+                "share_of_disk": point.share_of_disk,
             }
-            own |= {"epochs": len(point.epochs), "disk_gb_s": point.disk, "share_of_disk": point.share_of_disk}
             yield {"figures": "measured", **point.model_dump(include=kept), **own}
 
     def _every_step(self) -> Iterator[PlannedStep]:

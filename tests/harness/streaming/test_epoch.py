@@ -37,6 +37,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made_up = Clock()
     monkeypatch.setattr(turn_streamer, "perf_counter_ns", made_up.perf_counter_ns)
     monkeypatch.setattr(module, "monotonic", made_up.monotonic)
+    for name, value in (("TURN_MS", 45), ("EPOCH_S", 2.0), ("MOST_PAIRS", 16)):
+        monkeypatch.setattr(module, name, value)
     return made_up
 
 

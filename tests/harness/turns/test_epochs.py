@@ -1,5 +1,6 @@
 """Epochs: sides take turns beside a probe, until there is a verdict. Sides here are made up, so no process starts."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from helpers.studies.comparisons import comparison
 
 from labkit.harness import Comparison, load_records, quiet, save
 from labkit.harness.compare.plan import Schedule, SideSpec
-from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
+from labkit.harness.compare.sampling import Steps, Turns, first_is_decided, last_is_decided
 from labkit.harness.runs import Run
 from labkit.harness.turns import epochs as module
 from labkit.harness.turns.epochs import FEWEST_STEPS, Epochs, why_not
@@ -27,7 +28,7 @@ class MadeUp:
     """A side whose step takes `step_ms` at the place of its weights, which is drawn anew in each epoch."""
 
     def __init__(self, role: str, step_ms: float, scatter: float = 0.0, *, pauses: bool = True) -> None:
-        self._side = getattr(comparison(), role)
+        self._side = getattr(comparison(), "baseline" if role == "middle" else role)
         self.name, self.spec, self.pauses = role, SideSpec(role, 1), pauses
         self.process = SimpleNamespace(pids=())
         self.tokens: list[Any] = []
@@ -175,6 +176,16 @@ def test_a_clear_but_wide_result_goes_on_and_is_trusted_in_the_end(monkeypatch: 
     assert record.verdict == "FASTER"
     assert record.trust().trustworthy
     assert not last_is_decided(turns)
+
+
+def test_every_other_side_may_have_to_differ_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middle side is undecided against the first, although both others are decided."""
+    sides = MadeUp("baseline", 40.0), MadeUp("middle", 40.0, 0.3), MadeUp("candidate", 10.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3), *sides)
+    assert turns.comparison(0, 2).verdict == "FASTER"
+    assert turns.comparison(0, 1).verdict == "UNDECIDED"
+    assert not first_is_decided(turns)
+    assert first_is_decided(replace(turns, sides=turns.sides[::2], tokens=turns.tokens[::2]))
 
 
 def test_a_difference_that_the_machine_does_not_tell_apart_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
