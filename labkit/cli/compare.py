@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 import labkit
-from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet, fraction
+from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet, Width, fraction
 from labkit.harness.compare.sides import names_in_help
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
@@ -28,9 +28,6 @@ Rounds = Annotated[
 ]
 Budget = Annotated[
     float | None, typer.Option(help="Measure until there is a verdict, for this long at most; without --rounds 60.")
-]
-Width = Annotated[
-    str | None, typer.Option(help="Go on until the interval is this narrow, such as 2%, or the budget is spent.")
 ]
 
 

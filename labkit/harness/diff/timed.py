@@ -29,7 +29,7 @@ class TimedSide:
     case: CaseWords  # fields that distinguish the case from others, in words
     name: str
     unit: str
-    rounds: tuple[float, ...]
+    rounds: tuple[float, ...]  # or epochs, each with its median
     created: datetime
     environment: Environment
     foreign: str = ""  # owner and version of code that is not labkit's; empty: labkit's code
@@ -115,7 +115,7 @@ def _layer_sides(record: LayerRecord) -> list[TimedSide]:
             ),
             name=name,
             unit="µs",
-            rounds=rounds,
+            rounds=record.samples_us(name),
             created=record.created,
             environment=environment,
             foreign=f"torch {environment.packages.get('torch')}" if name in TORCH_ALONE else "",
@@ -125,7 +125,7 @@ def _layer_sides(record: LayerRecord) -> list[TimedSide]:
             ),
             bandwidth_gb_s=record.read_bandwidth_gb_s,
         )
-        for name, rounds in record.rounds_us.items()
+        for name in record.rounds_us
     ]
 
 
