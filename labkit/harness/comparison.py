@@ -12,12 +12,14 @@ from labkit.harness.runs import Case, FrozenRecord
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import (
     EPOCHS,
     EPOCHS_IN_PLACE,
     PROCESS_LUCK,
     ROUNDS,
     Rule,
+    centre,
     confidence_after,
     more_rounds,
     more_rounds_text,
@@ -48,7 +50,7 @@ class Comparison(Tabular, FrozenRecord):
     are baseline / candidate.
 
     Turns belong to epochs, between which both sides put their weights into new memory. The ratio of an epoch is the
-    median over its pairs of turns, and its interval comes from the scatter between epochs.
+    centre of its pairs of turns, and its interval comes from the scatter between epochs.
 
     A comparison with `looks` has the ratios of `labkit.statistics.sequential`, whose intervals hold for all looks at
     once.
@@ -64,6 +66,7 @@ class Comparison(Tabular, FrozenRecord):
     why_rounds: str = ""  # why the sides took no turns of tokens; empty in older records, too
     dropped_pairs: int = 0  # of turns, because the clock of the machine jumped meanwhile
     interrupted: bool = False  # by the user, before the schedule was done
+    tells_apart: TellsApart | None = None  # by the machine, as measured before; None: not known, or not used
 
     @property
     def case(self) -> Case:
@@ -76,7 +79,7 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def in_epochs(self) -> bool:
-        return all(run.turns for side in (self.baseline, self.candidate) for run in side.runs)
+        return self.baseline.in_epochs and self.candidate.in_epochs
 
     @property
     def unit(self) -> str:
@@ -88,8 +91,12 @@ class Comparison(Tabular, FrozenRecord):
         """What decides this comparison."""
         if not self.in_epochs:
             return ROUNDS
-        placed = all(side.placed_anew for side in (self.baseline, self.candidate))
-        return EPOCHS if placed else EPOCHS_IN_PLACE
+        rule = EPOCHS if self._placed_anew else EPOCHS_IN_PLACE
+        return rule if self.tells_apart is None else rule.with_floor(self.tells_apart.difference)
+
+    @property
+    def _placed_anew(self) -> bool:
+        return all(side.placed_anew for side in (self.baseline, self.candidate))
 
     def ratio(self, metric: str) -> Ratio:
         """Baseline / candidate of "ttft", "per_token" or "end_to_end", with its interval over rounds or epochs."""
@@ -98,11 +105,11 @@ class Comparison(Tabular, FrozenRecord):
         return ratio_after(self.logs(metric), len(self.looks), self.rule)
 
     def logs(self, metric: str) -> tuple[float, ...]:
-        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the median over its pairs of
-        turns, and for the first token the median over its prompts.
+        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the centre of its pairs of
+        turns, and for the first token the centre of its prompts.
         """
         if self.in_epochs and metric != "end_to_end":
-            return tuple(float(np.median(logs)) for logs in self.pair_logs(metric))
+            return tuple(centre(logs) for logs in self.pair_logs(metric))
         baseline, candidate = self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric)
         return tuple(np.log(np.asarray(baseline) / np.asarray(candidate)).tolist())
 
@@ -205,7 +212,7 @@ class Comparison(Tabular, FrozenRecord):
         if self.verdict is Verdict.UNDECIDED and trust.mended_by_rounds:
             more = more_rounds_text(self.more_rounds, self.unit)
             weaknesses.append(f"undecided after {self.rounds} {self.unit}s: {more}{_budget()}")
-        if self.in_epochs and self.rule is not EPOCHS:
+        if self.in_epochs and not self._placed_anew:
             weaknesses.append(
                 "the weights stayed in one place, so two processes of one side may differ by "
                 f"{PROCESS_LUCK:.0%}, which the interval does not show"
@@ -260,7 +267,7 @@ class Comparison(Tabular, FrozenRecord):
         if not trust.trustworthy:
             return Claim("NOT TRUSTWORTHY", "bold red", f"{against}\n{trust.sentence}")
         reaches = "a claim needs more than" if self.looks else "noise alone reaches"
-        return Claim(str(speed.verdict), COLOURS[speed.verdict], f"{against}; {reaches} {1 + speed.noise:.2f}x")
+        return Claim(str(speed.verdict), COLOURS[speed.verdict], f"{against}; {reaches} {1 + speed.noise:.3f}x")
 
     def _notes(self) -> list[str]:
         baseline, candidate, case = self.baseline, self.candidate, self.case
@@ -287,6 +294,7 @@ class Comparison(Tabular, FrozenRecord):
             *rank_notes,
             f"tokens of both sides: {tokens} ({self.rounds} {self.unit}s{looks})",
             *([f"scatter of the ratio: {self.scatter}"] if self.scatter else []),
+            *([self.tells_apart.sentence] if self.tells_apart else []),
             *([f"the ratio follows the rate of the memory: {self.by_rate}"] if self.by_rate else []),
             *([f"whole generations took turns, not a few tokens: {self.why_rounds}"] if self.why_rounds else []),
             f"weights: {case.origin}",
@@ -305,6 +313,7 @@ class Comparison(Tabular, FrozenRecord):
             "unit": self.unit,
             "looks": list(self.looks),
             "scatter": None if self.scatter is None else asdict(self.scatter),
+            "tells_apart": None if self.tells_apart is None else asdict(self.tells_apart),
             "by_rate": None if self.by_rate is None else asdict(self.by_rate),
             "why_rounds": self.why_rounds,
             "baseline": self.baseline.as_dict(),

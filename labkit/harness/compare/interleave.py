@@ -23,6 +23,8 @@ from labkit.harness.quiet import wait_until_quiet
 from labkit.harness.records import Measurement
 from labkit.harness.runs import Case
 from labkit.harness.turns.epochs import Epochs, why_not
+from labkit.statistics.kept_resolutions import resolution_for
+from labkit.statistics.resolution import MINUTE_S, TellsApart
 from labkit.statistics.sequential import EPOCHS
 from labkit.system.output_folder import check_output_folder
 from labkit.system.partly import so_far
@@ -115,7 +117,22 @@ def _sampling(
     reason = why_not(sides, case.new_tokens, case.memory_gb) if schedule.turns else "the schedule asked for it"
     if reason:
         return WholeRuns(sides, schedule, decided, steps, why_rounds=reason)
-    return Epochs(sides, schedule, decided, steps, new_tokens=case.new_tokens, show=show)
+    tells_apart = _tells_apart(sides, schedule)
+    return Epochs(sides, schedule, decided, steps, new_tokens=case.new_tokens, tells_apart=tells_apart, show=show)
+
+
+def _tells_apart(sides: Sequence[MeasuredSide], schedule: Schedule) -> TellsApart | None:
+    """The smallest difference that this machine tells apart within the schedule's budget, or within a minute if that is
+    longer. If the sides' sizes differ, it is the larger one. None: it was not measured, or the sides run on a GPU, on
+    which weights stay in their place.
+    """
+    if comparison_device().type != "cpu":
+        return None
+    seconds = max(MINUTE_S, schedule.budget_s or 0.0)
+    sizes = {(side.weight_mb, side.spec.cores) for side in sides}
+    measured = [resolution_for(weight_mb, cores) for weight_mb, cores in sizes if weight_mb is not None]
+    known = [resolution.after(seconds) for resolution in measured if resolution is not None]
+    return max(known, key=lambda tells: tells.difference, default=None)
 
 
 def _timed(turns: Turns) -> Turns:

@@ -123,6 +123,15 @@ class MeasuredSide:
         """Whether its generations can pause between two tokens."""
         return bool(self._loaded["pauses"])
 
+    @property
+    def weight_mb(self) -> float | None:
+        """MB of weights that a step reads; None: the work of this architecture is not counted."""
+        config, case = self._prepared.config, self._prepared.case
+        if config is None:
+            return None
+        weights = from_plain(self._loaded["weights"])
+        return count_work(config, weights, case.batch, case.prompt_tokens, case.new_tokens).weight_bytes / 1e6
+
     def place(self) -> None:
         """Puts the weights into new memory."""
         placed = all(rank["placed"] for rank in self._ask("place"))

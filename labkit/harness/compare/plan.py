@@ -81,6 +81,8 @@ class Schedule:
     one began. None: as many as the first look at the comparison needs.
     precision: how narrow the interval of the ratio has to be, upper end / lower end - 1; None: a verdict is enough.
     turns: whether sides that can pause take turns of a few tokens, in epochs; else whole generations take turns.
+    whole: an epoch of turns ends with the end of a generation, so that it has steps at every length of the context;
+    else it ends after some pairs or seconds.
     seed: of random weights, prompts and the order of the runs.
     warm_up: new tokens of the first, untimed run; None: as many as in a timed run, which hf-compile and hf-graph need.
     stages: whether each side runs once more to time its stages.
@@ -94,6 +96,7 @@ class Schedule:
     budget_s: float | None = None
     precision: float | None = None
     turns: bool = True
+    whole: bool = False
     seed: int = 0
     warm_up: int | None = None
     stages: bool = True

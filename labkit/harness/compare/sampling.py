@@ -15,6 +15,7 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.quiet import OthersByRound
 from labkit.harness.records import Measurement
 from labkit.harness.turns.looks import Looks
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import Rule
 from labkit.system.progress import Progress
 
@@ -29,6 +30,7 @@ class Turns:
     why_rounds: str = ""  # why whole generations took turns; empty: turns had a few tokens
     dropped_pairs: int = 0  # of turns, because the clock of the machine jumped
     interrupted: bool = False  # by the user, before the schedule was done
+    tells_apart: TellsApart | None = None  # by the machine; smaller differences count as none
 
     def comparison(self, baseline: int, candidate: int) -> Comparison:
         """Comparison of two of the sides, by their indices."""
@@ -42,6 +44,7 @@ class Turns:
             why_rounds=self.why_rounds,
             dropped_pairs=self.dropped_pairs,
             interrupted=self.interrupted,
+            tells_apart=self.tells_apart,
         )
 
     @property
@@ -55,6 +58,12 @@ def last_is_decided(turns: Turns) -> bool:
     quote.
     """
     return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in turns.with_last)
+
+
+def first_is_decided(turns: Turns) -> bool:
+    """Whether there is such a verdict on every other side against the first."""
+    comparisons = [turns.comparison(0, index) for index in range(1, len(turns.sides))]
+    return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in comparisons)
 
 
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:

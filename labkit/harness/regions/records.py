@@ -27,6 +27,7 @@ from labkit.statistics.sequential import (
     EPOCHS_IN_PLACE,
     ROUNDS,
     Rule,
+    centre,
     confidence_after,
     more_rounds,
     more_rounds_text,
@@ -141,21 +142,21 @@ class LayerRecord(FrozenRecord):
 
     def samples_us(self, side: str) -> tuple[float, ...]:
         """Independent samples of a side: the median of each epoch, or each round."""
-        return tuple(float(np.median(rounds)) for rounds in self._by_epoch(self.rounds_us[side]))
+        return tuple(float(np.median(rounds)) for rounds in self.by_epoch(self.rounds_us[side]))
 
     def pair_logs(self, baseline: str, candidate: str) -> list[Logs]:
         """Logarithm of baseline / candidate of each round, by epoch."""
-        ours, theirs = self._by_epoch(self.rounds_us[baseline]), self._by_epoch(self.rounds_us[candidate])
+        ours, theirs = self.by_epoch(self.rounds_us[baseline]), self.by_epoch(self.rounds_us[candidate])
         return [np.log(np.asarray(a) / np.asarray(b)) for a, b in zip(ours, theirs, strict=True)]
 
     def ratio_of(self, baseline: str, candidate: str) -> Ratio:
-        """Time of the baseline / time of the candidate. An epoch counts with the median of its rounds' ratios."""
+        """Time of the baseline / time of the candidate. An epoch counts with the centre of its rounds' ratios."""
         if not self.epochs:
             return ratio(self.rounds_us[baseline], self.rounds_us[candidate])
-        logs = [float(np.median(of_epoch)) for of_epoch in self.pair_logs(baseline, candidate)]
+        logs = [centre(of_epoch) for of_epoch in self.pair_logs(baseline, candidate)]
         return ratio_after(logs, len(self.looks), self.rule)
 
-    def _by_epoch(self, rounds: Sequence[float]) -> list[Logs]:
+    def by_epoch(self, rounds: Sequence[float]) -> list[Logs]:
         """Figures of rounds, by epoch; without epochs each round is alone."""
         return by_epoch(rounds, self.epochs or range(len(rounds)))
 

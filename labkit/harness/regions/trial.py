@@ -155,7 +155,7 @@ def _timed(stack: LayerStack, region: Stage) -> tuple[float, float, Ratio]:
     calls = [partial(_median_us, side, region) for side in sides]
     measured = CallEpochs(calls, stack.tensors).run(Schedule(rounds=TIMED_EPOCHS))
     fused, unfused = np.array(measured.results).T
-    gain = planned_ratio(measured.epoch_medians(np.log(unfused / fused)), EPOCHS)
+    gain = planned_ratio(measured.epoch_centres(np.log(unfused / fused)), EPOCHS)
     return float(np.median(fused)), float(np.median(unfused)), gain
 
 

@@ -90,7 +90,7 @@ def _timed(measured: CallRounds[int], rates: dict[Way, float]) -> tuple[TimedWay
         TimedWay(
             name=READINGS[reading],
             step_ms=float(np.median(taken)) / 1e6,
-            over_none=planned_ratio(measured.epoch_medians(np.log(taken / taken_ns[0])), EPOCHS),
+            over_none=planned_ratio(measured.epoch_centres(np.log(taken / taken_ns[0])), EPOCHS),
             read_gb_s={streams: rates[Way(reading, streams)] for streams in STREAMS},
         )
         for reading, taken in enumerate(taken_ns)

@@ -20,7 +20,7 @@ from labkit.harness.quiet import OthersByRound
 from labkit.harness.turns.looks import Looks, epoch_goes_on
 from labkit.harness.turns.pairs import Logs, by_epoch
 from labkit.harness.turns.placing import place_anew
-from labkit.statistics.sequential import EPOCHS
+from labkit.statistics.sequential import EPOCHS, centre
 from labkit.system.progress import Progress
 
 Result = TypeVar("Result")
@@ -46,9 +46,9 @@ class CallRounds(Generic[Result]):
     placed_anew: bool  # whether each epoch had its weights in new memory
     interrupted: bool  # by the user, before the schedule was done
 
-    def epoch_medians(self, figures: Logs) -> list[float]:
-        """The median of each epoch, of a figure of each round."""
-        return [float(np.median(of_epoch)) for of_epoch in by_epoch(figures, self.epochs)]
+    def epoch_centres(self, figures: Logs) -> list[float]:
+        """The centre of each epoch, of a figure of each round."""
+        return [centre(of_epoch) for of_epoch in by_epoch(figures, self.epochs)]
 
     @property
     def conditions(self) -> dict[str, Any]:

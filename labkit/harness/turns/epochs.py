@@ -4,7 +4,7 @@ All sides are in the middle of a generation, and one at a time makes a few steps
 memory, whose rate changes within seconds on a shared machine. The read bandwidth is probed in a turn of its own.
 
 Between epochs every side puts its weights into new memory, since their place alone makes a step 1 to 3 % faster or
-slower, for as long as they stay there. The median of an epoch's pairs is one sample.
+slower, for as long as they stay there. The centre of an epoch's pairs is one sample.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from labkit.harness.compare.sampling import Sampling, Turns
 from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import probe_turn
 from labkit.harness.runs import Run, TokenTurn
-from labkit.harness.turns.looks import epoch_goes_on
+from labkit.harness.turns.looks import FEWEST_PAIRS, epoch_goes_on
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import EPOCHS
 
-TURN_MS = 45  # of the fastest side: much longer than the first step, and shorter than the memory keeps its rate
+TURN_MS = 30  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
 FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
 JUMP_S = 0.5  # by which the clock of the day may move against the monotonic one in a pair
 PROBE = -1  # the probe's index among the sides
@@ -67,12 +68,18 @@ class Epochs(Sampling):
 
     rule = EPOCHS
 
-    def __init__(self, *arguments: Any, new_tokens: int, show: Callable[[Turns], None] | None = None) -> None:
-        """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `show`: gets the epochs so
-        far, between two of them, once they are enough for a look.
+    def __init__(
+        self,
+        *arguments: Any,
+        new_tokens: int,
+        tells_apart: TellsApart | None = None,
+        show: Callable[[Turns], None] | None = None,
+    ) -> None:
+        """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `tells_apart`: the smallest
+        difference that counts. `show`: gets the epochs so far, between two of them, once they are enough for a look.
         """
         super().__init__(*arguments)
-        self._new, self._show = new_tokens, show
+        self._new, self._tells_apart, self._show = new_tokens, tells_apart, show
         self._random = np.random.default_rng(self._schedule.seed)
         self._device = comparison_device()
         self._epochs: list[list[_SideEpoch]] = []  # that are complete, by side
@@ -97,7 +104,12 @@ class Epochs(Sampling):
             measured = [epoch[index] for epoch in self._epochs]
             runs = [of_epoch.run(number, self._new) for number, of_epoch in enumerate(measured)]
             side.note_epochs(runs, [tokens for of_epoch in measured for tokens in of_epoch.tokens()])
-        return Turns(**self._measurements(), dropped_pairs=self._dropped, interrupted=self._interrupted)
+        return Turns(
+            **self._measurements(),
+            dropped_pairs=self._dropped,
+            interrupted=self._interrupted,
+            tells_apart=self._tells_apart,
+        )
 
     def _label(self) -> str:
         """What is going on, with the ratio so far where there are two sides, and what disturbs it."""
@@ -118,7 +130,7 @@ class Epochs(Sampling):
         epoch = [_SideEpoch() for _ in self.sides]
         self._begin(epoch)
         started, left, pairs = monotonic(), self._new - 1, 0
-        while epoch_goes_on(pairs, started):
+        while self._goes_on(pairs, left, started):
             if left == 0:
                 self._begin(epoch)
                 left = self._new - 1
@@ -130,6 +142,12 @@ class Epochs(Sampling):
             pairs += self._pair(epoch, pairs, steps)
         self._others.end_round()
         return epoch
+
+    def _goes_on(self, pairs: int, left: int, started: float) -> bool:
+        """Whether an epoch goes on. `left`: steps of its present generation that are still to come."""
+        if self._schedule.whole:
+            return left > 0 or pairs < FEWEST_PAIRS
+        return epoch_goes_on(pairs, started)
 
     def _place(self) -> None:
         with ThreadPoolExecutor(len(self.sides)) as pool:

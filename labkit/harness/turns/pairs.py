@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from labkit.harness.runs import Run
 from labkit.statistics.rates import RatioByRate, ratio_by_rate
+from labkit.statistics.sequential import centre
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MEDIAN_ERROR = 1.2533  # standard error of a median / of a mean, for a normal distribution: sqrt(pi / 2)
+CENTRE_ERROR = 1.0233  # standard error of the centre / of a mean, for a normal distribution: sqrt(pi / 3)
 DEVIATION = 1.4826  # standard deviation / median absolute deviation, for a normal distribution
 Logs = NDArray[np.float64]
 PAIR_COLUMNS = (
@@ -29,8 +30,8 @@ PAIR_COLUMNS = (
 class EpochScatter:
     """Scatter of a comparison in epochs, as standard deviations of a ratio, in fractions."""
 
-    placements: float  # of the epochs' medians, each with weights in another place
-    turns: float  # of an epoch's median, as far as the scatter of its own pairs explains it
+    placements: float  # of the epochs' centres, each with weights in another place
+    turns: float  # of an epoch's centre, as far as the scatter of its own pairs explains it
 
     def __str__(self) -> str:
         return f"between placements ± {self.placements:.1%}, inside of an epoch ± {self.turns:.1%}"
@@ -77,13 +78,13 @@ def scatter_of(logs: Sequence[Logs]) -> EpochScatter | None:
     """The scatter of pairs that are grouped by epoch; None with less than two epochs."""
     if len(logs) < 2:
         return None
-    inside = [MEDIAN_ERROR * _deviation(epoch) / np.sqrt(len(epoch)) for epoch in logs if len(epoch) > 1]
-    between = float(np.std([np.median(epoch) for epoch in logs], ddof=1))
+    inside = [CENTRE_ERROR * _deviation(epoch) / np.sqrt(len(epoch)) for epoch in logs if len(epoch) > 1]
+    between = float(np.std([centre(epoch) for epoch in logs], ddof=1))
     return EpochScatter(placements=between, turns=float(np.median(inside)) if inside else between)
 
 
 def _deviation(logs: Logs) -> float:
-    """The standard deviation of most pairs. Some pairs meet a disturbance that the median of an epoch does not see."""
+    """The standard deviation of most pairs. Some pairs meet a disturbance that the centre of an epoch hardly sees."""
     return DEVIATION * float(np.median(np.abs(logs - np.median(logs))))
 
 

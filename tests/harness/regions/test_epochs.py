@@ -17,7 +17,7 @@ from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionM
 from labkit.harness.regions.sides import FUSED, ONE_CALL, UNFUSED
 from labkit.harness.regions.table import region_table
 from labkit.statistics import ratio
-from labkit.statistics.sequential import EPOCHS, EPOCHS_IN_PLACE, sequential_ratio
+from labkit.statistics.sequential import EPOCHS, EPOCHS_IN_PLACE, centre, sequential_ratio
 from labkit.studies import kernels as study_module
 from labkit.studies.kernels import KernelStudy, study_kernels
 from labkit.system.partly import NotMeasuredError
@@ -61,18 +61,21 @@ def text_of(row: RegionMeasurement) -> str:
 def test_the_interval_comes_from_the_spread_between_epochs() -> None:
     """24 rounds agree within 0.2 % in each epoch, and three epochs differ by some percent."""
     row = record([1.0, 1.04, 0.97])
-    medians = [np.median(logs) for logs in row.pair_logs(UNFUSED, ONE_CALL)]
-    assert row.gain == row.ratio(UNFUSED, ONE_CALL) == sequential_ratio(medians, 1, EPOCHS)
+    centres = [centre(logs) for logs in row.pair_logs(UNFUSED, ONE_CALL)]
+    assert row.gain == row.ratio(UNFUSED, ONE_CALL) == sequential_ratio(centres, 1, EPOCHS)
     assert row.gain.high / row.gain.low > 1.1
     assert (row.unit, row.count, row.verdict) == ("epoch", 3, "FASTER")
-    assert row.scatter.placements == pytest.approx(np.std(medians, ddof=1))
+    assert row.scatter.placements == pytest.approx(np.std(centres, ddof=1))
     assert row.scatter.turns < 0.002
 
 
 def test_an_epoch_is_one_sample_of_a_side() -> None:
     row = record([1.0, 2.0])
     assert row.samples_us(UNFUSED) == pytest.approx((30, 60), rel=0.01)
-    assert [len(side.rounds) for side in timed_sides(row)] == [2] * 3
+    for side in timed_sides(row):
+        assert (len(side.rounds), side.sample, side.placed_anew) == (2, "epoch", True)
+        assert [len(epoch.times) for epoch in side.epochs] == [ROUNDS] * 2
+        assert side.epochs[0].rates_gb_s == (40.0, 20.0) * (ROUNDS // 2)
 
 
 def test_two_epochs_are_too_few() -> None:
@@ -110,7 +113,7 @@ def test_a_record_without_epochs_keeps_its_ratio() -> None:
 
 
 def test_table_and_json_show_both_spreads_the_verdict_and_what_is_left_to_decide() -> None:
-    row = record([0.98, 1.05, 1.02, 1.1])
+    row = record([0.98, 1.02, 1.0, 1.03])
     text, figures = text_of(row), row.as_dict()
     assert "95% over 1 look]" in text
     assert "4 epochs of about 8 rounds" in text
@@ -119,7 +122,7 @@ def test_table_and_json_show_both_spreads_the_verdict_and_what_is_left_to_decide
     assert figures["verdict"] == "FASTER"
     assert figures["scatter"] == {"placements": row.scatter.placements, "turns": row.scatter.turns}
     assert figures["looks"] == [4]
-    undecided = record([0.98 / 3, 1.05 / 3, 1.02 / 3, 1.1 / 3])
+    undecided = record([0.98 / 3, 1.02 / 3, 1.0 / 3, 1.03 / 3])
     assert undecided.verdict == "UNDECIDED"
     assert "qkv: undecided after 4 epochs: about" in text_of(undecided)
     assert "interrupted" in text_of(record([1.0] * 3, interrupted=True))

@@ -49,7 +49,7 @@ def test_a_fixed_number_of_epochs_has_no_looks() -> None:
     assert measured.looks == ()
     assert measured.bandwidth_gb_s is None
     assert list(measured.epochs) == sorted(measured.epochs)
-    assert measured.epoch_medians(np.asarray(measured.epochs)) == [0, 1, 2]
+    assert measured.epoch_centres(np.asarray(measured.epochs)) == [0, 1, 2]
 
 
 def test_epochs_are_added_until_they_answer_the_question() -> None:

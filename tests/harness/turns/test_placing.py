@@ -46,7 +46,7 @@ def test_contents_and_addresses_stay_and_the_memory_is_new(kind: object) -> None
     assert torch.equal(view, heap(5)[1000:2000])
     if os.geteuid() == 0 and any(before):
         common = set(before) & set(frames(tensor))
-        assert len(common) <= 2  # the pages at the edges, which hold other things as well
+        assert len(common) < len(before) / 5  # the edges hold other things as well, and the system moves pages
     tensor += 1  # the new memory can be written to
     assert int(tensor[-1]) == 5 * MEGABYTE // 4
 
