@@ -96,6 +96,7 @@ class PrecisionStudy(Study, FrozenRecord):
     looks: tuple[int, ...] = ()  # of the comparisons: rounds or epochs after which the verdicts were checked
     why_rounds: str = ""  # of the comparisons: why the sides took no turns of tokens
     tells_apart: TellsApart | None = None  # by the machine; smaller differences count as none
+    dropped_pairs: int = 0  # of turns, because the clock of the machine jumped
 
     @property
     def first(self) -> PrecisionSide:
@@ -135,6 +136,7 @@ class PrecisionStudy(Study, FrozenRecord):
             looks=self.looks,
             why_rounds=self.why_rounds,
             tells_apart=self.tells_apart,
+            dropped_pairs=self.dropped_pairs,
         )
 
     def matrices(self, side: PrecisionSide) -> StoredMatrices | None:
@@ -279,7 +281,7 @@ def study_precision(
         decided=first_is_decided,
         progress=_part(follow, ERRORS, TURNS),
     )
-    known |= {"looks": turns.looks, "why_rounds": turns.why_rounds, "tells_apart": turns.tells_apart}
+    known |= {name: getattr(turns, name) for name in ("looks", "why_rounds", "tells_apart", "dropped_pairs")}
     timed = [
         {
             "precision": name,

@@ -12,13 +12,13 @@ from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.loader import loader_at
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
+from labkit.harness.compare.sampling import Turns
 from labkit.harness.compare.side_process import OutOfBudgetError
 from labkit.harness.compare.sides import side_row
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
 from labkit.harness.quiet import NotQuietError
-from labkit.harness.records import Measurement
 from labkit.harness.results import load_records, save_lines
 from labkit.harness.runs import Case
 from labkit.system.asked_from import setting
@@ -50,8 +50,7 @@ class GridSettings:
         method: str,
         batch: int,
         *,
-        measured: Measurement | None = None,
-        why_rounds: str = "",
+        turns: Turns | None = None,
         oom: str = "",
         refused: str = "",
     ) -> MethodCell:
@@ -61,8 +60,9 @@ class GridSettings:
             cycles=self.cycles,
             seed=self.seed,
             environment=self.environment,
-            measured=measured,
-            why_rounds=why_rounds,
+            measured=None if turns is None else turns.sides[0],
+            why_rounds="" if turns is None else turns.why_rounds,
+            dropped_pairs=0 if turns is None else turns.dropped_pairs,
             oom=oom,
             refused=refused,
         )
@@ -184,7 +184,7 @@ def _measured(settings: GridSettings, method: str, batch: int, schedule: Schedul
         turns = take_turns([side], settings.of_batch(batch), schedule, progress=progress)
         if turns.interrupted:
             raise KeyboardInterrupt
-        return settings.cell(method, batch, measured=turns.sides[0], why_rounds=turns.why_rounds)
+        return settings.cell(method, batch, turns=turns)
     except OutOfBudgetError as error:
         return settings.cell(method, batch, oom=str(error))
     except NotQuietError:

@@ -37,6 +37,7 @@ class MethodCell(FrozenRecord):
     measured: Measurement | None = None
     oom: str = ""  # message of a method that ran out of memory
     refused: str = ""  # why the method cannot run the case, or failed
+    dropped_pairs: int = 0  # of turns and probes, because the clock of the machine jumped
     why_rounds: str = ""  # why whole calls were timed; empty: epochs, no measurement, or an older record
 
     @model_validator(mode="after")

@@ -45,7 +45,7 @@ class MethodGrid(Tabular):
     def table(self) -> ResultTable:
         """Milliseconds a token, a row for each method and a column for each batch size, as in the articles."""
         cells = {cell.place: cell for cell in self.cells}
-        first = self.cells[0]
+        first, dropped = self.cells[0], sum(cell.dropped_pairs for cell in self.cells)
         case, memory_gb = first.case, first.case.memory_gb
         limit = (
             "no limit of memory"
@@ -65,6 +65,7 @@ class MethodGrid(Tabular):
                 f"{limit}; {case.threads} threads",
                 *self._reasons(),
                 *self._doubts(),
+                *([f"{dropped} pairs of turns were dropped, because the machine slept meanwhile"] if dropped else []),
                 f"weights: {case.origin}",
                 f"machine: {first.environment.machine}",
             ),

@@ -10,7 +10,9 @@ from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.sampling import Turns
 from labkit.harness.comparison import Comparison
+from labkit.harness.records import Measurement
 from labkit.harness.runs import Run
 from labkit.statistics.kept_resolutions import KeptResolution, Machine
 from labkit.statistics.resolution import MINUTE_S, resolution_of
@@ -54,10 +56,25 @@ def measure_resolution(
     case = comparison_case(model=model, dtype=dtype, batch=1, prompt=prompt, new=new, threads=threads)
     schedule = Schedule(rounds=FEWEST, budget_s=budget_s, stages=False)
     sides = [SideSpec(SIDE, case.threads)] * 2
-    turns = take_turns(sides, case, schedule, decided=lambda _: False, progress=progress)
+    turns = take_turns(sides, case, schedule, decided=_never, progress=progress)
     if turns.interrupted:
         raise KeyboardInterrupt
     return _resolution(turns.comparison(0, 1))
+
+
+def _never(turns: Turns) -> bool:
+    """A look that never ends the measurement. ResolutionError: other programs are busy, so it need not go on."""
+    _check_quiet(turns.sides[-1])
+    return False
+
+
+def _check_quiet(side: Measurement) -> None:
+    if busy(side.taken_cores):
+        taken = float(np.median(side.taken_cores))
+        raise ResolutionError(
+            f"other programs used {taken:.1f} of the processors; close them, or wait until they are done, and measure "
+            "again"
+        )
 
 
 def _resolution(comparison: Comparison) -> KeptResolution:
@@ -69,12 +86,7 @@ def _resolution(comparison: Comparison) -> KeptResolution:
             "the weights stayed in one place, so nothing shows how places differ: this needs Linux, and free memory "
             "for a second copy of the largest tensor; try a smaller model"
         )
-    if busy(side.taken_cores):
-        taken = float(np.median(side.taken_cores))
-        raise ResolutionError(
-            f"other programs used {taken:.1f} of the processors; close them, or wait until they are done, and measure "
-            "again"
-        )
+    _check_quiet(side)
     if side.work is None:
         raise UserError(f"got {case.model}, whose weights are not counted; name a model with kernels (labkit models)")
     measured = resolution_of(comparison.logs("per_token"), _epoch_s(side.runs))

@@ -133,6 +133,9 @@ def test_the_table_says_how_each_cell_was_measured() -> None:
         "8 rounds of whole calls, their median: with limited memory the files are made cold (fused, batch 4)"
     )
     assert third.startswith("1 epoch of turns of a few tokens, with the weights in one place, so that another process")
+    assert not any("dropped" in note for note in grid.table().notes)
+    slept = MethodGrid((limited, limited.model_copy(update={"dropped_pairs": 2})))
+    assert "2 pairs of turns were dropped, because the machine slept meanwhile" in slept.table().notes
     assert MethodGrid((cell("fused", 1),)).table().notes[1] == "8 rounds of whole calls, their median"  # older records
 
 

@@ -183,25 +183,30 @@ class Nobody:
 def test_regions_are_measured_until_their_gains_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up clock: the fused sides take a third of the time, in every region but one in which epochs scatter."""
     bench = LayerBench(layer_case("tiny-gpt2", context=9, threads=1, layers=2))
-    random = np.random.default_rng(0)
+    ended: list[int] = []  # epochs
 
     def timer(name: str, us: float) -> Any:
         def times() -> Any:
-            scattered = us * (1.5 + 0.3 * random.standard_normal() if name == UNFUSED else 1.0)
+            place = [1.0, 1.6, 1.2][len(ended)] if len(ended) < 3 else 1.5
             regions = {region: [round(1e3 * us)] for region in REGIONS}
-            return {name: regions | {Stage.MLP: [round(1e3 * abs(scattered)) + 1]}}
+            return {name: regions | {Stage.MLP: [round(1e3 * us * (place if name == UNFUSED else 1.0))]}}
 
         return times
 
+    def end_epoch() -> Any:
+        ended.append(1)
+        return {}
+
     monkeypatch.setattr(call_epochs, "OthersByRound", Nobody)
     timers = [timer(UNFUSED, 30.0), timer(FUSED, 10.0), timer(ONE_CALL, 10.0)]
-    monkeypatch.setattr(bench, "_timers", lambda: (timers, []))
+    monkeypatch.setattr(bench, "_timers", lambda: (timers, [end_epoch]))
     monkeypatch.setattr(measuring, "probe_turn", lambda threads, device: None)
     labels: list[str] = []
     (decided,) = bench.regions(["qkv"])
     assert decided.looks == (3,)
     assert decided.gain.value == pytest.approx(3)
     assert decided.verdict == "FASTER"
+    ended.clear()
     qkv, mlp = bench.regions(["qkv", "mlp"], budget_s=1e9, progress=lambda done, total, label: labels.append(label))
     assert qkv.looks == mlp.looks
     assert mlp.count > 3

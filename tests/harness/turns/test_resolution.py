@@ -94,6 +94,12 @@ def test_a_measurement_that_says_nothing_is_refused(made_up: dict[str, Any], res
         measure_resolution(threads=2)
 
 
+def test_a_busy_machine_is_named_at_the_first_look(made_up: dict[str, Any]) -> None:
+    measure_resolution(threads=2)
+    with pytest.raises(ResolutionError, match=r"other programs used 1\.5 of the processors"):
+        made_up["decided"](turns(others=1.5))
+
+
 def test_an_interrupted_measurement_is_no_result(made_up: dict[str, Any]) -> None:
     made_up["result"] = turns(interrupted=True)
     with pytest.raises(KeyboardInterrupt):
@@ -135,7 +141,12 @@ def test_this_machine_is_measured_and_its_comparisons_know_what_was_kept(
 ) -> None:
     seen: list[Comparison] = []
     resolution_of_comparison = module._resolution
-    monkeypatch.setattr(module, "_resolution", lambda record: seen.append(record) or resolution_of_comparison(record))
+
+    def note_and_go_on(record: Comparison) -> KeptResolution:
+        seen.append(record)
+        return resolution_of_comparison(record)
+
+    monkeypatch.setattr(module, "_resolution", note_and_go_on)
     monkeypatch.setattr(kept_resolutions, "cache_root", lambda: tmp_path)
     monkeypatch.setattr(module, "busy", lambda taken_cores: False)  # other tests run beside this one
     monkeypatch.setattr(module, "FEWEST", 3)
