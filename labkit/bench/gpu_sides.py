@@ -1,4 +1,8 @@
-"""The sides of the GPU bench. They run in one process and share one set of random weights on the device."""
+"""The sides of the GPU bench. They run in one process and share one set of random weights on the device.
+
+One process cannot pause a generation of one side while another side generates, and the weights of all sides lie in the
+same place, so whole generations take turns, in rounds.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ disk.
 
 python -P -m labkit.bench.larger [--model tinyllama-1.1b] [--rounds 6] [--scratch FOLDER] [--output FOLDER]
 
-Every side has the same memory limit, enforced in the same way, and the sides take turns. Files are made cold before
-each run.
+Every side has the same memory limit, enforced in the same way. Files are made cold before each run, so the sides take
+turns of whole generations, in rounds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OF_BUDGET = BarUnit("{:.2f} of the memory", "{:g}")
 
 def main(
     model: Annotated[str, typer.Option(help="A preset or folder.")] = STREAM_MODEL,
-    rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = 6,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds: a whole run of each side, in random order.")] = 6,
     scratch: Annotated[Path | None, typer.Option(help="Folder on the disk for the models.")] = None,
     threads: Threads = None,
     output: Output = None,

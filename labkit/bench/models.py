@@ -2,6 +2,9 @@
 
 python -P -m labkit.bench.models [--quick] [--only MODEL or CASE] [--fresh] [--output FOLDER]
 
+Each case has a fixed number of epochs, so that the intervals of all cases are alike. In an epoch the sides take turns
+of a few tokens for about two seconds, with their weights in new memory.
+
 The files are rewritten after each case, so that a stopped run can be continued: a case of the same day, machine, commit
 and settings is kept.
 """
@@ -17,7 +20,19 @@ import torch
 import typer
 from rich.markup import escape
 
-from labkit.bench.page import BenchFiles, Output, Quick, Threads, err, followed, llama_cpp_is_missing, machine_of, out
+from labkit.bench.page import (
+    BenchFiles,
+    EpochCount,
+    Output,
+    Quick,
+    Threads,
+    err,
+    followed,
+    llama_cpp_is_missing,
+    machine_of,
+    out,
+    stop_if_interrupted,
+)
 from labkit.bench.report import key, report, rows, summary
 from labkit.bench.targets import NEW, PROMPT, TARGETS, Target
 from labkit.harness.compare.compare import compare_with_each, comparison_case
@@ -29,10 +44,12 @@ from labkit.harness.environment import read_environment
 from labkit.harness.regions.case import shape_of
 from labkit.harness.results import load_records
 from labkit.harness.roofline import count_work, probe_bandwidth
+from labkit.harness.turns.epochs import FEWEST_STEPS
+from labkit.harness.turns.looks import EPOCH_S, FEWEST_PAIRS
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.command import run_command
 
-ROUNDS, WARM_UP = 6, 16
+ROUNDS, WARM_UP = 6, 16  # epochs; new tokens of the untimed run
 QUICK_ROUNDS, QUICK_NEW = 2, 8
 # Rough speeds, only for the estimate of the duration.
 LIMIT_SHARES = {"hf-eager": 0.22, LLAMA_CPP: 0.45, LLAMA_CPP_INT8: 0.3}
@@ -47,7 +64,7 @@ class Settings:
     """The settings of all cases of one call."""
 
     new: int  # tokens to generate
-    rounds: int
+    rounds: int  # epochs
     threads: int
     peer: bool  # whether llama.cpp is measured, too
 
@@ -62,7 +79,7 @@ def main(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure cases again that were already measured.")] = False,
     output: Output = None,
     threads: Threads = None,
-    rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
+    rounds: EpochCount = ROUNDS,
 ) -> None:
     """Measure this machine against the targets."""
     targets = _select(only)
@@ -88,6 +105,7 @@ def main(
             continue
         records = [record for record in records if key(record) != target.key] + list(comparisons)
         files.write(records, report(records))
+        stop_if_interrupted(comparisons)
         out.print(f"{target.name}: {escape(summary(rows(comparisons)[0]))}", soft_wrap=True)
     if records:
         files.finish(records, report(records))
@@ -155,13 +173,13 @@ def _seconds(target: Target, settings: Settings) -> float:
     """The estimated duration of this case, from its bytes to read and its FLOPs. For int8 it is an upper bound."""
     work = count_work(shape_of(target.model), FLOAT_DTYPES[target.dtype], target.batch, PROMPT, settings.new)
     floor_s = work.floor_ms(probe_bandwidth(settings.threads, comparison_device()) or GB_S) / 1e3
-    arithmetic_s = (work.prefill_flops + settings.new * work.decode_flops) / GFLOP_S[target.dtype] / 1e9
+    prompt_s, step_s = (flops / GFLOP_S[target.dtype] / 1e9 for flops in (work.prefill_flops, work.decode_flops))
     baselines = settings.baselines(target)
     total = CONVERT_S_PER_GB * work.weight_bytes / 1e9 if target.sides.peer in baselines else 0.0
-    for side in (*baselines, target.sides.candidate):
-        run_s = arithmetic_s + settings.new * floor_s / LIMIT_SHARES.get(side, OUR_SHARE)
-        total += START_S + LOAD_S_PER_GB * work.weight_bytes / 1e9 + settings.rounds * run_s
-    return total
+    sides = (*baselines, target.sides.candidate)
+    total += len(sides) * (START_S + LOAD_S_PER_GB * work.weight_bytes / 1e9)
+    shortest_s = sum(FEWEST_STEPS * max(step_s, floor_s / LIMIT_SHARES.get(side, OUR_SHARE)) for side in sides)
+    return total + settings.rounds * (len(sides) * prompt_s + max(EPOCH_S, FEWEST_PAIRS * shortest_s))
 
 
 if __name__ == "__main__":

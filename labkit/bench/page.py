@@ -29,9 +29,27 @@ NONE = "–"
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
-Quick = Annotated[bool, typer.Option("--quick", help="Few tokens and rounds: tests that it works, not its speed.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Few tokens, epochs and rounds: tests that it works, not its speed.")
+]
+EpochCount = Annotated[int, typer.Option("--rounds", min=2, help="Epochs of turns of a few tokens.")]
 Output = Annotated[Path | None, typer.Option(help="Folder; profiles, or runs with --quick.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default one per core.")]
+
+
+def way_of(comparisons: Sequence[Comparison]) -> str:
+    """How the sides of comparisons were measured beside each other, in words."""
+    counts = sorted({comparison.rounds for comparison in comparisons})
+    count = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    if all(comparison.in_epochs for comparison in comparisons):
+        return f"{count} epochs of turns of a few tokens in random order, each with the weights in new memory"
+    return f"{count} rounds with one run of every side in random order"
+
+
+def stop_if_interrupted(comparisons: Sequence[Comparison]) -> None:
+    """Raises KeyboardInterrupt if the user ended the measurement, which then has a result with fewer epochs."""
+    if any(comparison.interrupted for comparison in comparisons):
+        raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)

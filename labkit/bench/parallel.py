@@ -3,19 +3,19 @@
 python -P -m labkit.bench.parallel [--quick] [--output FOLDER]
 
 The memory limits the gain of more ranks. So the bar of two ranks against one thread is a share of the ratio of read
-bandwidths, two threads / one thread, both probed between the runs.
+bandwidths, two threads / one thread, both probed in each pair of turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
 import typer
 
 from labkit.bench.bars import US, BarCheck, at_least, at_most
 from labkit.bench.page import (
     BenchFiles,
+    EpochCount,
     Output,
     Quick,
     checks_table,
@@ -24,7 +24,9 @@ from labkit.bench.page import (
     markdown_table,
     out,
     page_of,
+    stop_if_interrupted,
     verdict,
+    way_of,
 )
 from labkit.bench.report import tokens
 from labkit.bench.targets import (
@@ -47,7 +49,7 @@ from labkit.harness.exchange.table import kilobytes, microseconds
 from labkit.harness.records import Measurement
 from labkit.system.command import run_command
 
-PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 7, 16
+PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 6, 16  # rounds: epochs
 QUICK_NEW, QUICK_ROUNDS, QUICK_CALLS = 8, 2, 10
 ONE, TWO = SideSpec("fused", 1), SideSpec("fused", 2)
 BASELINES = (SideSpec("hf-eager", 2), ONE, TWO)
@@ -57,7 +59,7 @@ CUT = SideSpec("fused", 1, tp=2)
 def main(
     quick: Quick = False,
     output: Output = None,
-    rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
+    rounds: EpochCount = ROUNDS,
 ) -> None:
     """Measure tensor parallelism on this machine."""
     environment = read_environment(CUT.cores)
@@ -72,6 +74,7 @@ def main(
     comparisons: list[Comparison] = []
     for model in PARALLEL_MODELS:
         of_model = _measure(model, QUICK_ROUNDS if quick else rounds, quick=quick)
+        stop_if_interrupted(of_model)
         figures = "; ".join(f"{check.what}: {check.figure}" for check in checks(of_model))
         out.print(f"{model}: {figures}", soft_wrap=True)
         comparisons += of_model
@@ -79,7 +82,7 @@ def main(
 
 
 def _measure(model: str, rounds: int, *, quick: bool) -> list[Comparison]:
-    """The two ranks compared with each of `BASELINES`, all in the same rounds."""
+    """The two ranks compared with each of `BASELINES`, all in the same epochs."""
     with followed(model) as follow:
         turns = take_turns(
             (*BASELINES, CUT),
@@ -125,10 +128,10 @@ def page(sums: Sequence[ExchangeMeasurement], comparisons: Sequence[Comparison])
     return page_of(
         f"Tensor parallelism on {environment.machine}",
         f"{case.dtype}, batch {case.batch}, prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens; "
-        f"{len(comparisons[0].candidate.runs)} rounds with one run of every side in random order. The two ranks are "
-        "processes of one thread on a core each, and exchange their sums through shared memory. The limit of a side is "
-        "reading its bytes at the bandwidth of all its threads, probed between the runs. Two ranks can gain over one "
-        "thread at most the ratio of the bandwidths of two threads and one.",
+        f"{way_of(comparisons)}. The two ranks are processes of one thread on a core each, and exchange their sums "
+        "through shared memory. The limit of a side is reading its bytes at the bandwidth of all its threads, probed "
+        "next to its turns. Two ranks can gain over one thread at most the ratio of the bandwidths of two threads and "
+        "one.",
         verdict(judged),
         *(section for of_model in models for section in _sections(of_model)),
         "## Sums over two ranks, µs per call: median (P95)",

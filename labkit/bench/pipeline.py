@@ -9,6 +9,9 @@ becomes longer while several stages read.
 
 The bubble of a schedule is the share of the stages' time in which they do nothing. It is measured from the spans of the
 stages and compared with its formula.
+
+Stages cannot pause between two tokens, since several micro-batches are on their way, so all sides run in rounds of
+whole generations.
 """
 
 from __future__ import annotations
@@ -85,7 +88,7 @@ def main(
     bubbles: Annotated[
         bool, typer.Option(help="Measure the bubble of each schedule; otherwise the bubbles stay in the files.")
     ] = True,
-    rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds: a whole run of each side, in random order.")] = ROUNDS,
     new: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = NEW,
 ) -> None:
     """Measure pipelines of two stages on this machine."""

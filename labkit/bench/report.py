@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from labkit.bench.bars import SHARE, BarCheck, at_least, at_most, short_of
-from labkit.bench.page import NONE, markdown_table, page_of, ratio_cell, verdict
+from labkit.bench.page import NONE, markdown_table, page_of, ratio_cell, verdict, way_of
 from labkit.bench.targets import FUSED, INT4_ROWS, MEMORY, PRECISIONS, TARGETS, Sides, Target
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Measurement
@@ -103,8 +103,8 @@ def report(records: Sequence[Comparison]) -> str:
     return page_of(
         f"Fused against vanilla on {environment.machine}",
         f"Prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens, {case.threads} threads; "
-        f"{_way(records)}, each side in its own process. Times are medians over them. In brackets is the share of the "
-        "limit: the least time of a step / its measured time. The least time is how long the memory, probed beside "
+        f"{way_of(records)}, each side in its own process. Times are medians over them. In brackets is the share of "
+        "the limit: the least time of a step / its measured time. The least time is how long the memory, probed beside "
         "each turn, needs for the bytes of a step, and the processor for multiplying them. Ratios are baseline / "
         "candidate with 95 % intervals.",
         verdict(judged, f", {len(measured)} of {len(TARGETS)} cases measured"),
@@ -114,14 +114,6 @@ def report(records: Sequence[Comparison]) -> str:
         "## Remarks",
         "\n".join(f"- {row.target.name}: {remark}" for row in measured for remark in _remarks(row)) or "None.",
     )
-
-
-def _way(records: Sequence[Comparison]) -> str:
-    """How the sides were measured beside each other."""
-    count = _span(record.rounds for record in records)
-    if all(record.in_epochs for record in records):
-        return f"{count} epochs of turns of a few tokens in random order, each with the weights in new memory"
-    return f"{count} rounds with one run of every side in random order"
 
 
 def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
@@ -266,8 +258,3 @@ def _environment(records: Sequence[Comparison]) -> str:
         "commit": ", ".join(sorted({recorded.commit or "unknown" for recorded in environments})),
     }
     return "\n".join(f"- {name}: {text}" for name, text in lines.items())
-
-
-def _span(counts: Iterable[int]) -> str:
-    values = sorted(set(counts))
-    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"

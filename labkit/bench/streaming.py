@@ -4,7 +4,8 @@ python -P -m labkit.bench.streaming [--model opt-1.3b] [--turns 4] [--scratch FO
 python -P -m labkit.bench.streaming --model gpt-neox-20b --only bfloat16 --turns 1 --rounds 1 --subject larger
 
 Each case is an engine in its own process. The cases take turns in random order, and the disk is probed before and after
-every prompt and every run of decode steps.
+every prompt and every run of decode steps. The runs are whole generations, because the bench also counts the reads and
+the hidden work of steps that follow each other without a pause; `labkit plan-batch --measure` has turns of a few steps.
 """
 
 from __future__ import annotations

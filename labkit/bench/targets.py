@@ -14,7 +14,7 @@ MEMORY = 1.15  # peak memory / (weights + KV cache), at most
 
 @dataclass(frozen=True)
 class Sides:
-    """The sides in the same rounds: the candidate, the baseline and, if installed, a peer."""
+    """The sides that are measured together: the candidate, the baseline and, if installed, a peer."""
 
     baseline: str
     candidate: str

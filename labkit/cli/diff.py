@@ -27,6 +27,8 @@ def diff(
 ) -> None:
     """Compare two files of saved results: what became faster or slower.
 
+    Turns of a few tokens are compared at equal rates of the memory.
+
     Exit code 1: something is SLOWER; 0: nothing is.
     """
     from labkit.harness.diff.diff_records import diff_records

@@ -33,7 +33,10 @@ def bench_methods(
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 100,
     memory_gb: MemoryGb = None,
     threads: Threads = None,
-    rounds: Annotated[int, typer.Option(help="Timed calls for each method and batch size, after one untimed.")] = 6,
+    rounds: Annotated[
+        int,
+        typer.Option(help="Epochs of turns of a few tokens for each cell; with --memory-gb, timed calls."),
+    ] = 6,
     seed: Annotated[int, typer.Option(help="Seed of random weights and prompts.")] = 0,
     scratch: Annotated[
         Path | None,

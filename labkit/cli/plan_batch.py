@@ -33,6 +33,10 @@ def plan_batch(
     measure: Annotated[
         bool, typer.Option("--measure", help="Generate with growing batches until one gives no more tokens per second.")
     ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="With --measure: epochs of each batch. Default: 3, the fewest that are trusted."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights and prompts.")] = 0,
     *,
     output: Output,
@@ -41,12 +45,14 @@ def plan_batch(
     """Choose a batch size for weights that are streamed from a disk: the largest that fits, and the fastest."""
     from labkit.harness.results import save
     from labkit.harness.streaming.make import plan_streaming
-    from labkit.harness.streaming.measured import measured_plan
+    from labkit.harness.streaming.measured import EPOCHS_OF_BATCH, measured_plan
     from labkit.harness.streaming.table import measured_table, predicted_table, trade_table
     from labkit.system.output_folder import check_output_folder
 
     if measure and (disk_gb_s is not None or gflops is not None):
         raise UserError("got --measure with the rates of another machine; expected --measure or the rates, not both")
+    if rounds is not None and not measure:
+        raise UserError(f"got --rounds {rounds} without --measure; a prediction has no epochs, so leave it out")
     check_output_folder(output)
     with progress_bar(err) as follow:
         follow(0, 1, "probing the disk and the processor")
@@ -64,7 +70,9 @@ def plan_batch(
             seed=seed,
         )
         if measure:
-            plan, _ = measured_plan(plan, path=path, seed=seed, progress=follow)
+            plan, _ = measured_plan(
+                plan, path=path, seed=seed, rounds=EPOCHS_OF_BATCH if rounds is None else rounds, progress=follow
+            )
     if as_json:
         typer.echo(json.dumps(plan.as_dict()))
     else:

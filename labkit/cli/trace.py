@@ -25,6 +25,7 @@ from labkit.system.whole_file import check_no_input, check_output_file
 if TYPE_CHECKING:
     from labkit.nsys.capture.command import CaptureSource, RankReports
     from labkit.nsys.capture.result import Capture
+    from labkit.nsys.doctor.check import DoctorCheck
 
 SUFFIX = re.compile(r"\.(sqlite|nsys-rep|json(\.gz)?)$")  # of traces; the name itself may have dots, too
 out = terminal(markup=False, highlight=False)  # a "[" in a path or a capture's name is no markup
@@ -124,13 +125,49 @@ def _take(command: list[str], **options: Any) -> Capture:
 
 def doctor(
     sampling: Annotated[bool, typer.Option(help="Also check the requirements of sampling the CPUs.")] = False,
+    resolution: Annotated[
+        bool,
+        typer.Option(
+            "--resolution",
+            help="Instead measure the smallest difference that this machine tells apart in a minute, and keep it.",
+        ),
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="With --resolution: the engine's model; by default gpt2.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="With --resolution; by default bfloat16.")] = None,
+    threads: Annotated[int | None, typer.Option(help="With --resolution; by default one per core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Check whether this machine can be profiled, with one line of repair for each fault."""
-    from labkit.nsys.doctor.examination import Status, as_dict, doctor_table, examine, worst
+    from labkit.nsys.doctor.examination import examine
 
+    settings = {"model": model, "dtype": dtype, "threads": threads}
+    given = {name: value for name, value in settings.items() if value is not None}
+    if resolution:
+        _measure_resolution(given, as_json)
+        return
+    if given:
+        raise UserError(f"got --{next(iter(given))}, which belongs to a measurement: add --resolution, or leave it out")
     with err.status("examining this machine"):
         checks = examine(sampling=sampling)
+    _show_checks(checks, as_json)
+
+
+def _measure_resolution(settings: dict[str, Any], as_json: bool) -> None:
+    """Measures this machine's resolution, shows it and keeps it."""
+    from labkit.harness.turns.resolution import measure_resolution
+    from labkit.nsys.doctor.resolution import resolution_check
+    from labkit.statistics.kept_resolutions import check_can_keep, keep_resolution
+
+    check_can_keep()
+    with progress_bar(err) as follow:
+        measured = measure_resolution(**settings, progress=follow)
+    _show_checks([resolution_check([measured])], as_json)
+    keep_resolution(measured)  # last, so that the result is shown even if it cannot be kept
+
+
+def _show_checks(checks: list[DoctorCheck], as_json: bool) -> None:
+    from labkit.nsys.doctor.examination import Status, as_dict, doctor_table, worst
+
     if as_json:
         typer.echo(json.dumps(as_dict(checks)))
     else:

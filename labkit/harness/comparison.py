@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
-from labkit.harness.runs import Case, FrozenRecord
-from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, scatter_of
+from labkit.harness.runs import Case, FrozenRecord, SharedWeights
+from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import (
     EPOCHS,
     EPOCHS_IN_PLACE,
     PROCESS_LUCK,
     ROUNDS,
     Rule,
+    centre,
     more_rounds,
     more_rounds_text,
     planned_ratio,
@@ -47,7 +49,7 @@ class Comparison(Tabular, FrozenRecord):
     are baseline / candidate.
 
     Turns belong to epochs, between which both sides put their weights into new memory. The ratio of an epoch is the
-    median over its pairs of turns, and its interval comes from the scatter between epochs.
+    centre of its pairs of turns, and its interval comes from the scatter between epochs.
 
     A comparison with `looks` has the ratios of `labkit.statistics.sequential`, whose intervals hold for all looks at
     once.
@@ -63,6 +65,8 @@ class Comparison(Tabular, FrozenRecord):
     why_rounds: str = ""  # why the sides took no turns of tokens; empty in older records, too
     dropped_pairs: int = 0  # of turns, because the clock of the machine jumped meanwhile
     interrupted: bool = False  # by the user, before the schedule was done
+    shared_weights: SharedWeights | None = None  # of two versions of one side; None: each side has its own
+    tells_apart: TellsApart | None = None  # by the machine, as measured before; None: not known, or not used
 
     @property
     def case(self) -> Case:
@@ -75,7 +79,7 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def in_epochs(self) -> bool:
-        return all(run.turns for side in (self.baseline, self.candidate) for run in side.runs)
+        return self.baseline.in_epochs and self.candidate.in_epochs
 
     @property
     def unit(self) -> str:
@@ -87,8 +91,12 @@ class Comparison(Tabular, FrozenRecord):
         """What decides this comparison."""
         if not self.in_epochs:
             return ROUNDS
-        placed = all(side.placed_anew for side in (self.baseline, self.candidate))
-        return EPOCHS if placed else EPOCHS_IN_PLACE
+        rule = EPOCHS if self._placed_anew else EPOCHS_IN_PLACE
+        return rule if self.tells_apart is None else rule.with_floor(self.tells_apart.difference)
+
+    @property
+    def _placed_anew(self) -> bool:
+        return all(side.placed_anew for side in (self.baseline, self.candidate))
 
     def ratio(self, metric: str) -> Ratio:
         """Baseline / candidate of "ttft", "per_token" or "end_to_end", with its interval over rounds or epochs."""
@@ -98,11 +106,11 @@ class Comparison(Tabular, FrozenRecord):
         return sequential_ratio(logs, len(self.looks), self.rule) if self.looks else planned_ratio(logs, self.rule)
 
     def logs(self, metric: str) -> tuple[float, ...]:
-        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the median over its pairs of
-        turns, and for the first token the median over its prompts.
+        """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the centre of its pairs of
+        turns, and for the first token the centre of its prompts.
         """
         if self.in_epochs and metric != "end_to_end":
-            return tuple(float(np.median(logs)) for logs in self.pair_logs(metric))
+            return tuple(centre(logs) for logs in self.pair_logs(metric))
         baseline, candidate = self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric)
         return tuple(np.log(np.asarray(baseline) / np.asarray(candidate)).tolist())
 
@@ -205,7 +213,7 @@ class Comparison(Tabular, FrozenRecord):
         if self.verdict is Verdict.UNDECIDED and trust.mended_by_rounds:
             more = more_rounds_text(self.more_rounds, self.unit)
             weaknesses.append(f"undecided after {self.rounds} {self.unit}s: {more}{_budget()}")
-        if self.in_epochs and self.rule is not EPOCHS:
+        if self.in_epochs and not self._placed_anew:
             weaknesses.append(
                 "the weights stayed in one place, so two processes of one side may differ by "
                 f"{PROCESS_LUCK:.0%}, which the interval does not show"
@@ -224,6 +232,14 @@ class Comparison(Tabular, FrozenRecord):
 
         sides = {"baseline": self.baseline, "candidate": self.candidate}
         return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
+
+    def pairs_frame(self) -> pd.DataFrame:
+        """A row for each pair of turns; none for a comparison in rounds. Columns: epoch and number of the pair, mean
+        step of each side without its first one, their ratio, and the bandwidth probed in the pair; then of each side
+        its place in the order of the pair, in which the probe has one, too, seconds since the first epoch began, and
+        first step.
+        """
+        return pairs_frame(self.baseline.runs, self.candidate.runs)
 
     def table(self) -> ResultTable:
         """The figures of both sides, the ratios with their intervals, the verdict, and the origin of it all. A speedup
@@ -252,7 +268,7 @@ class Comparison(Tabular, FrozenRecord):
         if not trust.trustworthy:
             return Claim("NOT TRUSTWORTHY", "bold red", f"{against}\n{trust.sentence}")
         reaches = "a claim needs more than" if self.looks else "noise alone reaches"
-        return Claim(str(speed.verdict), COLOURS[speed.verdict], f"{against}; {reaches} {1 + speed.noise:.2f}x")
+        return Claim(str(speed.verdict), COLOURS[speed.verdict], f"{against}; {reaches} {1 + speed.noise:.3f}x")
 
     def _notes(self) -> list[str]:
         baseline, candidate, case = self.baseline, self.candidate, self.case
@@ -279,8 +295,10 @@ class Comparison(Tabular, FrozenRecord):
             *rank_notes,
             f"tokens of both sides: {tokens} ({self.rounds} {self.unit}s{looks})",
             *([f"scatter of the ratio: {self.scatter}"] if self.scatter else []),
+            *([self.tells_apart.sentence] if self.tells_apart else []),
             *([f"the ratio follows the rate of the memory: {self.by_rate}"] if self.by_rate else []),
             *([f"whole generations took turns, not a few tokens: {self.why_rounds}"] if self.why_rounds else []),
+            *([str(self.shared_weights)] if self.shared_weights else []),
             f"weights: {case.origin}",
             f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
             f"machine: {candidate.environment.machine}; {limit}",
@@ -297,8 +315,10 @@ class Comparison(Tabular, FrozenRecord):
             "unit": self.unit,
             "looks": list(self.looks),
             "scatter": None if self.scatter is None else asdict(self.scatter),
+            "tells_apart": None if self.tells_apart is None else asdict(self.tells_apart),
             "by_rate": None if self.by_rate is None else asdict(self.by_rate),
             "why_rounds": self.why_rounds,
+            "shared_weights": None if self.shared_weights is None else self.shared_weights.model_dump(),
             "baseline": self.baseline.as_dict(),
             "candidate": self.candidate.as_dict(),
             **{f"{metric}_ratio": ratio.value for metric, ratio in ratios.items()},

@@ -64,7 +64,7 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
     for a quiet machine would not trust figures from a busy one.
     """
     check_numbers(wait_quiet_s=limit_s)
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    cores = _cores()
     needed = needed or cores
     start, quiet = monotonic(), 0
     while True:
@@ -82,6 +82,18 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
         if progress:
             now = "quiet so far" if quiet else f"waiting for a quiet machine: {names}"
             progress(int(waited), int(limit_s), now)
+
+
+def disturbance(others_cores: float | None, needed: int) -> str:
+    """What other programs take of `needed` processors, in words for a line that shows progress; empty if it is little
+    or unknown. `others_cores`: processors that they keep busy.
+    """
+    taken = 0.0 if others_cores is None else taken_cores(others_cores, needed=needed, cores=_cores())
+    return f"other programs take {taken:.1f} of {needed} processors" if taken > MOST_TAKEN else ""
+
+
+def _cores() -> int:
+    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
 def _sample(seconds: float) -> tuple[list[Program], float]:

@@ -62,6 +62,11 @@ class Measurement(Tabular, FrozenRecord):
     nodes: tuple[tuple[str, str], ...] = ()  # kernel and stage of each node of a step's CUDA graph
 
     @property
+    def in_epochs(self) -> bool:
+        """Whether the runs are epochs of turns, rather than whole generations."""
+        return all(run.turns for run in self.runs)
+
+    @property
     def samples_ms(self) -> dict[str, tuple[float, ...]]:
         """All raw samples by metric; "per_token" holds every decode step of every run."""
         return {

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy  # loads scipy.stats on first use
+from numpy.typing import NDArray
 
 FEWEST_PAIRS = 30
 RATES_APART = 1.25  # ninth decile of the rates / first decile; below, memory had one rate
@@ -32,6 +33,17 @@ class RatioByRate:
         return f"{slow}, {fast} at {self.fast_gb_s:.0f} GB/s"
 
 
+def follows_rate(rates_gb_s: Sequence[float], logs: Sequence[float]) -> bool | None:
+    """Whether the logarithm of a time or ratio follows the rate of the memory. None: the samples do not show it."""
+    rates, values = np.asarray(rates_gb_s, dtype=float), np.asarray(logs, dtype=float)
+    if len(rates) < FEWEST_PAIRS or np.quantile(rates, 0.9) < RATES_APART * np.quantile(rates, 0.1):
+        return None
+    by_chance = scipy.stats.spearmanr(rates, values).pvalue > MOST_CHANCE
+    slow, fast = _ends(rates)
+    changes = abs(np.median(values[fast]) - np.median(values[slow])) >= np.log1p(LEAST_CHANGE)
+    return None if changes and by_chance else bool(changes)
+
+
 def ratio_by_rate(rates_gb_s: Sequence[float], logs: Sequence[float]) -> RatioByRate | None:
     """How the ratio of pairs follows the rate of the memory; None where it does not, or where there is one rate.
 
@@ -39,17 +51,17 @@ def ratio_by_rate(rates_gb_s: Sequence[float], logs: Sequence[float]) -> RatioBy
     fastest quarter of the pairs.
     """
     rates, ratios = np.asarray(rates_gb_s, dtype=float), np.asarray(logs, dtype=float)
-    if len(rates) < FEWEST_PAIRS or np.quantile(rates, 0.9) < RATES_APART * np.quantile(rates, 0.1):
+    if not follows_rate(rates_gb_s, logs):
         return None
-    if scipy.stats.spearmanr(rates, ratios).pvalue > MOST_CHANCE:
-        return None
-    slow, fast = rates <= np.quantile(rates, 0.25), rates >= np.quantile(rates, 0.75)
-    change = abs(np.median(ratios[fast]) - np.median(ratios[slow]))
-    if change < np.log1p(LEAST_CHANGE):
-        return None
+    slow, fast = _ends(rates)
     return RatioByRate(
         slow_gb_s=float(np.median(rates[slow])),
         slow_ratio=float(np.exp(np.median(ratios[slow]))),
         fast_gb_s=float(np.median(rates[fast])),
         fast_ratio=float(np.exp(np.median(ratios[fast]))),
     )
+
+
+def _ends(rates: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which pairs are the slowest quarter, and which the fastest."""
+    return rates <= np.quantile(rates, 0.25), rates >= np.quantile(rates, 0.75)

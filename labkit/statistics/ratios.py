@@ -58,6 +58,10 @@ class Ratio:
             return Verdict.SAME
         return Verdict.UNDECIDED
 
+    def is_narrow(self, precision: float) -> bool:
+        """Whether the upper end of the interval is at most this fraction above its lower end."""
+        return self.high <= self.low * (1 + precision)
+
     def __str__(self) -> str:
         return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
@@ -102,7 +106,13 @@ def median_ratio(rounds: Sequence[float], *, seed: int = 0) -> Ratio:
 
 
 def unpaired_ratio(
-    before: Sequence[float], after: Sequence[float], *, tolerance: float, ratios: int = 1, seed: int = 0
+    before: Sequence[float],
+    after: Sequence[float],
+    *,
+    tolerance: float,
+    luck: float = 0.0,
+    ratios: int = 1,
+    seed: int = 0,
 ) -> Ratio:
     """Ratio of the medians of one side at two times, before / after: above 1 if it became faster.
 
@@ -110,14 +120,15 @@ def unpaired_ratio(
     that hold together with 95 % (Bonferroni). With fewer than two rounds at either time the interval is 0 to infinity.
 
     An interval over rounds cannot see an effect that lasts as long as a process or a day. So a change counts only if it
-    exceeds `tolerance`, a fraction, and the noise at both times; a change within `tolerance` is SAME.
+    exceeds `tolerance`, a fraction, and the noise at both times; a change within `tolerance` is SAME. `luck`: by how
+    much two processes of the side may differ, a fraction. Rounds do not show it, so it is added to their noise.
     """
     low, high = 0.0, float("inf")
     if min(len(before), len(after)) > 1:
         low, high = _interval(before, after, 1 - (1 - CONFIDENCE) / ratios, paired=False, seed=seed)
     noise = max(noise_floor(rounds) if len(rounds) > 1 else 0.0 for rounds in (before, after))
     value = float(np.median(before) / np.median(after))
-    return Ratio(value=value, low=low, high=high, noise=max(tolerance, noise), same=tolerance)
+    return Ratio(value=value, low=low, high=high, noise=max(tolerance, noise + luck), same=tolerance)
 
 
 def _interval(

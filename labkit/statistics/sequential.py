@@ -1,23 +1,25 @@
 """Rounds or epochs that are added until a comparison is decided, with an interval that holds at every look.
 
 A test that checks a 95 % interval after every round, and stops when it excludes 1, sooner or later finds a difference
-between a side and itself. So each look spends a share of one budget of error: the k-th look spends
-`error / (k * (k + 1))`, which adds up to `error` at most over any number of looks (alpha spending, after Lan and
-DeMets, Biometrika 70, 1983, with a union bound instead of the joint distribution of the looks).
+between a side and itself. So each look spends a share of one budget of error (alpha spending, after Lan and DeMets,
+Biometrika 70, 1983, with a union bound instead of the joint distribution of the looks). The k-th look at rounds spends
+`error / (k * (k + 1))`, which adds up to `error` at most over any number of looks. The first look at epochs is after
+three of them, whose interval says little. So the first ten looks at epochs spend equal shares of 90 % of the error, and
+later looks share the rest in the same way as looks at rounds.
 
 A look uses the Hodges-Lehmann interval of the logarithm of a round's ratio, from Wilcoxon's signed ranks (Hollander,
 Wolfe and Chicken, Nonparametric Statistical Methods, 3.4). For a side against itself it assumes only that the sign of a
 round's logarithm is a fair coin. This holds by construction: the order of the sides in a round is random. Heavy tails,
 drift, and states of the machine that last for many rounds change the width of the interval, not its error rate.
 
-Ranks say nothing before about ten epochs. There a look uses Student's t, which also assumes that the medians of epochs
+Ranks say nothing before about ten epochs. There a look uses Student's t, which also assumes that the centres of epochs
 scatter like a normal distribution; tests/statistics simulates machines on which they do not.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -28,10 +30,12 @@ from labkit.statistics.ratios import CONFIDENCE, INDIFFERENCE, LARGEST_SAME, Rat
 from labkit.statistics.trust import FEWEST_EPOCHS, FEWEST_ROUNDS, WIDEST
 
 GROWTH = 1.3  # number of rounds at a look / number at the previous look
+EVEN_LOOKS, EVEN_SHARE = 10, 0.9  # ten looks come to 45 epochs
 PROCESS_LUCK = 0.02  # two processes of one side may differ by this for their whole life: no round averages it out
 SAME_EPOCHS = 0.03  # smaller differences between sides with weights in new memory count as none
 EXACT_RANKS = 60  # rounds; above, the normal approximation of the signed-rank statistic errs on the wide side
 MANY_ROUNDS = 1000
+NARROWEST = 1e-4  # smallest distance of an estimate to a verdict, a logarithm; no number of rounds shows a smaller one
 
 
 @dataclass(frozen=True)
@@ -43,29 +47,44 @@ class Rule:
     noise: float  # FASTER and SLOWER need an interval beyond this, a fraction
     same: float  # SAME needs one within this, a fraction
     fewest: int  # rounds; fewer are not trusted
+    even_looks: int = 0  # the first looks, which share most of the error evenly
 
     def error_of(self, look: int) -> float:
         """The probability that the interval of this look, counted from 1, misses."""
-        return self.error / (look * (look + 1))
+        even = EVEN_SHARE * self.error if self.even_looks else 0.0
+        later = look - self.even_looks
+        return even / self.even_looks if later <= 0 else (self.error - even) / (later * (later + 1))
 
     def next_look(self, rounds: int) -> int:
         """The number of rounds at the next look."""
         return max(self.first_look, math.ceil(rounds * GROWTH))
 
+    def with_floor(self, difference: float) -> Rule:
+        """The rule on a machine that tells no smaller difference apart, a fraction: FASTER and SLOWER need an interval
+        beyond it. SAME may then hide a difference as large as this one, but no larger one than LARGEST_SAME.
+        """
+        same = max(self.same, min(difference, LARGEST_SAME))
+        return replace(self, noise=max(self.noise, difference), same=same)
+
 
 # The range of 8 rounds is the first that holds the ratio with the confidence of the first look.
 ROUNDS = Rule(error=0.02, first_look=8, noise=PROCESS_LUCK, same=LARGEST_SAME, fewest=FEWEST_ROUNDS)
-EPOCHS = Rule(error=1 - CONFIDENCE, first_look=3, noise=INDIFFERENCE, same=SAME_EPOCHS, fewest=FEWEST_EPOCHS)
-EPOCHS_IN_PLACE = Rule(  # of sides whose weights cannot be placed anew
-    error=1 - CONFIDENCE, first_look=3, noise=PROCESS_LUCK, same=LARGEST_SAME, fewest=FEWEST_EPOCHS
+EPOCHS = Rule(
+    error=1 - CONFIDENCE,
+    first_look=3,
+    noise=INDIFFERENCE,
+    same=SAME_EPOCHS,
+    fewest=FEWEST_EPOCHS,
+    even_looks=EVEN_LOOKS,
 )
+EPOCHS_IN_PLACE = replace(EPOCHS, noise=PROCESS_LUCK, same=LARGEST_SAME)  # of weights that cannot be placed anew
 
 
 def sequential_ratio(logs: ArrayLike, look: int, rule: Rule) -> Ratio:
     """Ratio of two sides at the `look`-th look at their rounds. The intervals of all looks hold together with the
     probability `1 - rule.error`.
 
-    logs: of the ratio in each round, or of the median ratio in each epoch. The value is the typical ratio: the median
+    logs: of the ratio in each round, or of the typical ratio in each epoch. The value is the typical ratio: the median
     of the averages of all pairs of rounds.
     """
     return _ratio(interval_of(logs, rule.error_of(look)), rule)
@@ -74,6 +93,14 @@ def sequential_ratio(logs: ArrayLike, look: int, rule: Rule) -> Ratio:
 def planned_ratio(logs: ArrayLike, rule: Rule) -> Ratio:
     """Ratio of two sides over a number of epochs that was fixed beforehand, with its 95 % interval."""
     return _ratio(interval_of(logs, 1 - CONFIDENCE), rule)
+
+
+def typical_time(times: ArrayLike, rule: Rule) -> tuple[float, Ratio]:
+    """Centre of the times of one side's epochs, whose number was fixed beforehand, and its 95 % interval relative to
+    it: a ratio of 1.
+    """
+    centre = planned_ratio(np.log(times), rule)
+    return centre.value, replace(centre, value=1.0, low=centre.low / centre.value, high=centre.high / centre.value)
 
 
 Interval = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]  # estimate, lower end, upper end
@@ -97,6 +124,14 @@ def _ratio(interval: Interval, rule: Rule) -> Ratio:
     with np.errstate(over="ignore"):  # no sample, no bounds
         middle, low, high = (float(np.exp(end)) for end in interval)
     return Ratio(value=middle, low=low, high=high, noise=rule.noise, same=rule.same)
+
+
+def centre(samples: ArrayLike) -> float:
+    """The centre of samples [n]: the median of the averages of all pairs of them (Hodges and Lehmann, Annals of
+    Mathematical Statistics 34, 1963). A few disturbed samples hardly move it, as they hardly move the median, and it
+    scatters less.
+    """
+    return float(hodges_lehmann(samples, 1.0)[0])
 
 
 def hodges_lehmann(samples: ArrayLike, error: float) -> Interval:
@@ -124,7 +159,7 @@ def more_rounds(ratio: Ratio, rounds: int, rule: Rule) -> int | None:
     if not 0 < ratio.low <= ratio.high < math.inf:
         return None
     half, distance = math.log(ratio.high / ratio.low) / 2, abs(math.log(ratio.value))
-    needed = max(distance - math.log1p(rule.noise), math.log1p(rule.same) - distance)
+    needed = max(distance - math.log1p(rule.noise), math.log1p(rule.same) - distance, NARROWEST)
     later = scipy.stats.norm.isf(rule.error_of(4) / 2) / scipy.stats.norm.isf(rule.error_of(2) / 2)  # look 4 / look 2
     total = rounds * (later * half / min(needed, math.log(WIDEST) / 2)) ** 2
     return max(1, rule.fewest - rounds, math.ceil(total) - rounds)

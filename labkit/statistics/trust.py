@@ -92,6 +92,10 @@ class Trust:
         """`claimed` for a trustworthy ratio, else UNDECIDED."""
         return claimed if self.trustworthy else Verdict.UNDECIDED
 
+    def decides(self, ratio: Ratio) -> bool:
+        """Whether a ratio of this grade has a verdict, and an interval that is narrow enough to quote."""
+        return self.verdict(ratio.verdict) is not Verdict.UNDECIDED and ratio.is_narrow(WIDEST - 1)
+
     def graded(self, claim: str) -> str:
         """`claim` for a headline: unchanged for a trustworthy ratio, else followed by the whole grade."""
         return claim if self.trustworthy else f"{claim}; {self.sentence}"

@@ -45,12 +45,15 @@ def notes(comparison: Comparison) -> Notes:
 def _noise_sentence(comparison: Comparison) -> str:
     noise, scatter = comparison.ratio("per_token").noise, comparison.scatter
     words = [f"Scatter of the ratio: {scatter}."] if scatter else []
+    if comparison.tells_apart:
+        sentence = comparison.tells_apart.sentence
+        words.append(f"{sentence[0].upper()}{sentence[1:]}.")
     if comparison.by_rate:
         words.append(f"The ratio follows the rate of the memory: {comparison.by_rate}.")
     if comparison.looks:
         words.append(
             f"{comparison.unit.capitalize()}s were added until there was a verdict or the time was spent; the interval "
-            f"holds with {comparison.confidence}, and a claim needs more than {noise:.0%}."
+            f"holds with {comparison.confidence}, and a claim needs more than {noise:.1%}."
         )
     if words:
         return " ".join(words)

@@ -33,7 +33,7 @@ from labkit.statistics import Trust
 from labkit.studies.frames import number
 from labkit.studies.last import read_study
 from labkit.studies.outcome import Notes, Outcome, Study
-from labkit.studies.settings import Model, NewTokens, PromptTokens, Rounds, StudySetting, Threads
+from labkit.studies.settings import Model, NewTokens, PromptTokens, StudySetting, Threads
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.comma_list import listed, listed_counts
@@ -199,7 +199,12 @@ def study_larger_than_memory(
     prompt_tokens: PromptTokens = 16,
     new_tokens: NewTokens = 8,
     baselines: Annotated[str, StudySetting("sides of `labkit compare`, separated by commas; or none")] = BASELINES,
-    rounds: Rounds = 2,
+    rounds: Annotated[
+        int,
+        StudySetting(
+            "epochs of each batch (3 or more for an interval), and runs with each baseline (6 or more)", (2, 99)
+        ),
+    ] = 3,
     path: Annotated[str, StudySetting("a folder on the disk for offloaded layers; empty: a temporary one")] = "",
     threads: Threads = 0,
     slots: int = 3,
@@ -207,8 +212,9 @@ def study_larger_than_memory(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> StreamingStudy:
-    """Measures the streamed engine at each batch size within `memory_gb` GB, in its own process, and probes the rates
-    of disk and processor for each. Then compares it with baselines in the same memory, at the first batch size.
+    """Measures the streamed engine at each batch size within `memory_gb` GB, in its own process, in epochs of turns
+    between which the rates of disk and processor are probed. Then compares it with baselines in the same memory, at the
+    first batch size, in rounds of whole generations: limited memory is made cold before each.
 
     Batch sizes that do not fit and sides that cannot run are left out with the reason. The packed weights stay in a
     given `path`; a temporary folder is in labkit's cache.

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
-from labkit.harness.compare.compare import comparison_case
+from labkit.harness.compare.compare import BUDGET_S, comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.sampling import first_is_decided
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Measurement
 from labkit.harness.results import save_or_warn
@@ -20,7 +21,7 @@ from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.outcome import Outcome, Study
 from labkit.studies.rank_capture import capture_ranks
-from labkit.studies.settings import FloatDtype, Model, NewTokens, PromptTokens, RankThreads, Rounds, StudySetting
+from labkit.studies.settings import Epochs, FloatDtype, Model, NewTokens, PromptTokens, RankThreads, StudySetting
 from labkit.system.comma_list import listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
@@ -119,15 +120,16 @@ def study_parallel(
     dtype: FloatDtype = "float32",
     prompt_tokens: PromptTokens = 128,
     new_tokens: NewTokens = 64,
-    rounds: Rounds = 6,
+    rounds: Epochs = 0,
     threads: RankThreads = 0,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> ParallelStudy:
-    """Measures the fused engine on one rank and on several numbers of ranks, in the same rounds, and captures some
-    steps of the most ranks.
+    """Measures the fused engine on one rank and on several numbers of ranks, which take turns of a few tokens in
+    epochs, and captures some steps of the most ranks.
 
+    - rounds: number of epochs; 0: until there is a verdict on each number of ranks, a minute at most.
     - output: folder for the records and the capture.
     - progress: receives the progress.
     - show: receives the study with the parts that are measured so far.
@@ -148,7 +150,8 @@ def study_parallel(
     turns = take_turns(
         [SideSpec("fused", threads, size) for size in sizes],
         comparison_case(model=model, dtype=dtype, batch=1, prompt=prompt_tokens, new=new_tokens, threads=threads),
-        Schedule(rounds=rounds),
+        Schedule(rounds=rounds or None, budget_s=None if rounds else BUDGET_S),
+        decided=first_is_decided,
         output=output,
         progress=follow_runs,
     )
@@ -156,6 +159,8 @@ def study_parallel(
     for comparison in comparisons:
         save_or_warn(comparison, output)
     show(so_far(ParallelStudy, config=config, comparisons=comparisons))
+    if turns.interrupted:  # the records are written, and a capture would go on
+        raise KeyboardInterrupt
     (total,) = totals
     follow(total, total + 1, f"capturing {sizes[-1]} ranks")
     capture, remarks = None, tuple[str, ...]()

@@ -11,15 +11,17 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from labkit.harness.compare.compare import comparison_case
+from labkit.harness.compare.compare import BUDGET_S, comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.sampling import first_is_decided
 from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.evaluate import evaluate
 from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.results import OF_PRECISIONS, save_lines, save_or_warn
 from labkit.harness.runs import FrozenRecord
+from labkit.statistics.resolution import TellsApart
 from labkit.studies.frames import number
 from labkit.studies.last import read_study
 from labkit.studies.matrix_errors import (
@@ -32,7 +34,7 @@ from labkit.studies.matrix_errors import (
     spread_of,
 )
 from labkit.studies.outcome import Notes, Outcome, Study
-from labkit.studies.settings import Model, NewTokens, Question, Rounds, StudySetting, Threads
+from labkit.studies.settings import Epochs, Model, NewTokens, Question, StudySetting, Threads
 from labkit.system.bounds import check_numbers
 from labkit.system.comma_list import listed
 from labkit.system.errors import UserError
@@ -91,6 +93,10 @@ class PrecisionStudy(Study, FrozenRecord):
     refused: tuple[Refused, ...] = ()
     stored: tuple[StoredMatrices, ...] = Field(min_length=1)  # precisions of the sides' layers and of the exercise
     spread: Spread  # of the matrix with the largest error in whole rows
+    looks: tuple[int, ...] = ()  # of the comparisons: rounds or epochs after which the verdicts were checked
+    why_rounds: str = ""  # of the comparisons: why the sides took no turns of tokens
+    tells_apart: TellsApart | None = None  # by the machine; smaller differences count as none
+    dropped_pairs: int = 0  # of turns, because the clock of the machine jumped
 
     @property
     def first(self) -> PrecisionSide:
@@ -127,6 +133,10 @@ class PrecisionStudy(Study, FrozenRecord):
             candidate=side.measurement,
             tokens_equal=side.first_difference is None,
             first_difference=side.first_difference,
+            looks=self.looks,
+            why_rounds=self.why_rounds,
+            tells_apart=self.tells_apart,
+            dropped_pairs=self.dropped_pairs,
         )
 
     def matrices(self, side: PrecisionSide) -> StoredMatrices | None:
@@ -231,7 +241,7 @@ def study_precision(
         ),
     ] = PRECISIONS,
     tokens: Annotated[int, StudySetting("tokens of the text that each precision predicts", (16, 65_536))] = 2048,
-    rounds: Rounds = 6,
+    rounds: Epochs = 0,
     new_tokens: NewTokens = 32,
     threads: Threads = 0,
     question: Question = "What is the capital of France?",
@@ -239,18 +249,19 @@ def study_precision(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> PrecisionStudy:
-    """Measures the speed of the fused engine in several precisions, in the same rounds, the quality of each relative to
-    float32, and the error of each stored matrix.
+    """Measures the speed of the fused engine in several precisions, which take turns of a few tokens in epochs, the
+    quality of each relative to float32, and the error of each stored matrix.
 
     A precision that the model cannot have is reported with the reason.
 
+    - rounds: number of epochs; 0: until there is a verdict on each precision against the first, a minute at most.
     - output: folder for the record, which `load_study` reads.
     - progress: receives the progress.
     - show: receives the study with the parts that are measured so far.
 
     UserError as from `take_turns` and `evaluate`, and for a list without two precisions that the model can have.
     """
-    check_numbers(tokens=tokens, new=new_tokens, rounds=rounds, threads=threads or None)
+    check_numbers(tokens=tokens, new=new_tokens, rounds=rounds or None, threads=threads or None)
     names = parse_precisions(precisions)
     source = resolve(model)
     check_output_folder(output)
@@ -266,9 +277,11 @@ def study_precision(
     turns = take_turns(
         [SideSpec(f"fused:{name}", threads) for name in possible],
         comparison_case(model=model, dtype=EXACT, batch=1, prompt=PROMPT, new=new_tokens, threads=threads),
-        Schedule(rounds=rounds, stages=False, question=question),
+        Schedule(rounds=rounds or None, budget_s=None if rounds else BUDGET_S, stages=False, question=question),
+        decided=first_is_decided,
         progress=_part(follow, ERRORS, TURNS),
     )
+    known |= {name: getattr(turns, name) for name in ("looks", "why_rounds", "tells_apart", "dropped_pairs")}
     timed = [
         {
             "precision": name,
@@ -279,6 +292,8 @@ def study_precision(
         for index, name in enumerate(possible)
     ]
     show(so_far(PrecisionStudy, sides=tuple(so_far(PrecisionSide, **fields) for fields in timed), **known))
+    if turns.interrupted:  # a study without qualities is no record, and they take as long again
+        raise KeyboardInterrupt
     sides = []
     for index, name in enumerate(possible):
         begin, end = (TURNS + (ALL - TURNS) * done / len(possible) for done in (index, index + 1))

@@ -18,6 +18,7 @@ from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LlamaCpp
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.environment import read_environment
+from labkit.harness.runs import TokenTurn
 from labkit.models.presets import PRESETS
 
 GPT2 = next(target for target in TARGETS if target.key == ("gpt2", "float32", 1, "fused"))
@@ -92,6 +93,22 @@ def test_the_page_names_every_missed_bar_and_every_side() -> None:
     assert f"{len(row.checks) - len(missed)} of {len(row.checks)} bars met" in page
     assert f"| {' | '.join(targets.FUSED.names)} |" in page
     assert "random weights" in page
+
+
+def test_the_page_says_how_the_sides_were_measured_beside_each_other() -> None:
+    record = comparison(rounds=8)
+    turn = TokenTurn(pair=0, place=0, at_s=0.0, first_step_ms=2.0, step_ms=1.0)
+    turned = {"turns": (turn,), "prompts_ms": (1.0,)}
+    sides = {
+        name: side.model_copy(update={"runs": tuple(run.model_copy(update=turned) for run in side.runs[:6])})
+        for name, side in (("baseline", record.baseline), ("candidate", record.candidate))
+    }
+    assert "8 rounds with one run of every side" in report([record])
+    in_epochs = record.model_copy(update=sides)
+    assert "6 epochs of turns of a few tokens in random order, each with the weights in new memory" in report(
+        [in_epochs]
+    )
+    assert "6 to 8 rounds" in report([record, in_epochs])
 
 
 def test_the_page_marks_ratios_that_are_not_trustworthy() -> None:
@@ -181,6 +198,24 @@ def test_a_bench_writes_records_and_page_and_keeps_what_is_done(
     assert bench(tmp_path) == 0
     assert "for 0 cases, 2 kept" in capsys.readouterr().out
     assert load_records(records_file) == records
+
+
+def test_an_interrupted_case_is_kept_and_ends_the_bench(
+    two_small_targets: tuple[Target, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement that the user ends after some epochs has a result. It is measured again by the next call."""
+
+    def measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
+        assert target == two_small_targets[0]
+        return tuple(record.model_copy(update={"interrupted": True}) for record in made_up(target, settings))
+
+    monkeypatch.setattr(bench_module, "_measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        bench_module.main(quick=True, only=None, fresh=False, output=tmp_path, threads=1, rounds=2)
+    (record,) = load_records(tmp_path)
+    assert isinstance(record, Comparison)
+    settings = Settings(new=record.case.new_tokens, rounds=record.rounds + 1, threads=1, peer=False)
+    assert not bench_module._done(two_small_targets[0], settings, [record], record.candidate.environment.commit)
 
 
 def test_a_case_that_fails_is_reported_and_the_others_are_measured(

@@ -60,6 +60,7 @@ def test_what_was_measured_has_a_table_of_its_own(
     ("arguments", "message"),
     [
         (("--measure",), "got --measure with the rates of another machine"),
+        (("--rounds", "3"), "got --rounds 3 without --measure"),
         (("--memory-gb", "1"), "the least that works with 3 slots is"),
         (("--precision", "int4-96"), "got groups of 96 inputs"),
         (("--output", "/proc/nowhere"), "/proc/nowhere"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from helpers.notebooks.pages import Page
-from helpers.studies.comparisons import comparison
+from helpers.studies.comparisons import comparison, in_epochs
 from IPython.lib.pretty import pretty
 from rich import print as rich_print
 from rich.console import Console
@@ -53,6 +53,14 @@ def test_a_csv_file_gives_the_frame_back(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["samples.csv"]
     frame = record.to_frame().replace("", None).dropna(axis="columns", how="all")  # a CSV file cannot hold empty texts
     pd.testing.assert_frame_equal(pd.read_csv(path)[list(frame)], frame, check_exact=True)
+
+
+def test_rounds_have_no_pairs_but_the_same_columns() -> None:
+    record = comparison(rounds=3)
+    epochs = [[(10.0, 50.0), (11.0, None)]]
+    sides = {"baseline": in_epochs(record.baseline, epochs), "candidate": in_epochs(record.candidate, epochs, place=1)}
+    assert len(record.pairs_frame()) == 0
+    assert list(record.pairs_frame()) == list(record.model_copy(update=sides).pairs_frame())
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", '=HYPERLINK("x")'])

@@ -1,5 +1,6 @@
 """The error of matrices that are stored in fewer bits, and the record of the study of precisions."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from helpers.studies.precision_studies import NUMBERS, study
 from labkit.kernels.codes import quantize
 from labkit.kernels.types import Linear
 from labkit.models.policies import model_config_of
+from labkit.statistics.resolution import TellsApart
 from labkit.studies.matrix_errors import head_error, layer_bytes, matrix_errors, reason_against, spread_of
 from labkit.studies.precision import load_study, parse_precisions, save_study, window_of
 from labkit.system.errors import UserError
@@ -138,3 +140,21 @@ def test_a_frame_has_a_row_for_each_precision_and_the_repr_is_short() -> None:
     assert list(frame["precision"]) == [side.precision for side in result.sides]
     assert {"model", "batch", "prompt_tokens", "machine", "per_token_ms", "kl", "trustworthy"} <= set(frame.columns)
     assert len(repr(result)) < 600
+
+
+def test_the_comparisons_of_a_study_know_how_they_were_measured(tmp_path: Path) -> None:
+    """Intervals depend on the looks, and a claim on what the machine tells apart."""
+    facts = {"looks": (3, 5), "why_rounds": "", "tells_apart": TellsApart(0.03, 60.0), "dropped_pairs": 2}
+    result = load_study(save_study(study().model_copy(update=facts), tmp_path))
+    for record in result.comparisons.values():
+        assert {name: getattr(record, name) for name in facts} == facts
+
+
+def test_older_studies_are_read(tmp_path: Path) -> None:
+    saved = study()
+    file = save_study(saved, tmp_path)
+    line = json.loads(file.read_text())
+    for name in ("looks", "why_rounds", "tells_apart", "dropped_pairs"):
+        del line[name]
+    file.write_text(json.dumps(line))
+    assert load_study(file) == saved

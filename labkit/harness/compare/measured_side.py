@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from labkit.engine.runners.stage_clock import StageTime
+from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
 from labkit.harness.compare.read_files import ReadFiles
@@ -20,10 +22,14 @@ from labkit.harness.rounds import Turn
 from labkit.harness.runs import Run
 from labkit.harness.stored_weights import from_plain, name_of
 from labkit.harness.timing import Times
+from labkit.harness.turns.sharing import SharedBlock
 from labkit.harness.turns.turn_streamer import GO_ON
 from labkit.kernels.probe import probe_winner
+from labkit.system.errors import UserError
 
+CHOOSE_ANOTHER = "name another version, closer to the installed one"
 STAGES = TypeAdapter(tuple[StageTime, ...])
+PATIENCE, LEAST_PATIENCE_S = 20, 60.0  # a side hangs if it takes this many times as long as its load and warm-up
 Replies = list[dict[str, Any]]  # of all ranks of a side, by rank
 
 
@@ -44,7 +50,7 @@ class MeasuredSide:
     ) -> None:
         self.name, self.spec, self.process = name, spec, process
         self._prepared, self._schedule = prepared, schedule
-        self._environment = read_environment(spec.cores)
+        self._environment = read_environment(spec.cores).model_copy(update=dict(spec.installation.described))
         self._runs: list[Run] = []
         self.tokens: list[Any] = []  # [round, sequence, position]
         self._files = ReadFiles()
@@ -52,6 +58,7 @@ class MeasuredSide:
         self._peak_limited_bytes: int | None = None  # of all ranks, with files' pages
         self._reading = ""
         self._placed_anew = True
+        self.shares = False  # whether it can share weights with another process
         self._peak_gflop_s: list[float] = []
         self._staged: Replies = []
         self._answer: str | None = None
@@ -61,14 +68,7 @@ class MeasuredSide:
         that reads files of its own.
         """
         case, schedule = self._prepared.case, self._schedule
-        self.process.ask(
-            "prepare",
-            name=self.spec.name,
-            model=self._prepared.weights,
-            dtype=case.dtype,
-            seed=schedule.seed,
-            options=self.spec.options,
-        )
+        self._prepare()
         if case.memory_gb is not None:
             ReadFiles.below(converted).make_cold()
             self.process.limit_memory(case.memory_gb)
@@ -89,17 +89,50 @@ class MeasuredSide:
             name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
         }
 
+    def _prepare(self) -> None:
+        """Makes sure that the workers can be talked to, and that they are of this side's version of labkit."""
+        installation = self.spec.installation
+        try:
+            ranks = self.process.ask(
+                "prepare",
+                name=self.spec.name,
+                model=self._prepared.weights,
+                dtype=self._prepared.case.dtype,
+                seed=self._schedule.seed,
+                options=self.spec.options,
+            )
+        except WorkerError as error:
+            if not installation.version:
+                raise
+            first, *others = str(error).splitlines()
+            cause = f"{first} ({others[-1]})" if others else first
+            raise WorkerError(f"{self.name} does not understand this labkit: {cause}; {CHOOSE_ANOTHER}") from None
+        for rank in ranks:
+            if (protocol := rank.get("protocol", PROTOCOL)) != PROTOCOL:
+                raise UserError(
+                    f"{self.name} speaks protocol {protocol} of comparisons, expected {PROTOCOL}; {CHOOSE_ANOTHER}"
+                )
+            imported = rank.get("imported", installation.imported)
+            if installation.imported and not Path(imported).samefile(installation.imported):
+                raise WorkerError(f"{self.name} runs the labkit of {imported}, expected {installation.imported}")
+        self.shares = "protocol" in ranks[0] and self.spec.ranks == 1
+
     def note_peak(self) -> None:
         """Probes the peak rate of this side's processors."""
         weights = from_plain(self._loaded["weights"])
         if (peak := probe_peak(weights, self.spec.cores, comparison_device())) is not None:
             self._peak_gflop_s.append(peak)
 
+    def _ask(self, op: str, **request: Any) -> Replies:
+        """The answers to a request that takes no longer than loading and warming up. WorkerError if a rank hangs."""
+        before_s = self._loaded["load_s"] + self._loaded["first_run_s"]
+        return self.process.ask(op, within_s=max(LEAST_PATIENCE_S, PATIENCE * before_s), **request)
+
     def run(self, index: int) -> Ran:
         """One timed run with the prompts of this round. With a memory limit, its files are made cold before."""
         cached = self._files.make_cold()
         before = self._files.rate_gb_s()
-        replies = self.process.ask("run", seed=self._schedule.seed + 1 + index)
+        replies = self._ask("run", seed=self._schedule.seed + 1 + index)
         after = self._files.rate_gb_s()
         rates = None if before is None or after is None else (before, after)
         return Ran(replies, _megabytes(cached), rates)
@@ -115,25 +148,56 @@ class MeasuredSide:
     @property
     def pauses(self) -> bool:
         """Whether its generations can pause between two tokens."""
-        return bool(self._loaded["pauses"])
+        return bool(self._loaded.get("pauses"))
+
+    @property
+    def knows_turns(self) -> bool:
+        """Whether its labkit knows turns of a few tokens."""
+        return "pauses" in self._loaded
+
+    @property
+    def weight_mb(self) -> float | None:
+        """MB of weights that a step reads; None: the work of this architecture is not counted."""
+        config, case = self._prepared.config, self._prepared.case
+        if config is None:
+            return None
+        weights = from_plain(self._loaded["weights"])
+        return count_work(config, weights, case.batch, case.prompt_tokens, case.new_tokens).weight_bytes / 1e6
 
     def place(self) -> None:
         """Puts the weights into new memory."""
-        placed = all(rank["placed"] for rank in self.process.ask("place"))
-        self._placed_anew = self._placed_anew and placed
+        self._note_placed(self._ask("place"))
+
+    def weight_blocks(self) -> dict[str, Any]:
+        """The blocks of its weights, as `Placement.blocks` describes them."""
+        return self._ask("weight_blocks")[0]
+
+    def publish(self, blocks: Sequence[SharedBlock]) -> dict[str, Any]:
+        """Shares blocks of its weights in new memory; `Placement.publish` describes the answer."""
+        return self._note_placed(self._ask("publish", blocks=blocks))
+
+    def adopt(self, pid: int, file: int, blocks: Sequence[SharedBlock]) -> dict[str, Any]:
+        """Shares the blocks that the process `pid` has published; `Placement.adopt` describes the answer."""
+        return self._note_placed(self._ask("adopt", pid=pid, file=file, blocks=blocks))
+
+    def _note_placed(self, ranks: Replies) -> dict[str, Any]:
+        """Keeps whether the weights are in new memory. Returns the answer of the first rank."""
+        if "why_not" not in ranks[0]:
+            self._placed_anew = self._placed_anew and all(rank["placed"] for rank in ranks)
+        return ranks[0]
 
     def begin(self, seed: int) -> tuple[float, list[list[int]]]:
         """Begins a generation with the prompt of this seed. Returns the milliseconds to the first token, and the tokens
         [step, sequence]. The generation then pauses.
         """
-        (first_ms,), tokens = _turn_of(self.process.ask("begin", seed=seed))
+        (first_ms,), tokens = _turn_of(self._ask("begin", seed=seed))
         return first_ms, tokens
 
     def turn(self, tokens: int) -> tuple[list[float], list[list[int]]]:
         """The next `tokens` steps of the generation: milliseconds of each step, and its tokens [step, sequence].
         WorkerError where the generation ends before.
         """
-        steps_ms, new_tokens = _turn_of(self.process.ask(GO_ON, tokens=tokens))
+        steps_ms, new_tokens = _turn_of(self._ask(GO_ON, tokens=tokens))
         if len(steps_ms) != tokens:
             raise WorkerError(f"{self.name} ended its generation after {len(steps_ms)} of {tokens} tokens of a turn")
         return steps_ms, new_tokens
@@ -166,7 +230,7 @@ class MeasuredSide:
         case, config, spec, loaded = self._prepared.case, self._prepared.config, self.spec, dict(self._loaded)
         ranks = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(loaded.pop("weights"))
-        del loaded["pauses"]
+        loaded = {name: value for name, value in loaded.items() if name in Measurement.model_fields}
         sizes = case.batch, case.prompt_tokens, case.new_tokens
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,10 @@ from labkit.harness.compare.plan import Schedule
 from labkit.harness.comparison import Comparison
 from labkit.harness.quiet import OthersByRound
 from labkit.harness.records import Measurement
-from labkit.statistics import Ratio, Verdict
+from labkit.harness.runs import SharedWeights
+from labkit.harness.turns.looks import Looks
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import Rule
-from labkit.statistics.trust import WIDEST
 from labkit.system.progress import Progress
 
 
@@ -31,6 +31,8 @@ class Turns:
     why_rounds: str = ""  # why whole generations took turns; empty: turns had a few tokens
     dropped_pairs: int = 0  # of turns, because the clock of the machine jumped
     interrupted: bool = False  # by the user, before the schedule was done
+    shared_weights: SharedWeights | None = None  # of sides of two versions
+    tells_apart: TellsApart | None = None  # by the machine; smaller differences count as none
 
     def comparison(self, baseline: int, candidate: int) -> Comparison:
         """Comparison of two of the sides, by their indices."""
@@ -44,6 +46,8 @@ class Turns:
             why_rounds=self.why_rounds,
             dropped_pairs=self.dropped_pairs,
             interrupted=self.interrupted,
+            shared_weights=self.shared_weights,
+            tells_apart=self.tells_apart,
         )
 
     @property
@@ -56,14 +60,13 @@ def last_is_decided(turns: Turns) -> bool:
     """Whether there is a verdict on the last side against every other side, with an interval that is narrow enough to
     quote.
     """
-    return all(
-        comparison.verdict is not Verdict.UNDECIDED and _is_narrow(comparison.ratio("per_token"), WIDEST - 1)
-        for comparison in turns.with_last
-    )
+    return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in turns.with_last)
 
 
-def _is_narrow(ratio: Ratio, precision: float) -> bool:
-    return ratio.high <= ratio.low * (1 + precision)
+def first_is_decided(turns: Turns) -> bool:
+    """Whether there is such a verdict on every other side against the first."""
+    comparisons = [turns.comparison(0, index) for index in range(1, len(turns.sides))]
+    return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in comparisons)
 
 
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
@@ -91,8 +94,7 @@ class Sampling(ABC):
     ) -> None:
         self.sides, self._schedule, self._decided, self._steps = sides, schedule, decided, steps
         self._others = OthersByRound([pid for side in sides for pid in side.process.pids])
-        self._looks: list[int] = []
-        self._next_look = schedule.least(self.rule)
+        self._looks = Looks(schedule, self.rule)
 
     @abstractmethod
     def run(self) -> None:
@@ -107,29 +109,21 @@ class Sampling(ABC):
         return {
             "sides": tuple(side.measurement(self._others.cores) for side in self.sides),
             "tokens": tuple(side.tokens for side in self.sides),
-            "looks": tuple(self._looks),
+            "looks": tuple(self._looks.taken),
         }
 
     def _is_over(self, done: int, started: float) -> bool:
         """Whether `done` rounds or epochs are enough. `started`: when the first of them began, by `monotonic`."""
-        budget_s, least = self._schedule.budget_s, self._schedule.least(self.rule)
-        if budget_s is None:
-            return done == least
-        spent = done >= least and monotonic() - started >= budget_s
-        if done != self._next_look and not spent:
-            return False
-        self._looks.append(done)
-        if spent or self._is_answered(self.result()):
-            return True
-        self._next_look = self.rule.next_look(done)
-        self._steps.expect((self._next_look - done) * len(self.sides))
-        return False
+        expected = self._looks.next
+        over = self._looks.is_over(done, started, lambda: self._is_answered(self.result()))
+        self._steps.expect((self._looks.next - expected) * len(self.sides))
+        return over
 
     def _is_answered(self, turns: Turns) -> bool:
         precision = self._schedule.precision
         if precision is None:
             return self._decided(turns)
-        return all(_is_narrow(comparison.ratio("per_token"), precision) for comparison in turns.with_last)
+        return all(comparison.ratio("per_token").is_narrow(precision) for comparison in turns.with_last)
 
 
 class Steps:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 from labkit.harness.compare.budget import MemoryBudget, memory_budget
+from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.system.child import LOOK_S
 from labkit.system.errors import RunError, UserError
 from labkit.system.lifetime import kill_session
 from labkit.system.owned_folder import owned_folder
 
-FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
 SECONDS_TO_END = 10
 JOINING = ("prepare", "open_exchange")  # requests at which the ranks of a side meet
 
@@ -40,17 +41,21 @@ class SideProcess:
     the parent. It ends by itself when the parent disappears.
     """
 
-    def __init__(self, name: str, threads: int, cores: Collection[int] = ()) -> None:
-        """`cores`: cores on which the worker may run; empty: all cores of this process."""
+    def __init__(
+        self, name: str, threads: int, cores: Collection[int] = (), installation: Installation = INSTALLED
+    ) -> None:
+        """`cores`: cores on which the worker may run; empty: all cores of this process. `installation`: the labkit that
+        computes the side.
+        """
         self.name = name
         self._errors = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as the process, which appends to it
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "labkit.harness.compare.worker"],
+            installation.module("labkit.harness.compare.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=os.environ | FIXED | {"OMP_NUM_THREADS": str(threads)},
+            env=installation.variables(OMP_NUM_THREADS=str(threads)),
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -81,7 +86,10 @@ class SideProcess:
         line = self.replies.readline()
         if not line:
             raise self._died()
-        reply: dict[str, Any] = json.loads(line)
+        try:
+            reply: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:
+            raise WorkerError(f"{self.name} answered {line.strip()[:80]!r}, expected an object in JSON") from None
         if "error" in reply:
             self._end()
             message = f"{self.name}: {reply['message']}"
@@ -136,20 +144,20 @@ class SideProcesses:
     A context. An error on one rank ends the whole side, because the other ranks would wait for it.
     """
 
-    def __init__(self, name: str, threads: int, ranks: int = 1) -> None:
+    def __init__(self, name: str, threads: int, ranks: int = 1, installation: Installation = INSTALLED) -> None:
         self.name, self.ranks = name, ranks
         self._stack = contextlib.ExitStack()
         self._limits = self._stack.enter_context(contextlib.ExitStack())  # closed after the processes
         self._budget: MemoryBudget | None = None
         if ranks == 1:
             self._joins: list[dict[str, Any]] = [{}]
-            self._processes = [self._stack.enter_context(SideProcess(name, threads))]
+            self._processes = [self._stack.enter_context(SideProcess(name, threads, installation=installation))]
             return
         rendezvous = self._stack.enter_context(owned_folder("labkit-side-")) / "store"
         joins = [{"rank": rank, "ranks": ranks, "rendezvous": rendezvous.as_uri()} for rank in range(ranks)]
         self._joins = [{"join": join} for join in joins]
         self._processes = [
-            self._stack.enter_context(SideProcess(f"{name}, rank {rank}", threads, cores))
+            self._stack.enter_context(SideProcess(f"{name}, rank {rank}", threads, cores, installation))
             for rank, cores in enumerate(cores_of_ranks(ranks, threads))
         ]
 
@@ -167,13 +175,14 @@ class SideProcesses:
         self._budget_gb = gigabytes
         self._budget = self._limits.enter_context(memory_budget(int(gigabytes * 1e9), self.pids))
 
-    def ask(self, op: str, **request: Any) -> list[dict[str, Any]]:
+    def ask(self, op: str, *, within_s: float = math.inf, **request: Any) -> list[dict[str, Any]]:
         """The answers of all ranks, by rank. Raises the first rank's error as `SideProcess.ask` does.
 
-        OutOfBudgetError where a process was killed because it exceeded its memory.
+        OutOfBudgetError where a process was killed because it exceeded its memory. WorkerError where a rank has no
+        answer after `within_s` seconds.
         """
         try:
-            return self._answers(op, request)
+            return self._answers(op, request, within_s)
         except OutOfBudgetError:
             raise
         except WorkerError:
@@ -184,10 +193,11 @@ class SideProcesses:
                 "give it more, or use a smaller model, dtype or batch"
             ) from None
 
-    def _answers(self, op: str, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def _answers(self, op: str, request: dict[str, Any], within_s: float) -> list[dict[str, Any]]:
         for process, join in zip(self._processes, self._joins, strict=True):
             process.send(op, **request, **(join if op in JOINING else {}))
         answers: dict[int, dict[str, Any]] = {}
+        last_moment = monotonic() + within_s
         with selectors.DefaultSelector() as waiting:
             for rank, process in enumerate(self._processes):
                 waiting.register(process.replies, selectors.EVENT_READ, rank)
@@ -195,6 +205,12 @@ class SideProcesses:
                 for ready, _ in waiting.select(LOOK_S):
                     answers[ready.data] = self._processes[ready.data].receive()
                     waiting.unregister(ready.fileobj)
+                if monotonic() > last_moment and len(answers) < len(self._processes):
+                    silent = [process.name for rank, process in enumerate(self._processes) if rank not in answers]
+                    raise WorkerError(
+                        f"{' and '.join(silent)} did not answer within {within_s:.0f} s, many times what it took to "
+                        "load: it hangs, or the machine is too busy; measure again on a quiet machine"
+                    )
         return [answers[rank] for rank in range(len(self._processes))]
 
     def __enter__(self) -> Self:

@@ -11,6 +11,8 @@ from labkit.harness.comparison import COLOURS
 from labkit.harness.diff.timed import CaseWords, TimedSide
 from labkit.harness.records import METRICS
 from labkit.statistics import Ratio, Trust, Verdict
+from labkit.statistics.sequential import PROCESS_LUCK
+from labkit.statistics.two_times import CommonRates
 from labkit.system.result_table import Claim, ResultTable, Tabular
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ class Change:
     after: TimedSide
     ratio: Ratio  # before / after: above 1 means faster
     trust: Trust
+    figures: tuple[float, float]  # typical times before and after, in the sides' unit; at the common rates where known
+    scatter: tuple[float, float] | None = None  # of epochs before and after, at the common rates; None: both in rounds
+    common: CommonRates | None = None  # rates of the turns that were compared; None: all turns, or rounds
 
     @property
     def verdict(self) -> Verdict:
@@ -39,17 +44,46 @@ class Change:
         return {
             **dict(self.after.words),
             "unit": self.after.unit,
-            "before": self.before.median,
-            "after": self.after.median,
+            "before": self.figures[0],
+            "after": self.figures[1],
             "ratio": self.ratio.value,
             "ratio_low": self.ratio.low,
             "ratio_high": self.ratio.high if math.isfinite(self.ratio.high) else None,
             "noise": self.ratio.noise,
             "rounds": [len(self.before.rounds), len(self.after.rounds)],
+            "samples": [self.before.sample, self.after.sample],
+            "scatter_before": _known(self.scatter and self.scatter[0]),
+            "scatter_after": _known(self.scatter and self.scatter[1]),
+            "at_gb_s": [] if self.common is None else [list(ends) for ends in self.common.ranges_gb_s],
+            "turns_used": None if self.common is None else self.common.used,
             "verdict": str(self.verdict),
             "distrust": [doubt.why for doubt in self.trust.doubts],
             "remedy": self.trust.remedy,
         }
+
+    @property
+    def basis(self) -> str:
+        """What the ratio rests on, in words; empty where both times have rounds."""
+        if self.scatter is None:
+            return ""
+        times = {"before": self.before, "after": self.after}
+        in_rounds = [
+            f"whole generations {time} ({PROCESS_LUCK:.0%} for their one place)"
+            for time in times
+            if not times[time].epochs
+        ]
+        scatter = [
+            f"± {deviation:.1%} {time}"
+            for (time, side), deviation in zip(times.items(), self.scatter, strict=True)
+            if side.epochs and not math.isnan(deviation)
+        ]
+        in_epochs = [side for side in times.values() if side.epochs]
+        at_one_rate = self.common is not None or not any(
+            epoch.rates_gb_s for side in in_epochs for epoch in side.epochs
+        )
+        between = "placements" if at_one_rate and all(side.placed_anew for side in in_epochs) else "epochs"
+        spread = [f"between {between} {', '.join(scatter)}"] if scatter else []
+        return "; ".join([*([str(self.common)] if self.common else []), *spread, *in_rounds])
 
 
 @dataclass(frozen=True)
@@ -86,7 +120,8 @@ class RecordsDiff(Tabular):
         import pandas as pd  # imported on use, because it takes half a second
 
         rows = [change.as_dict() for change in self.changes]
-        return pd.DataFrame([row | {"distrust": "; ".join(row["distrust"])} for row in rows]).drop(columns="rounds")
+        lists = ["rounds", "samples", "at_gb_s"]
+        return pd.DataFrame([row | {"distrust": "; ".join(row["distrust"])} for row in rows]).drop(columns=lists)
 
     def table(self) -> ResultTable:
         """The cases with their verdicts; then the doubts, the cases without a counterpart, and other differences."""
@@ -97,8 +132,7 @@ class RecordsDiff(Tabular):
             rows=tuple(
                 (
                     self.name(change.after.words),
-                    _figure(change.before),
-                    _figure(change.after),
+                    *(_figure(figure, change.after.unit) for figure in change.figures),
                     str(change.ratio),
                     str(change.verdict),
                 )
@@ -138,7 +172,15 @@ class RecordsDiff(Tabular):
     def _notes(self) -> list[str]:
         doubted = [change for change in self.changes if not change.trust.trustworthy]
         remedies = dict.fromkeys(part for change in doubted for part in change.trust.remedies)
+        in_rounds = any(not side.epochs for change in self.changes for side in (change.before, change.after))
+        floor = f"{PROCESS_LUCK:.0%} and the noise of the rounds: two processes of one side differ as much"
         return [
+            *(f"{self.name(change.after.words)}: {change.basis}" for change in self.changes if change.basis),
+            *(
+                [f"in rounds a change counts only beyond {floor}"]
+                if in_rounds and self.tolerance < PROCESS_LUCK
+                else []
+            ),
             *(f"not trustworthy: {self.name(change.after.words)}: {change.trust.why}" for change in doubted),
             *([f"to mend it: {'; '.join(remedies)}"] if doubted else []),
             *(f"only in {self.before}: {text}" for text in self._by_case(self.only_before)),
@@ -155,5 +197,9 @@ class RecordsDiff(Tabular):
         return ["; ".join(f"{case}: {', '.join(names)}" for case, names in cases.items())] if cases else []
 
 
-def _figure(side: TimedSide) -> str:
-    return f"{f'{side.median:#.4g}'.rstrip('.')} {side.unit}"
+def _figure(figure: float, unit: str) -> str:
+    return f"{f'{figure:#.4g}'.rstrip('.')} {unit}"
+
+
+def _known(figure: float | None) -> float | None:
+    return None if figure is None or math.isnan(figure) else figure

@@ -6,12 +6,13 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from labkit.harness.diff.change_of import AGAIN, change_of
 from labkit.harness.diff.changes import Change, RecordsDiff
 from labkit.harness.diff.timed import DEFAULT_METRIC, CaseWords, TimedSide, timed_sides
 from labkit.harness.environment import PACKAGES, Environment
 from labkit.harness.records import METRICS
 from labkit.harness.results import load_records
-from labkit.statistics import Trust, Verdict, grade, unpaired_ratio
+from labkit.statistics import Trust, Verdict
 from labkit.statistics.trust import Doubt
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
@@ -24,7 +25,6 @@ SOFTWARE = (
     *("commit", *PACKAGES, "compiler", "python", "driver", "cuda"),
     *("system", "governor", "transparent_huge_pages"),
 )
-AGAIN = "measure both again, one right after the other"
 MOST_NAMED = 5  # cases in a message
 
 
@@ -44,9 +44,10 @@ def diff_records(
     tolerance: the smallest change that counts, as a fraction.
     across_machines: compare records of two machines, which are refused otherwise.
 
-    Two times share no rounds, so the machine's drift stays in the ratio. A ratio is not trusted in two cases: a side
-    with other people's unchanged code changed as well, or the read bandwidth around the runs changed so much that this
-    alone explains the ratio.
+    Two times share no rounds, so the machine's drift stays in the ratio. If both records have a probed rate for each
+    turn, only turns at rates of the memory that both had are compared, unless the side's time does not follow the rate.
+    A ratio is not trusted in three cases: a side with other people's unchanged code changed as well, the two records
+    have no rate in common, or the read bandwidth around the runs changed so much that this alone explains the ratio.
 
     UserError: nothing at a path, no record with this metric, no common case, two machines.
     """
@@ -69,7 +70,9 @@ def diff_records(
             f"got records of two machines ({'; '.join(differences)}), whose difference hides what changed in the code; "
             f"expected records of one machine. To compare machines: {setting('across_machines')}"
         )
-    changes = [_change(*pair, len(pairs), tolerance) for pair in pairs]
+    changes = [
+        change_of(*pair, tolerance=tolerance, ratios=len(pairs), equal_rates=not across_machines) for pair in pairs
+    ]
     return RecordsDiff(
         before=str(before),
         after=str(after),
@@ -104,16 +107,8 @@ def _latest(path: str | os.PathLike[str], metric: str) -> tuple[dict[CaseWords, 
     return latest, f"left out {' and '.join(left_out)}" if left_out else ""
 
 
-def _change(before: TimedSide, after: TimedSide, comparisons: int, tolerance: float) -> Change:
-    ratio = unpaired_ratio(before.rounds, after.rounds, tolerance=tolerance, ratios=comparisons)
-    fewest_rounds = min(len(before.rounds), len(after.rounds))
-    most_taken = max((side.taken_cores for side in (before, after)), key=lambda taken: sum(taken) / max(len(taken), 1))
-    shares = [side.share for side in (before, after) if side.share is not None]
-    return Change(before, after, ratio, grade(ratio, fewest_rounds, taken_cores=most_taken, shares=shares))
-
-
 def _doubted(changes: Sequence[Change]) -> Iterable[Change]:
-    """The changes, with doubts where the machine itself may have changed between the two times."""
+    """The changes, with doubts where unchanged code of others changed its speed between the two times."""
     controls: dict[CaseWords, Change] = {}
     for change in changes:
         unchanged = change.before.foreign and change.before.foreign == change.after.foreign
@@ -125,21 +120,7 @@ def _doubted(changes: Sequence[Change]) -> Iterable[Change]:
             name, verdict = control.after.name, control.ratio.verdict.lower()
             why = f"{name}, whose code is the same, became {verdict} ({control.ratio}): the machine itself changed"
             doubts.append(Doubt(why, (AGAIN,)))
-        if reason := _bandwidth_changed(change):
-            doubts.append(Doubt(reason, (AGAIN,)))
         yield replace(change, trust=Trust((*change.trust.doubts, *doubts)))
-
-
-def _bandwidth_changed(change: Change) -> str:
-    """How the read bandwidth of the two times may explain a verdict; empty where it does not."""
-    before, after, ratio = change.before.bandwidth_gb_s, change.after.bandwidth_gb_s, change.ratio
-    if before is None or after is None or max(before, after) <= (1 + ratio.noise) * min(before, after):
-        return ""
-    explained = after / before
-    corrected = replace(ratio, value=ratio.value / explained, low=ratio.low / explained, high=ratio.high / explained)
-    if corrected.verdict is ratio.verdict:
-        return ""
-    return f"memory was read at {before:.0f} GB/s before and at {after:.0f} after, which may explain it"
 
 
 def _differences(pairs: Sequence[tuple[TimedSide, TimedSide]], fields: Collection[str]) -> tuple[str, ...]:

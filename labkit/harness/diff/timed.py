@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
@@ -15,7 +15,9 @@ from labkit.harness.records import Measurement
 from labkit.harness.regions.records import LadderMeasurement, LayerRecord, RegionMeasurement
 from labkit.harness.regions.sides import GRAPH, SDPA, UNFUSED
 from labkit.harness.results import AnyRecord
+from labkit.harness.runs import Run, TokenTurn
 from labkit.statistics import ShareOfLimit, taken_cores
+from labkit.statistics.two_times import TimedEpoch
 
 CaseWords = tuple[tuple[str, str], ...]  # fields, each with its value in words
 DEFAULT_METRIC = "per_token"
@@ -29,18 +31,26 @@ class TimedSide:
     case: CaseWords  # fields that distinguish the case from others, in words
     name: str
     unit: str
-    rounds: tuple[float, ...]
+    rounds: tuple[float, ...]  # figure of each round or epoch
     created: datetime
     environment: Environment
     foreign: str = ""  # owner and version of code that is not labkit's; empty: labkit's code
     taken_cores: tuple[float, ...] = ()
     share: ShareOfLimit | None = None
-    bandwidth_gb_s: float | None = None  # read bandwidth around the rounds
+    bandwidth_gb_s: float | None = None  # read bandwidth around the rounds; None also where memory is not the limit
+    epochs: tuple[TimedEpoch, ...] = ()  # empty: measured in rounds
+    placed_anew: bool = False  # whether the weights were put into new memory before each epoch
+    tells_apart: float = 0.0  # the smallest difference that this machine tells apart, a fraction; 0: not known
 
     @property
     def words(self) -> CaseWords:
         """Fields of the case and the side's name, which together are unique."""
         return (*self.case, ("side", self.name))
+
+    @property
+    def sample(self) -> str:
+        """The word for what `rounds` holds."""
+        return "epoch" if self.epochs else "round"
 
     @property
     def median(self) -> float:
@@ -67,8 +77,10 @@ def timed_sides(record: AnyRecord, metric: str = DEFAULT_METRIC) -> list[TimedSi
 def _comparison_sides(record: Comparison, metric: str) -> list[TimedSide]:
     sides = {"baseline": record.baseline, "candidate": record.candidate}
     same_name = record.baseline.name == record.candidate.name
+    known = record.tells_apart.difference if record.tells_apart else 0.0
+    names = {role: f"{side.name}, as {role}" if same_name else side.name for role, side in sides.items()}
     return [
-        _measurement_side(side, f"{side.name}, as {role}" if same_name else side.name, metric, alone=False)
+        replace(_measurement_side(side, names[role], metric, alone=False), tells_apart=known)
         for role, side in sides.items()
     ]
 
@@ -94,8 +106,37 @@ def _measurement_side(side: Measurement, name: str, metric: str, *, alone: bool 
         foreign="" if is_labkit else f"{side.impl}; torch {packages.get('torch')}",
         taken_cores=side.taken_cores,
         share=side.share_of_limit if metric == DEFAULT_METRIC else None,
-        bandwidth_gb_s=None if metric == "ttft" else side.read_bandwidth_gb_s,
+        bandwidth_gb_s=None if metric == "ttft" or _multiplies_longer(side) else side.read_bandwidth_gb_s,
+        epochs=_epochs(side, metric) if side.in_epochs else (),
+        placed_anew=side.placed_anew,
     )
+
+
+def _epochs(side: Measurement, metric: str) -> tuple[TimedEpoch, ...]:
+    """The turns of each epoch, with their rates where memory is the limit. First tokens have no rates."""
+    if metric == "ttft":
+        return tuple(TimedEpoch(run.prompts_ms) for run in side.runs)
+    has_rates = not _multiplies_longer(side) and all(turn.bandwidth_gb_s for run in side.runs for turn in run.turns)
+    return tuple(
+        TimedEpoch(
+            tuple(_turn_ms(side, run, turn, metric) for turn in run.turns),
+            tuple(turn.bandwidth_gb_s for turn in run.turns if turn.bandwidth_gb_s) if has_rates else (),
+        )
+        for run in side.runs
+    )
+
+
+def _turn_ms(side: Measurement, run: Run, turn: TokenTurn, metric: str) -> float:
+    """The time of a step of the turn, or of a whole generation with such steps and the epoch's first token."""
+    return turn.step_ms if metric == DEFAULT_METRIC else run.ttft_ms + (side.case.new_tokens - 1) * turn.step_ms
+
+
+def _multiplies_longer(side: Measurement) -> bool:
+    """Whether multiplying takes longer than reading at every probed rate, so that memory is not a step's limit."""
+    probes = [probe for run in side.runs for probe in run.probes_gb_s]
+    if side.work is None or not side.peak_gflop_s or not probes:
+        return False
+    return side.work.floor_ms(min(probes), side.peak_gflop_s) > side.work.floor_ms(min(probes))
 
 
 def _layer_sides(record: LayerRecord) -> list[TimedSide]:

@@ -12,13 +12,13 @@ from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.loader import loader_at
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
+from labkit.harness.compare.sampling import Turns
 from labkit.harness.compare.side_process import OutOfBudgetError
 from labkit.harness.compare.sides import side_row
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
 from labkit.harness.quiet import NotQuietError
-from labkit.harness.records import Measurement
 from labkit.harness.results import load_records, save_lines
 from labkit.harness.runs import Case
 from labkit.system.asked_from import setting
@@ -46,7 +46,13 @@ class GridSettings:
         return self.case.model_copy(update={"batch": batch})
 
     def cell(
-        self, method: str, batch: int, *, measured: Measurement | None = None, oom: str = "", refused: str = ""
+        self,
+        method: str,
+        batch: int,
+        *,
+        turns: Turns | None = None,
+        oom: str = "",
+        refused: str = "",
     ) -> MethodCell:
         return MethodCell(
             method=method,
@@ -54,7 +60,9 @@ class GridSettings:
             cycles=self.cycles,
             seed=self.seed,
             environment=self.environment,
-            measured=measured,
+            measured=None if turns is None else turns.sides[0],
+            why_rounds="" if turns is None else turns.why_rounds,
+            dropped_pairs=0 if turns is None else turns.dropped_pairs,
             oom=oom,
             refused=refused,
         )
@@ -86,8 +94,12 @@ def bench_methods(
     scratch: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> MethodGrid:
-    """Measures each method on each batch size: `cycles` calls that generate `new` greedy tokens after random prompts of
-    `prompt` tokens. Each cell runs in processes of its own, with `memory_gb` GB of memory (None: no limit).
+    """Measures each method on each batch size: the time of a call that generates `new` greedy tokens after random
+    prompts of `prompt` tokens. Each cell runs in processes of its own, with `memory_gb` GB of memory (None: no limit).
+
+    A method that can pause is measured in `cycles` epochs, between which its weights get new memory. An epoch has one
+    call or a few, in turns of a few tokens with a probe of the memory next to each. With a memory limit, and where a
+    method cannot pause, `cycles` whole calls are timed, and the cell says why.
 
     methods: names of sides. An ending "-tp2" or "-pp2" runs a side on two ranks. "accelerate-int8" is bitsandbytes'.
     threads: of all ranks together; None: torch's default.
@@ -107,8 +119,8 @@ def bench_methods(
         model=model, dtype=dtype, batch=1, prompt=prompt, new=new, threads=threads, memory_gb=memory_gb
     )
     _check(methods, batches)
-    # A cell is the time of whole generations, as the articles count it, so turns would not measure it.
-    schedule = Schedule(rounds=cycles, turns=False, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
+    # The articles' time is that of whole calls, so an epoch has steps at every length of the context.
+    schedule = Schedule(rounds=cycles, whole=True, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
     case = prepare((), case, schedule).case
     settings = GridSettings(case, cycles, seed, read_environment(case.threads))
     cells = _existing_cells(file, settings)
@@ -164,11 +176,15 @@ def _existing_cells(file: Path, settings: GridSettings) -> dict[tuple[str, int],
 
 
 def _measured(settings: GridSettings, method: str, batch: int, schedule: Schedule, progress: Progress) -> MethodCell:
-    """Measures a cell; a failure becomes a cell with the reason."""
+    """Measures a cell; a failure becomes a cell with the reason. KeyboardInterrupt also where some epochs are done: a
+    cell has all of them or none.
+    """
     side = side_of(method, settings.case.threads)
     try:
-        (measurement,) = take_turns([side], settings.of_batch(batch), schedule, progress=progress).sides
-        return settings.cell(method, batch, measured=measurement)
+        turns = take_turns([side], settings.of_batch(batch), schedule, progress=progress)
+        if turns.interrupted:
+            raise KeyboardInterrupt
+        return settings.cell(method, batch, turns=turns)
     except OutOfBudgetError as error:
         return settings.cell(method, batch, oom=str(error))
     except NotQuietError:

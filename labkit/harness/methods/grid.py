@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.harness.methods.cell import MethodCell
+from labkit.harness.records import Measurement
 from labkit.published import NOT_MEASURED_HERE, published
 from labkit.statistics import Trust
+from labkit.statistics.sequential import PROCESS_LUCK
 from labkit.system.result_table import ResultTable, Tabular
 
 if TYPE_CHECKING:
@@ -18,9 +20,10 @@ DOUBTED = " ?"  # follows a figure that is not trustworthy
 AT_BATCH = "method, at batch"
 LARGE, SMALL = "bloom176b-8xa100", "bloom7b1-8xa6000"  # of the published tables
 UNITS = (
-    "ms a token: time of the whole call, prompts included / new tokens of all sequences, median of the rounds and its "
-    "95% interval; the articles' time per token",
+    "ms a token: time of the whole call, prompts included / new tokens of all sequences, with its 95% interval; the "
+    "articles' time per token",
     "ms a step: time of the whole call / new tokens of one sequence",
+    "of the limit: the least time of a decode step at the memory's read rate next to it / the time of the step",
     "peak memory: the most RAM that a process of the method used beyond its imports, with files that it maps",
 )
 
@@ -42,7 +45,7 @@ class MethodGrid(Tabular):
     def table(self) -> ResultTable:
         """Milliseconds a token, a row for each method and a column for each batch size, as in the articles."""
         cells = {cell.place: cell for cell in self.cells}
-        first = self.cells[0]
+        first, dropped = self.cells[0], sum(cell.dropped_pairs for cell in self.cells)
         case, memory_gb = first.case, first.case.memory_gb
         limit = (
             "no limit of memory"
@@ -58,9 +61,11 @@ class MethodGrid(Tabular):
             rows=rows,
             notes=(
                 UNITS[0],
-                f"{first.cycles} rounds; {limit}; {case.threads} threads",
+                *self._ways(),
+                f"{limit}; {case.threads} threads",
                 *self._reasons(),
                 *self._doubts(),
+                *([f"{dropped} pairs of turns were dropped, because the machine slept meanwhile"] if dropped else []),
                 f"weights: {case.origin}",
                 f"machine: {first.environment.machine}",
             ),
@@ -76,6 +81,7 @@ class MethodGrid(Tabular):
                     (cell.step_ms, ".2f"),
                     (cell.token_ms, ".2f"),
                     (cell.tokens_per_s, ".1f"),
+                    (measured.floor_share, ".0%"),
                     (measured.start_to_ready_s, ".1f"),
                     (measured.peak_rss_mb, ",.0f"),
                 )
@@ -83,7 +89,16 @@ class MethodGrid(Tabular):
         limits = sorted({cell.measured.memory_limit for cell in self.cells if cell.measured} - {""})
         return ResultTable(
             title="All figures",
-            columns=("method", "batch", "ms a step", "ms a token", "tokens / s", "s to ready", "peak memory, MB"),
+            columns=(
+                "method",
+                "batch",
+                "ms a step",
+                "ms a token",
+                "tokens / s",
+                "of the limit",
+                "s to ready",
+                "peak memory, MB",
+            ),
             rows=tuple(rows),
             notes=(
                 *UNITS[1:],
@@ -112,6 +127,14 @@ class MethodGrid(Tabular):
         """The articles' figure, all figures, and the articles' own table."""
         return self.table(), self.details(), self.published()
 
+    def _ways(self) -> list[str]:
+        """How the cells were measured: each way once, with its cells where there are several ways."""
+        ways: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if cell.measured is not None:
+                ways.setdefault(_way(cell, cell.measured), []).append(_name(cell))
+        return [f"{way} ({'; '.join(cells)})" if len(ways) > 1 else way for way, cells in ways.items()]
+
     def _reasons(self) -> list[str]:
         """Why cells have no figures: each reason once, with its batch sizes."""
         places: dict[tuple[str, str], list[str]] = {}
@@ -126,7 +149,7 @@ class MethodGrid(Tabular):
         doubts = tuple(doubt for cell in self.cells for doubt in cell.trust.doubts)
         for cell in self.cells:
             if cell.trust.doubts:
-                places.setdefault(cell.trust.why, []).append(f"{cell.method}, batch {cell.case.batch}")
+                places.setdefault(cell.trust.why, []).append(_name(cell))
         lines = [f"?: not trustworthy: {why} ({'; '.join(cells)})" for why, cells in places.items()]
         return [*lines, f"to mend it: {Trust(doubts).remedy}"] if lines else []
 
@@ -152,6 +175,25 @@ def published_table(name: str) -> ResultTable:
         notes=(f"source: {first['source']}, {first['reference']}",),
         styles={OOM: "red"},
     )
+
+
+def _name(cell: MethodCell) -> str:
+    return f"{cell.method}, batch {cell.case.batch}"
+
+
+def _way(cell: MethodCell, measured: Measurement) -> str:
+    """How a cell was measured."""
+    count = len(measured.runs)
+    cycles = f"{count} {cell.unit}{'' if count == 1 else 's'}"
+    if cell.unit == "round":
+        why = f": {cell.why_rounds}" if cell.why_rounds else ""
+        return f"{cycles} of whole calls, their median{why}"
+    place = (
+        "with new memory for the weights between two"
+        if measured.placed_anew
+        else f"with the weights in one place, so that another process may differ by {PROCESS_LUCK:.0%}"
+    )
+    return f"{cycles} of turns of a few tokens, {place}: first token + (new tokens - 1) x time per token"
 
 
 def _figure(cell: MethodCell | None) -> str:

@@ -1,4 +1,9 @@
-"""Measures the schedules of a pipeline on ranks of this machine, and tensor parallelism on equally many ranks."""
+"""Measures the schedules of a pipeline on ranks of this machine, and tensor parallelism on equally many ranks.
+
+Schedules take turns of whole generations, in rounds: a stage works on one micro-batch while others are on their way, so
+no moment belongs to one token, and the bubble is a share of a whole generation. One engine serves all schedules, so the
+place of its weights does not differ between them.
+"""
 
 from __future__ import annotations
 

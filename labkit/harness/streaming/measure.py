@@ -1,14 +1,15 @@
-"""Generates batches with the real engine in a memory budget, and probes disk and processor around each batch.
+"""Generates batches with the real engine in a memory budget, in epochs of turns with probes of disk and processor.
 
 This runs in a process of its own (`labkit.harness.streaming.worker`), so its memory is the engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +21,10 @@ from labkit.harness.compare.loader import load_side
 from labkit.harness.disk import BLOCK, folder_rate_gb_s, read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.runs import FrozenRecord
+from labkit.harness.streaming.epoch import MeasuredEpoch, Rates, measure_epoch
 from labkit.harness.streaming.memory_watch import MemoryWatch
 from labkit.harness.streaming.plan import StreamingPlan
-from labkit.harness.streaming.records import BatchPoint, MemorySample
-from labkit.harness.streaming.run import slots_filled, streamed_run
+from labkit.harness.streaming.records import BatchPoint, LayerSpan, MemorySample
 from labkit.harness.streaming.spans import run_spans
 from labkit.harness.timing import timed_generate
 from labkit.kernels.decode_step import StreamedLayers
@@ -35,7 +36,7 @@ from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 
-PROBE_S = 0.2  # seconds of the disk's probe, before and after each point
+PROBE_S = 0.1  # seconds of the disk's probe, between two turns
 WARM_UP = 2  # new tokens of the untimed run, in which every layer is compared with its digest
 
 
@@ -46,7 +47,7 @@ class StreamOrder(FrozenRecord):
     folder: str  # for the packed weights
     seed: int = 0
     batches: tuple[int, ...] = ()  # as far as they fit; empty: growing batches, until tokens per second stop growing
-    rounds: int = Field(default=1, ge=1)  # timed runs of each batch
+    rounds: int = Field(default=1, ge=1)  # epochs of each batch
 
 
 class StreamFindings(FrozenRecord):
@@ -67,10 +68,14 @@ def measure(order: StreamOrder, follow: Progress) -> StreamFindings:
         pass
     with MemoryWatch() as watch:
         for index, batch in enumerate(batches, start=1):
-            follow(index, len(batches) + 1, f"batch {batch:,}")
             watch.batch = batch
-            with _engine(order, source, batch) as side:
-                points.append(_point(order, side, batch, watch.before))
+            epochs = []
+            for number in range(order.rounds):
+                label = f"batch {batch:,}, epoch {number + 1} of {order.rounds}"
+                follow(index + number / order.rounds, len(batches) + 1, label)
+                with _engine(order, source, batch) as side:
+                    epochs.append(_epoch(order, side, batch, watch.before))
+            points.append(_point(batch, epochs))
             if not order.batches and not _still_grows(points):
                 break
     return StreamFindings(points=tuple(points), memory=tuple(watch.samples))
@@ -102,50 +107,77 @@ def _engine(order: StreamOrder, source: ModelSource, batch: int) -> Iterator[Loa
         return_freed_memory()
 
 
-def _point(order: StreamOrder, side: LoadedSide, batch: int, before: int) -> BatchPoint:
-    """The point of a batch, from its timed runs. `before`: bytes that the process held without an engine."""
+class _BatchEpoch(NamedTuple):
+    """An epoch of a batch, with facts of its engine."""
+
+    measured: MeasuredEpoch
+    resident_layers: int
+    streamed_bytes: int  # of a step
+    peak_bytes: int
+    others_cores: float | None
+    spans: tuple[LayerSpan, ...]
+
+
+def _epoch(order: StreamOrder, side: LoadedSide, batch: int, before: int) -> _BatchEpoch:
+    """An epoch of a fresh engine. `before`: bytes that the process held without an engine."""
     assert isinstance(side.model, FusedEngine)
     case, streamed = order.plan.case, side.model.streamed
     shape = (batch, case.prompt_tokens)
     ids = torch.from_numpy(np.random.default_rng(order.seed + 1).integers(0, side.config.vocab_size, shape))
     arguments = side.greedy_arguments(*shape)
     timed_generate(side, ids, **arguments, max_new_tokens=WARM_UP)
-    slots_filled(streamed)
-    probes = [_probed(order, streamed)]
     others_clock = OthersClock()
-    runs = [streamed_run(side, streamed, ids, **arguments, max_new_tokens=case.new_tokens) for _ in range(order.rounds)]
-    slots_filled(streamed)
-    others_cores = others_clock.lap(SHORTEST_S / 2)
-    typical = sorted(runs, key=lambda run: median(run.times.decode_ms))[(len(runs) - 1) // 2]
-    probes.append(_probed(order, streamed))
-    return BatchPoint(
-        batch=batch,
+    measured = measure_epoch(
+        lambda streamer: side.generate(ids, streamer=streamer, **arguments, max_new_tokens=case.new_tokens),
+        streamed,
+        case.new_tokens,
+        _probe(order, streamed),
+    )
+    return _BatchEpoch(
+        measured=measured,
         resident_layers=side.model.model_config.num_layers - (len(streamed.layers) if streamed else 0),
         streamed_bytes=streamed.bytes_per_step if streamed else 0,
-        ttft_ms=typical.times.ttft_ms,
-        decode_ms=typical.times.decode_ms,
-        disk_gb_s=(probes[0][0], probes[1][0]),
-        gflop_s=(probes[0][1], probes[1][1]),
         peak_bytes=max(0, read_memory().peak - before),
-        runs_ms=tuple(median(run.times.decode_ms) for run in runs),
-        others_cores=others_cores,
-        spans=run_spans(typical.spans, streamed.blocks, streamed.stream.slots, typical.filled) if streamed else (),
+        others_cores=others_clock.lap(SHORTEST_S / 2),
+        spans=run_spans(measured.spans, streamed.blocks, streamed.stream.slots, measured.filled) if streamed else (),
     )
 
 
-def _probed(order: StreamOrder, streamed: StreamedLayers | None) -> tuple[float, float]:
-    """GB/s of the disk, from the streamed file if it is long enough, and GFLOP/s of the processor."""
-    case = order.plan.case
-    if streamed is not None and streamed.file is not None and streamed.file.stat().st_size >= BLOCK:
-        disk = read_rate_gb_s(streamed.file, PROBE_S)
-    else:
-        disk = folder_rate_gb_s(Path(order.folder), PROBE_S)
+def _point(batch: int, epochs: Sequence[_BatchEpoch]) -> BatchPoint:
+    """The point of a batch, from its epochs."""
+    records = tuple(epoch.measured.record for epoch in epochs)
+    turns = [turn for record in records for turn in record.turns]
+    known = [epoch.others_cores for epoch in epochs if epoch.others_cores is not None]
+    typical = sorted(epochs, key=lambda epoch: epoch.measured.record.step_ms)[(len(epochs) - 1) // 2]
+    return BatchPoint(
+        batch=batch,
+        resident_layers=typical.resident_layers,
+        streamed_bytes=typical.streamed_bytes,
+        ttft_ms=median(median(record.prompts_ms) for record in records),
+        decode_ms=tuple(step for epoch in epochs for step in epoch.measured.decode_ms),
+        disk_gb_s=(turns[0].disk_gb_s, turns[-1].disk_gb_s),
+        gflop_s=(turns[0].gflop_s, turns[-1].gflop_s),
+        peak_bytes=max(epoch.peak_bytes for epoch in epochs),
+        epochs=records,
+        others_cores=median(known) if known else None,
+        spans=typical.spans,
+    )
+
+
+def _probe(order: StreamOrder, streamed: StreamedLayers | None) -> Callable[[], Rates]:
+    """A probe of the disk, by the streamed file, and of the processor. If the file is missing or too short to be read
+    for a while, the rate of its folder's disk is measured once, because that writes a file.
+    """
+    case, file = order.plan.case, None if streamed is None else streamed.file
     dtype = precision_of(case.precision).dtype
     assert dtype is not None
-    return disk, peak_gflop_s(dtype, case.threads)
+    if file is not None and file.stat().st_size >= BLOCK:
+        return lambda: Rates(read_rate_gb_s(file, PROBE_S), peak_gflop_s(dtype, case.threads))
+    folder_gb_s = folder_rate_gb_s(Path(order.folder), PROBE_S)
+    return lambda: Rates(folder_gb_s, peak_gflop_s(dtype, case.threads))
 
 
-def typical_rates(points: Sequence[BatchPoint]) -> tuple[float, float]:
-    """Medians of the probes of all points: GB/s of the disk, GFLOP/s of the processor."""
-    disk = median(rate for point in points for rate in point.disk_gb_s)
-    return disk, median(rate for point in points for rate in point.gflop_s)
+def typical_rates(points: Sequence[BatchPoint]) -> Rates:
+    """Medians of the rates next to all turns of all points."""
+    turns = [turn for point in points for turn in point.turns]
+    return Rates(median(turn.disk_gb_s for turn in turns), median(turn.gflop_s for turn in turns))

@@ -7,7 +7,7 @@ import os
 import sys
 
 from labkit.engine.offload.prepared import folder_for
-from labkit.harness.compare.side_process import FIXED
+from labkit.harness.compare.installation import FIXED
 from labkit.harness.streaming.measure import StreamFindings, StreamOrder, typical_rates
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import MemorySample
@@ -18,6 +18,7 @@ from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, unheard
 
+EPOCHS_OF_BATCH = 3  # of each batch
 COMMAND = (sys.executable, "-P", "-m", "labkit.harness.streaming.worker")
 
 
@@ -27,16 +28,16 @@ def measured_plan(
     batches: tuple[int, ...] = (),
     path: str | os.PathLike[str] | None = None,
     seed: int = 0,
-    rounds: int = 1,
+    rounds: int = EPOCHS_OF_BATCH,
     progress: Progress | None = None,
 ) -> tuple[StreamingPlan, tuple[MemorySample, ...]]:
-    """The plan with measured points and with the rates probed around them, and the memory over time.
+    """The plan with measured points and with the rates probed between their turns, and the memory over time.
 
     plan: must be a plan of this machine.
     batches: batches to measure, all of which must fit; empty: growing batches, until a larger batch gives no more
     tokens per second or does not fit.
     path: a folder for the packed weights; None: labkit's own cache folder.
-    rounds: timed runs of each batch; trusted figures take 6 or more.
+    rounds: epochs of each batch, each with a new engine; trusted figures take 3 or more.
 
     UserError for a batch that does not fit, and where the engine refuses the case. RunError where the process dies.
     """
@@ -51,8 +52,7 @@ def measured_plan(
     folder = check_output_folder(folder_for(path), what="streamed weights", option=setting("path"))
     order = StreamOrder(plan=plan, folder=str(folder), batches=batches, seed=seed, rounds=rounds)
     findings = _findings(order, progress or unheard)
-    disk, peak = typical_rates(findings.points)
-    rates = plan.rates.model_copy(update={"disk_gb_s": disk, "gflop_s": peak})
+    rates = plan.rates.model_copy(update=typical_rates(findings.points)._asdict())
     return plan.model_copy(update={"points": findings.points, "rates": rates}), findings.memory
 
 

@@ -184,10 +184,21 @@ class StreamingPlan(FrozenRecord):
         return max(fitting, default=0)
 
     def predicted(self, point: BatchPoint) -> PlannedStep:
-        """The least time of a measured step at the rates probed around it."""
-        probed = {"disk_gb_s": point.disk, "gflop_s": float(np.mean(point.gflop_s))}
-        step = self.step(point.batch, point.resident_layers, self.rates.model_copy(update=probed))
-        return replace(step, streamed_bytes=point.streamed_bytes, disk_ms=point.streamed_bytes / point.disk / 1e6)
+        """The least time of a measured step at the typical rates that were probed next to it."""
+        return self._predicted(point, point.disk, point.processor)
+
+    def share_of_most(self, point: BatchPoint) -> float:
+        """Tokens per second of a measured batch / the most that the rates allow: the median over turns, each with the
+        rates probed next to it.
+        """
+        turns = [(turn.step_ms, turn.disk_gb_s, turn.gflop_s) for turn in point.turns]
+        turns = turns or [(point.step_ms, point.disk, point.processor)]
+        return float(np.median([self._predicted(point, *rates).step_ms / step_ms for step_ms, *rates in turns]))
+
+    def _predicted(self, point: BatchPoint, disk_gb_s: float, gflop_s: float) -> PlannedStep:
+        probed = self.rates.model_copy(update={"disk_gb_s": disk_gb_s, "gflop_s": gflop_s})
+        step = self.step(point.batch, point.resident_layers, probed)
+        return replace(step, streamed_bytes=point.streamed_bytes, disk_ms=point.streamed_bytes / disk_gb_s / 1e6)
 
     @property
     def best_point(self) -> BatchPoint | None:
@@ -250,8 +261,17 @@ class StreamingPlan(FrozenRecord):
             yield {"figures": "trade"} | _plain(step)
         for point in self.points:
             kept = {"batch", "resident_layers", "streamed_bytes", "ttft_ms"}
-            own = {"step_ms": point.step_ms, "tokens_per_s": point.tokens_per_s, "memory_bytes": point.peak_bytes}
-            yield {"figures": "measured", **point.model_dump(include=kept), **own, "disk_gb_s": point.disk}
+            own = {
+                "step_ms": point.step_ms,
+                "step_ms_low": point.step_ms * point.interval.low,
+                "step_ms_high": point.step_ms * point.interval.high,
+                "tokens_per_s": point.tokens_per_s,
+                "memory_bytes": point.peak_bytes,
+                "epochs": len(point.epochs),
+                "disk_gb_s": point.disk,
+                "share_of_disk": point.share_of_disk,
+            }
+            yield {"figures": "measured", **point.model_dump(include=kept), **own}
 
     def _every_step(self) -> Iterator[PlannedStep]:
         for resident in self.possible_residents:

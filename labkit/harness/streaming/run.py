@@ -1,6 +1,7 @@
 """One generation of a streamed engine: its times, and what its reader and its processor did meanwhile.
 
-Studies, `labkit plan-batch` and the benches measure streamed engines with `streamed_run`.
+The bench of streaming measures with `streamed_run`, because it counts reads and hidden work over unbroken steps; what
+takes turns is in `labkit.harness.streaming.epoch`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from labkit.harness.streaming.records import BatchPoint
 from labkit.system.result_table import Claim, ResultTable
 from labkit.system.rounding import ceil_div
 
+TURNS = "whose turns of some steps are judged by probes just before and after them; intervals over epochs, 95%"
 MOST_TRADES = 12  # rows of the table about memory
 
 
@@ -56,6 +57,7 @@ def measured_table(plan: StreamingPlan) -> ResultTable:
         notes=(
             "of the most: share of the tokens/s that the probed rates allow; D: the disk's rate, GB/s; "
             f"GB: peak memory, of {plan.case.memory_gb:g}",
+            *([f"{epochs} epochs, each with a new engine, {TURNS}"] if (epochs := len(best.epochs)) else []),
             *([f"note: {plan.trust.sentence}"] if not plan.trust.trustworthy else []),
         ),
     )
@@ -104,17 +106,24 @@ def three_digits(value: float) -> str:
 
 
 def _measured(plan: StreamingPlan, point: BatchPoint) -> tuple[str, ...]:
-    share = point.tokens_per_s / plan.predicted(point).tokens_per_s
     return (
         f"{point.batch:,}",
         f"{point.resident_layers} of {plan.footprint.layers}",
         three_digits(point.ttft_ms),
-        three_digits(point.step_ms),
+        _step(point),
         three_digits(point.tokens_per_s),
-        f"{share:.0%}",
+        f"{plan.share_of_most(point):.0%}",
         f"{point.disk:.2f}",
         f"{point.peak_bytes / 1e9:.3f}",
     )
+
+
+def _step(point: BatchPoint) -> str:
+    """The time of a step, with its interval where there is one."""
+    if len(point.epochs or point.runs_ms) < 2:
+        return three_digits(point.step_ms)
+    low, high = (three_digits(point.step_ms * end) for end in (point.interval.low, point.interval.high))
+    return f"{three_digits(point.step_ms)} [{low}, {high}]"
 
 
 def _against_largest(plan: StreamingPlan, best: BatchPoint) -> str:

@@ -4,7 +4,7 @@ All sides are in the middle of a generation, and one at a time makes a few steps
 memory, whose rate changes within seconds on a shared machine. The read bandwidth is probed in a turn of its own.
 
 Between epochs every side puts its weights into new memory, since their place alone makes a step 1 to 3 % faster or
-slower, for as long as they stay there. The median of an epoch's pairs is one sample.
+slower, for as long as they stay there. The centre of an epoch's pairs is one sample.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ import numpy as np
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.compare.sampling import Sampling, Turns
+from labkit.harness.compare.weight_sharing import WeightSharing
+from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import probe_turn
 from labkit.harness.runs import Run, TokenTurn
+from labkit.harness.turns.looks import FEWEST_PAIRS, epoch_goes_on
+from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import EPOCHS
 
-TURN_MS = 45  # of the fastest side: much longer than the first step, and shorter than the memory keeps its rate
+TURN_MS = 30  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
 FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
-FEWEST_PAIRS, MOST_PAIRS = 4, 16  # of an epoch
-EPOCH_S = 2.0  # after which an epoch with enough pairs ends
 JUMP_S = 0.5  # by which the clock of the day may move against the monotonic one in a pair
 PROBE = -1  # the probe's index among the sides
 
@@ -67,12 +69,22 @@ class Epochs(Sampling):
 
     rule = EPOCHS
 
-    def __init__(self, *arguments: Any, new_tokens: int, show: Callable[[Turns], None] | None = None) -> None:
-        """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `show`: gets the epochs so
-        far, between two of them, once they are enough for a look.
+    def __init__(
+        self,
+        *arguments: Any,
+        new_tokens: int,
+        tells_apart: TellsApart | None = None,
+        show: Callable[[Turns], None] | None = None,
+        sharing: WeightSharing | None = None,
+    ) -> None:
+        """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `tells_apart`: the smallest
+        difference that counts between sides with weights in different places. `show`: gets the epochs so far, between
+        two of them, once they are enough for a look. `sharing`: places the weights of all sides in each epoch; None:
+        each side places its own.
         """
         super().__init__(*arguments)
-        self._new, self._show = new_tokens, show
+        self._sharing = sharing
+        self._new, self._tells_apart, self._show = new_tokens, tells_apart, show
         self._random = np.random.default_rng(self._schedule.seed)
         self._device = comparison_device()
         self._epochs: list[list[_SideEpoch]] = []  # that are complete, by side
@@ -83,47 +95,49 @@ class Epochs(Sampling):
 
     def run(self) -> None:
         self._started = monotonic()
-        try:
-            while not (self._epochs and self._is_over(len(self._epochs), self._started)):
-                self._steps.begin(self._label(), len(self.sides))
-                epoch = self._epoch()
-                self._others.end_round()
-                self._epochs.append(epoch)
-                if self._show and len(self._epochs) >= self.rule.first_look:
-                    self._show(self.result())
-        except KeyboardInterrupt:
-            done = len(self._epochs)
-            if done < 2:
-                raise
-            self._interrupted = True
-            if self._schedule.budget_s is not None and done not in self._looks:
-                self._looks.append(done)
+        self._interrupted = self._looks.collect(
+            self._epochs, self._epoch, lambda: self._is_over(len(self._epochs), self._started), self._after_epoch
+        )
         self._others.end()
+
+    def _after_epoch(self) -> None:
+        if self._show and len(self._epochs) >= self.rule.first_look:
+            self._show(self.result())
 
     def result(self) -> Turns:
         for index, side in enumerate(self.sides):
             measured = [epoch[index] for epoch in self._epochs]
             runs = [of_epoch.run(number, self._new) for number, of_epoch in enumerate(measured)]
             side.note_epochs(runs, [tokens for of_epoch in measured for tokens in of_epoch.tokens()])
-        return Turns(**self._measurements(), dropped_pairs=self._dropped, interrupted=self._interrupted)
+        shared = None if self._sharing is None else self._sharing.record
+        return Turns(
+            **self._measurements(),
+            dropped_pairs=self._dropped,
+            interrupted=self._interrupted,
+            shared_weights=shared,
+            tells_apart=None if shared is not None and shared.mostly else self._tells_apart,
+        )
 
     def _label(self) -> str:
-        """What is going on, with the ratio so far where there are two sides."""
+        """What is going on, with the ratio so far where there are two sides, and what disturbs it."""
         done = len(self._epochs)
         total = "" if self._schedule.budget_s else f" of {self._schedule.least(self.rule)}"
         label = f"epoch {done + 1}{total}"
-        if done < self.rule.first_look or len(self.sides) != 2:
-            return label
-        (comparison,) = self.result().with_last
-        return f"{label}: {comparison.so_far}"
+        if done >= self.rule.first_look and len(self.sides) == 2:
+            (comparison,) = self.result().with_last
+            label += f": {comparison.so_far}"
+        needed = max(side.spec.cores for side in self.sides) if self._device.type == "cpu" else 1
+        others = disturbance(self._others.cores[-1], needed) if self._others.cores else ""
+        return f"{label}; {others}" if others else label
 
     def _epoch(self) -> list[_SideEpoch]:
         """One epoch of all sides."""
+        self._steps.begin(self._label(), len(self.sides))
         self._place()
         epoch = [_SideEpoch() for _ in self.sides]
         self._begin(epoch)
         started, left, pairs = monotonic(), self._new - 1, 0
-        while pairs < FEWEST_PAIRS or (pairs < MOST_PAIRS and monotonic() - started < EPOCH_S):
+        while self._goes_on(pairs, left, started):
             if left == 0:
                 self._begin(epoch)
                 left = self._new - 1
@@ -133,9 +147,19 @@ class Epochs(Sampling):
             steps = left if left < self._steps_per_turn + FEWEST_STEPS - 1 else self._steps_per_turn
             left -= steps
             pairs += self._pair(epoch, pairs, steps)
+        self._others.end_round()
         return epoch
 
+    def _goes_on(self, pairs: int, left: int, started: float) -> bool:
+        """Whether an epoch goes on. `left`: steps of its present generation that are still to come."""
+        if self._schedule.whole:
+            return left > 0 or pairs < FEWEST_PAIRS
+        return epoch_goes_on(pairs, started)
+
     def _place(self) -> None:
+        if self._sharing is not None:
+            self._sharing.place()
+            return
         with ThreadPoolExecutor(len(self.sides)) as pool:
             list(pool.map(lambda side: side.place(), self.sides))
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.harness.runs import Run
 from labkit.statistics.rates import RatioByRate, ratio_by_rate
+from labkit.statistics.sequential import centre
 
-MEDIAN_ERROR = 1.2533  # standard error of a median / of a mean, for a normal distribution: sqrt(pi / 2)
+if TYPE_CHECKING:
+    import pandas as pd
+
+CENTRE_ERROR = 1.0233  # standard error of the centre / of a mean, for a normal distribution: sqrt(pi / 3)
 DEVIATION = 1.4826  # standard deviation / median absolute deviation, for a normal distribution
 Logs = NDArray[np.float64]
+PAIR_COLUMNS = (
+    *("epoch", "pair", "baseline_ms", "candidate_ms", "ratio", "bandwidth_gb_s"),
+    *("baseline_place", "candidate_place", "baseline_at_s", "candidate_at_s"),
+    *("baseline_first_step_ms", "candidate_first_step_ms"),
+)
 
 
 @dataclass(frozen=True)
 class EpochScatter:
     """Scatter of a comparison in epochs, as standard deviations of a ratio, in fractions."""
 
-    placements: float  # of the epochs' medians, each with weights in another place
-    turns: float  # of an epoch's median, as far as the scatter of its own pairs explains it
+    placements: float  # of the epochs' centres, each with weights in another place
+    turns: float  # of an epoch's centre, as far as the scatter of its own pairs explains it
 
     def __str__(self) -> str:
         return f"between placements ± {self.placements:.1%}, inside of an epoch ± {self.turns:.1%}"
@@ -41,17 +51,35 @@ def pair_rates(runs: Sequence[Run]) -> list[float | None]:
     return [turn.bandwidth_gb_s for run in runs for turn in run.turns]
 
 
+def pairs_frame(baseline: Sequence[Run], candidate: Sequence[Run]) -> pd.DataFrame:
+    """A row for each pair of turns, with the columns `PAIR_COLUMNS`. It has no rows where whole generations were
+    timed.
+    """
+    import pandas as pd  # imported on use, because it takes half a second
+
+    rows = [
+        (
+            *(of_candidate.round, theirs.pair, ours.step_ms, theirs.step_ms, ours.step_ms / theirs.step_ms),
+            *(theirs.bandwidth_gb_s, ours.place, theirs.place, ours.at_s, theirs.at_s),
+            *(ours.first_step_ms, theirs.first_step_ms),
+        )
+        for of_baseline, of_candidate in zip(baseline, candidate, strict=True)
+        for ours, theirs in zip(of_baseline.turns, of_candidate.turns, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=list(PAIR_COLUMNS))
+
+
 def scatter_of(logs: Sequence[Logs]) -> EpochScatter | None:
     """The scatter of pairs that are grouped by epoch; None with less than two epochs."""
     if len(logs) < 2:
         return None
-    inside = [MEDIAN_ERROR * _deviation(epoch) / np.sqrt(len(epoch)) for epoch in logs if len(epoch) > 1]
-    between = float(np.std([np.median(epoch) for epoch in logs], ddof=1))
+    inside = [CENTRE_ERROR * _deviation(epoch) / np.sqrt(len(epoch)) for epoch in logs if len(epoch) > 1]
+    between = float(np.std([centre(epoch) for epoch in logs], ddof=1))
     return EpochScatter(placements=between, turns=float(np.median(inside)) if inside else between)
 
 
 def _deviation(logs: Logs) -> float:
-    """The standard deviation of most pairs. Some pairs meet a disturbance that the median of an epoch does not see."""
+    """The standard deviation of most pairs. Some pairs meet a disturbance that the centre of an epoch hardly sees."""
     return DEVIATION * float(np.median(np.abs(logs - np.median(logs))))
 
 

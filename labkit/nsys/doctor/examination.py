@@ -14,6 +14,7 @@ from rich.text import Text
 from labkit.nsys.doctor import machine_checks as machine
 from labkit.nsys.doctor import profiler_checks as profiler
 from labkit.nsys.doctor.check import DoctorCheck, Status
+from labkit.nsys.doctor.resolution import resolution
 from labkit.nsys.tool import LOCATION, Nsys, find_nsys
 
 STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
@@ -66,6 +67,7 @@ def _machine_checks(nsys: Nsys | None) -> list[DoctorCheck]:
         ("driver and CUDA", partial(machine.driver, inventory, nsys)),
         ("CPU kernels", partial(machine.compiler, inventory)),
         ("memory", partial(machine.memory, inventory)),
+        ("resolution", resolution),
         ("OpenMP", partial(machine.openmp, inventory)),
         ("threads", partial(machine.threads, inventory)),
         ("CPU frequency", machine.governor),
@@ -93,7 +95,7 @@ def worst(checks: Iterable[DoctorCheck]) -> Status:
 def as_dict(checks: Iterable[DoctorCheck]) -> dict[str, Any]:
     """The worst status and all checks, for JSON."""
     listed = list(checks)
-    return {"status": worst(listed), "checks": [asdict(check) for check in listed]}
+    return {"status": worst(listed), "checks": [asdict(check) | {"figures": list(check.figures)} for check in listed]}
 
 
 def doctor_table(checks: Iterable[DoctorCheck], *, repairs: bool = True) -> Table:

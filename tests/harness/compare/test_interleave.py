@@ -17,8 +17,8 @@ from helpers.sweeps import sweep
 from labkit.harness import Comparison, WorkerError, load_records
 from labkit.harness.compare.compare import compare
 from labkit.harness.compare.sampling import first_difference
-from labkit.harness.compare.side_process import SideProcess
-from labkit.harness.turns.epochs import FEWEST_PAIRS
+from labkit.harness.compare.side_process import SideProcess, SideProcesses
+from labkit.harness.turns.looks import FEWEST_PAIRS
 
 MODEL = "tiny-gpt2"
 SMALL: dict[str, Any] = {"model": MODEL, "batch": 2, "prompt": 9, "new": 5, "threads": 1, "rounds": 3}
@@ -171,6 +171,20 @@ def test_a_killed_worker_is_reported_with_its_signal() -> None:
         os.kill(side.pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match=r"killed by SIGKILL.*memory"):
             side.ask("prepare", **PREPARE)
+
+
+def test_a_side_that_hangs_is_named_and_ended() -> None:
+    pids = []
+
+    def compare() -> None:
+        with SideProcesses("hf-eager", 1) as side:
+            pids.extend(side.pids)
+            os.kill(side.pids[0], signal.SIGSTOP)
+            side.ask("prepare", within_s=1.0, **PREPARE)
+
+    with pytest.raises(WorkerError, match=r"^hf-eager did not answer within 1 s"):
+        compare()
+    assert not psutil.pid_exists(pids[0])
 
 
 @sweep

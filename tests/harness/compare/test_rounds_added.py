@@ -7,12 +7,12 @@ import pytest
 import torch
 from helpers.studies.comparisons import comparison
 
-from labkit.harness.compare import sampling
 from labkit.harness.compare import whole_runs as module
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
 from labkit.harness.compare.whole_runs import WholeRuns
 from labkit.harness.rounds import Turn
+from labkit.harness.turns import looks
 from labkit.statistics.sequential import ROUNDS
 
 
@@ -82,7 +82,7 @@ def test_a_clear_difference_needs_no_second_look(monkeypatch: pytest.MonkeyPatch
 
 def test_a_spent_budget_ends_it_at_whole_rounds_that_are_enough_for_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    for place in (module, sampling):
+    for place in (module, looks):
         monkeypatch.setattr(place, "monotonic", lambda: float(next(clock)))
     never: Any = lambda turns: False  # noqa: E731
     turns, _ = rounds(monkeypatch, Schedule(rounds=7, budget_s=0.5), never, "baseline", "candidate")

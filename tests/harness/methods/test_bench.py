@@ -9,7 +9,8 @@ import torch
 from helpers.processes.children import children_that_run
 from helpers.sweeps import sweep
 
-from labkit.harness.methods import cell
+from labkit.harness.compare.sampling import Turns
+from labkit.harness.methods import bench, cell
 from labkit.harness.methods.bench import bench_methods, side_of
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
@@ -86,11 +87,42 @@ def test_each_cell_has_its_outcome(resumed: Any) -> None:
     assert eager.measured.case == eager.case
     assert eager.case.memory_gb == 0.05
     assert eager.measured.memory_limit
+    assert (eager.unit, "limited memory" in eager.why_rounds) == ("round", True)
     assert len(eager.measured.runs) == 2
     assert eager.measured.start_to_ready_s > 0
     assert eager.token_ms == pytest.approx(eager.measured.end_to_end_ms / 4)
     assert "the least that works" in streamed.oom
     assert "does not import llama_cpp" in llama_cpp.refused
+
+
+@sweep
+def test_a_cell_without_a_limit_is_measured_in_epochs(tmp_path: Path) -> None:
+    file = tmp_path / "methods.jsonl"
+    grid = bench_methods(
+        **SMALL | {"methods": ("hf-eager", "fused"), "memory_gb": None, "new": 8, "cycles": 3}, output=file
+    )
+    for entry in grid.cells:
+        assert entry.measured is not None
+        assert (entry.unit, entry.why_rounds, len(entry.measured.runs)) == ("epoch", "", 3)
+        for run in entry.measured.runs:
+            assert len(run.turns) >= 4
+            assert all(turn.bandwidth_gb_s for turn in run.turns)
+        assert entry.interval is not None
+        assert 0 < entry.interval.low < 1 < entry.interval.high
+        assert entry.token_ms is not None
+        assert min(entry.measured.rounds_ms("end_to_end")) <= entry.token_ms * 8
+        assert entry.token_ms * 8 <= max(entry.measured.rounds_ms("end_to_end"))
+    assert load_records(file) == list(grid.cells)
+
+
+def test_an_interrupt_between_epochs_ends_the_bench_without_the_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sides that were interrupted after some epochs have a result, and a cell of fewer epochs would look finished."""
+    monkeypatch.setattr(bench, "take_turns", lambda *args, **options: Turns(sides=(), tokens=(), interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        bench_methods(**SMALL, output=tmp_path / "methods.jsonl")
+    assert not (tmp_path / "methods.jsonl").exists()
 
 
 @sweep

@@ -1,11 +1,16 @@
 """Tables of a bench of methods, from cells with known figures."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pandas as pd
 import pytest
 from helpers.studies.comparisons import environment, measurement
+from scipy.stats import sem, t
 
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
+from labkit.harness.runs import Run, TokenTurn
 from labkit.published import published
 
 
@@ -84,6 +89,54 @@ def test_there_is_a_row_for_each_method_and_a_column_for_each_batch() -> None:
     assert "hf-eager, batch 4: needs more" in table.notes
     assert any(note.startswith("llama.cpp, batch 1, 4: one") for note in table.notes)
     assert any("2 GB of memory for each method" in note for note in table.notes)
+
+
+def in_epochs(of_rounds: MethodCell, calls_ms: Sequence[float], *, placed: bool = True) -> MethodCell:
+    """The cell with an epoch for each time of a call."""
+    turn = TokenTurn(pair=0, place=0, at_s=0.0, first_step_ms=12.0, step_ms=10.0, bandwidth_gb_s=60.0)
+    runs = tuple(
+        Run(round=index, ttft_ms=took - 310, decode_ms=(10.0,), end_to_end_ms=took, turns=(turn,), prompts_ms=(90.0,))
+        for index, took in enumerate(calls_ms)
+    )
+    assert of_rounds.measured is not None
+    measured = of_rounds.measured.model_copy(update={"runs": runs, "placed_anew": placed})
+    return of_rounds.model_copy(update={"measured": measured})
+
+
+def test_the_interval_of_a_cell_in_epochs_is_that_of_their_centre() -> None:
+    entry = in_epochs(cell("fused", 1), (400.0, 404.0, 410.0))
+    low, high = t.interval(0.95, 2, np.mean(np.log([400, 404, 410])), sem(np.log([400, 404, 410])))
+    assert entry.interval is not None
+    assert entry.call_ms is not None
+    assert entry.call_ms == pytest.approx((400 * 404 * 410) ** (1 / 3))
+    assert entry.call_ms * entry.interval.low == pytest.approx(np.exp(low))
+    assert entry.call_ms * entry.interval.high == pytest.approx(np.exp(high))
+    assert entry.trust.trustworthy
+    (why,) = (doubt.why for doubt in in_epochs(entry, (400.0, 404.0)).trust.doubts if "fewer" in doubt.why)
+    assert why == "2 epochs, fewer than 3"
+    assert not in_epochs(entry, (400.0, 900.0, 400.0)).trust.trustworthy
+
+
+def test_the_table_says_how_each_cell_was_measured() -> None:
+    limited = cell("fused", 4).model_copy(update={"why_rounds": "with limited memory the files are made cold"})
+    grid = MethodGrid(
+        (
+            in_epochs(cell("fused", 1), (400.0, 404.0, 410.0)),
+            limited,
+            in_epochs(cell("hf-disk", 1), (400.0,), placed=False),
+        )
+    )
+    first, second, third = grid.table().notes[1:4]
+    assert first.startswith("3 epochs of turns of a few tokens, with new memory for the weights between two: ")
+    assert first.endswith("(fused, batch 1)")
+    assert second == (
+        "8 rounds of whole calls, their median: with limited memory the files are made cold (fused, batch 4)"
+    )
+    assert third.startswith("1 epoch of turns of a few tokens, with the weights in one place, so that another process")
+    assert not any("dropped" in note for note in grid.table().notes)
+    slept = MethodGrid((limited, limited.model_copy(update={"dropped_pairs": 2})))
+    assert "2 pairs of turns were dropped, because the machine slept meanwhile" in slept.table().notes
+    assert MethodGrid((cell("fused", 1),)).table().notes[1] == "8 rounds of whole calls, their median"  # older records
 
 
 def test_the_details_hold_what_was_measured_only() -> None:

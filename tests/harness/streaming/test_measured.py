@@ -13,6 +13,7 @@ from helpers.sweeps import sweep
 
 from labkit.harness.stream_record import Overlapped
 from labkit.harness.streaming import measured
+from labkit.harness.streaming.epoch import FEWEST_TURNS
 from labkit.harness.streaming.make import plan_streaming
 from labkit.harness.streaming.measure import _still_grows, typical_rates
 from labkit.harness.streaming.measured import measured_plan
@@ -43,8 +44,9 @@ def planned(folder: Path, extra_layers: float = 2.5) -> StreamingPlan:
 @pytest.fixture(scope="module")
 def measured_result(folder: Path) -> Measured:
     labels: list[str] = []
-    result = measured_plan(planned(folder), path=folder, progress=lambda done, total, label: labels.append(label))
-    assert labels[:2] == ["packing the weights, once", "batch 1"]
+    progress = lambda done, total, label: labels.append(label)  # noqa: E731
+    result = measured_plan(planned(folder), path=folder, rounds=2, progress=progress)
+    assert labels[:3] == ["packing the weights, once", "batch 1, epoch 1 of 2", "batch 1, epoch 2 of 2"]
     return result
 
 
@@ -57,7 +59,13 @@ def test_each_batch_has_the_layers_in_memory_that_were_planned(measured_result: 
         step = plan.step(measured_point.batch)
         assert measured_point.resident_layers >= step.resident_layers  # the plan leaves room for every layout
         assert 0 < measured_point.streamed_bytes <= step.streamed_bytes
-        assert len(measured_point.decode_ms) == SIZES["new"] - 1
+        assert len(measured_point.epochs) == 2
+        for epoch in measured_point.epochs:
+            assert len(epoch.turns) >= FEWEST_TURNS
+            assert all(turn.disk_gb_s > 0 and turn.gflop_s > 0 for turn in epoch.turns)
+        generations = sum(len(epoch.prompts_ms) for epoch in measured_point.epochs)
+        counted = len(measured_point.decode_ms) + len(measured_point.turns)  # without and with the first of each turn
+        assert generations * (SIZES["new"] - 1) - (SIZES["new"] - 2) <= counted <= generations * (SIZES["new"] - 1)
         assert measured_point.peak_bytes <= plan.memory
     assert plan.points[-1].batch == plan.largest_batch or not _still_grows(plan.points)
     assert (plan.rates.disk_gb_s, plan.rates.gflop_s) == typical_rates(plan.points)
@@ -157,6 +165,8 @@ def test_the_search_ends_with_the_first_batch_that_gives_no_more() -> None:
 
 def test_a_batch_that_does_not_fit_is_refused(folder: Path) -> None:
     plan = planned(folder)
+    with pytest.raises(UserError, match="got rounds = 0, expected at least 1"):
+        measured_plan(plan, batches=(1,), path=folder, rounds=0)
     with pytest.raises(UserError, match=rf"got batch {plan.largest_batch + 1:,} in .* expected at most"):
         measured_plan(plan, batches=(1, plan.largest_batch + 1), path=folder)
     with pytest.raises(UserError, match="got batch = 0, expected at least 1"):

@@ -105,6 +105,7 @@ def test_a_measured_step_is_compared_with_the_rates_of_its_run() -> None:
     assert planned.predicted(usual).step_ms == pytest.approx(1500)
     assert planned.predicted(fast).step_ms == pytest.approx(750)
     assert usual.share_of_disk == pytest.approx(1.0)
+    assert (planned.share_of_most(usual), planned.share_of_most(fast)) == pytest.approx((1.0, 0.5))
     assert point(4, 10.0, resident=LAYERS, streamed_bytes=0).share_of_disk is None
 
 

@@ -1,18 +1,25 @@
 """Epochs: sides take turns beside a probe, until there is a verdict. Sides here are made up, so no process starts."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.studies.comparisons import comparison
 
+from labkit.harness import Comparison, load_records, quiet, save
 from labkit.harness.compare.plan import Schedule, SideSpec
-from labkit.harness.compare.sampling import Steps, Turns, last_is_decided
+from labkit.harness.compare.sampling import Steps, Turns, first_is_decided, last_is_decided
 from labkit.harness.runs import Run
 from labkit.harness.turns import epochs as module
-from labkit.harness.turns.epochs import FEWEST_PAIRS, FEWEST_STEPS, MOST_PAIRS, Epochs, why_not
+from labkit.harness.turns.epochs import FEWEST_STEPS, Epochs, why_not
+from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
+from labkit.statistics.resolution import TellsApart
+from labkit.studies.comparison_words import notes
 
 NEW, FIRST_MS = 20, 50.0
 
@@ -21,12 +28,13 @@ class MadeUp:
     """A side whose step takes `step_ms` at the place of its weights, which is drawn anew in each epoch."""
 
     def __init__(self, role: str, step_ms: float, scatter: float = 0.0, *, pauses: bool = True) -> None:
-        self._side = getattr(comparison(), role)
+        self._side = getattr(comparison(), "baseline" if role == "middle" else role)
         self.name, self.spec, self.pauses = role, SideSpec(role, 1), pauses
         self.process = SimpleNamespace(pids=())
         self.tokens: list[Any] = []
         self.runs: list[Run] = []
         self.places, self.asked = 0, []  # type: ignore[var-annotated]
+        self.made_ms: list[list[float]] = []  # steps of each turn
         self._step_ms, self._scatter = step_ms, scatter
         self._random = np.random.default_rng(len(role))
 
@@ -43,7 +51,8 @@ class MadeUp:
         first = self._next
         self._next += tokens
         assert self._next < NEW  # the prompt's pass gave the first token
-        return [3 * self._now_ms, *[self._now_ms] * (tokens - 1)], [[token] for token in range(first, self._next)]
+        self.made_ms.append([3 * self._now_ms, *[self._now_ms] * (tokens - 1)])
+        return self.made_ms[-1], [[token] for token in range(first, self._next)]
 
     def note_epochs(self, runs: list[Run], tokens: list[Any]) -> None:
         self.runs, self.tokens = runs, tokens
@@ -53,13 +62,17 @@ class MadeUp:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, *sides: MadeUp, decided: Any = last_is_decided
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: Schedule,
+    *sides: MadeUp,
+    decided: Any = last_is_decided,
+    tells_apart: TellsApart | None = None,
 ) -> tuple[Turns, list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "probe_turn", lambda threads, device: 1000.0 * threads)
     labels: list[str] = []
     steps = Steps(9, lambda done, total, label: labels.append(label))
-    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW)
+    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW, tells_apart=tells_apart)
     epochs.run()
     return epochs.result(), labels
 
@@ -83,7 +96,20 @@ def test_an_epoch_is_a_sample_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
             assert {turn.first_step_ms / turn.step_ms for turn in run.turns} == {3.0}
             assert {turn.bandwidth_gb_s for turn in run.turns} == {1000.0}
     assert sides[0].asked == sides[1].asked  # so that the context grows alike on both sides
-    assert set(sides[0].asked[1:]) == {4, 6, 7}  # 45 ms of the fastest side, and what a generation leaves
+    assert set(sides[0].asked[1:]) == {3, 4}  # 30 ms of the fastest side, and what a generation leaves
+
+
+def test_an_epoch_of_whole_calls_has_a_step_at_every_length_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = MadeUp("candidate", 40.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3, whole=True), side)
+    steps = NEW - 1
+    for run, tokens in zip(turns.sides[0].runs, turns.tokens[0], strict=False):
+        begun = len(run.prompts_ms)
+        tried = begun * steps - len(run.decode_ms) - len(run.turns)
+        assert tried in (0, FEWEST_STEPS)  # the turn that finds the number of steps does not count
+        assert run.end_to_end_ms == pytest.approx(FIRST_MS + steps * 40)
+        assert len(tokens[0]) == NEW
+    assert len(turns.tokens[0]) == sum(len(run.prompts_ms) for run in turns.sides[0].runs)
 
 
 def test_the_order_in_a_pair_is_random_and_the_probe_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +117,31 @@ def test_the_order_in_a_pair_is_random_and_the_probe_has_its_turn(monkeypatch: p
     places = [[turn.place for run in side.runs for turn in run.turns] for side in turns.sides]
     orders = set(zip(*places, strict=True))
     assert orders == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
+
+
+def test_the_record_keeps_every_pair_and_a_file_gives_it_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both times, the probe, the order, the instant and the epoch."""
+    sides = MadeUp("baseline", 40.0, 0.1), MadeUp("candidate", 10.0, 0.1)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3), *sides)
+    (record,) = load_records(save(turns.comparison(0, 1), tmp_path))
+    assert isinstance(record, Comparison)
+    pairs = record.pairs_frame()
+    pd.testing.assert_frame_equal(pairs, turns.comparison(0, 1).pairs_frame(), check_exact=True)
+    for side in sides:
+        measured_ms = side.made_ms[1:]  # the first turn finds the length of a turn
+        assert list(pairs[f"{side.name}_ms"]) == pytest.approx([np.mean(steps) for _, *steps in measured_ms])
+        assert list(pairs[f"{side.name}_first_step_ms"]) == [first for first, *_ in measured_ms]
+    assert list(pairs["ratio"]) == pytest.approx(list(pairs["baseline_ms"] / pairs["candidate_ms"]))
+    assert set(pairs["bandwidth_gb_s"]) == {1000.0}
+    assert set(pairs["epoch"]) == {0, 1, 2}
+    for _, epoch in pairs.groupby("epoch"):
+        assert list(epoch["pair"]) == list(range(len(epoch)))
+    in_order = np.sign(pairs["candidate_at_s"] - pairs["baseline_at_s"])
+    assert (in_order * (pairs["candidate_place"] - pairs["baseline_place"]) >= 0).all()
+    assert set(zip(pairs["baseline_place"], pairs["candidate_place"], strict=True)) <= {
+        (ours, theirs) for ours in range(3) for theirs in range(3) if ours != theirs
+    }
+    assert pairs[["baseline_at_s", "candidate_at_s"]].max(axis=1).is_monotonic_increasing
 
 
 def test_epochs_are_added_until_it_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +176,32 @@ def test_a_clear_but_wide_result_goes_on_and_is_trusted_in_the_end(monkeypatch: 
     assert record.verdict == "FASTER"
     assert record.trust().trustworthy
     assert not last_is_decided(turns)
+
+
+def test_every_other_side_may_have_to_differ_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middle side is undecided against the first, although both others are decided."""
+    sides = MadeUp("baseline", 40.0), MadeUp("middle", 40.0, 0.3), MadeUp("candidate", 10.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3), *sides)
+    assert turns.comparison(0, 2).verdict == "FASTER"
+    assert turns.comparison(0, 1).verdict == "UNDECIDED"
+    assert not first_is_decided(turns)
+    assert first_is_decided(replace(turns, sides=turns.sides[::2], tokens=turns.tokens[::2]))
+
+
+def test_a_difference_that_the_machine_does_not_tell_apart_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, sides = Schedule(rounds=None, budget_s=1e9), (MadeUp("baseline", 10.2), MadeUp("candidate", 10.0))
+    alone, _ = measured(monkeypatch, schedule, *sides)
+    assert alone.comparison(0, 1).verdict == "FASTER"
+    turns, _ = measured(monkeypatch, schedule, *sides, tells_apart=TellsApart(0.035, 60.0))
+    record = turns.comparison(0, 1)
+    assert record.verdict == "SAME"
+    assert record.table().claim is not None
+    assert record.table().claim.rest.endswith("a claim needs more than 1.035x")  # type: ignore[union-attr]
+    sentence = "this machine tells 3.5% apart in 60 s, so smaller differences count as none"
+    assert sentence in record.table().notes
+    assert record.as_dict()["tells_apart"] == {"difference": 0.035, "seconds": 60.0}
+    assert sentence[1:] in str(notes(record))
+    assert Comparison.model_validate_json(record.model_dump_json()) == record
 
 
 def test_a_precision_goes_on_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +251,14 @@ def test_an_interrupt_keeps_whole_epochs(monkeypatch: pytest.MonkeyPatch, interr
     assert turns.interrupted
     assert [len(measurement.runs) for measurement in turns.sides] == [interrupted_in - 1] * 2
     assert turns.looks[-1] == interrupted_in - 1
+
+
+def test_a_busy_machine_is_named_while_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet.OthersByRound, "end_round", lambda others: others.cores.append(9.0))
+    monkeypatch.setattr(quiet, "_cores", lambda: 9)
+    _, labels = measured(monkeypatch, Schedule(rounds=3), MadeUp("baseline", 6.0), MadeUp("candidate", 5.0))
+    assert labels[0] == "epoch 1 of 3"
+    assert labels[1:3] == [f"epoch {epoch} of 3; other programs take 1.0 of 1 processors" for epoch in (2, 3)]
 
 
 def test_what_keeps_sides_from_taking_turns_is_said() -> None:

@@ -1,5 +1,6 @@
 """Comparisons with known figures, for tests of tables and figures that are made from comparisons."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment
 from labkit.harness.records import Measurement
 from labkit.harness.roofline import Work
-from labkit.harness.runs import Case, Run
+from labkit.harness.runs import Case, Run, TokenTurn
 from labkit.stages import Phase, Stage
 
 BANDWIDTH_GB_S = 60.0
@@ -78,3 +79,21 @@ def comparison(**options: Any) -> Comparison:
     """Comparison of two sides; `options` are the options of `measurement`."""
     baseline, candidate = (measurement(name, **options) for name in STEP_MS)
     return Comparison(baseline=baseline, candidate=candidate, tokens_equal=True, first_difference=None)
+
+
+Pairs = Sequence[tuple[float, float | None]]  # milliseconds per token and the probed rate of each turn of an epoch
+
+
+def in_epochs(side: Measurement, epochs: Sequence[Pairs], *, place: int = 0) -> Measurement:
+    """The same side with these epochs, whose turns have the place `place` in the order of their pair."""
+    runs = []
+    for index, pairs in enumerate(epochs):
+        turns = [
+            TokenTurn(pair=pair, place=place, at_s=2 * index + pair / 10 + place / 20, first_step_ms=1.5 * step_ms,
+                      step_ms=step_ms, bandwidth_gb_s=rate)
+            for pair, (step_ms, rate) in enumerate(pairs)
+        ]  # fmt: skip
+        steps = [turn.step_ms for turn in turns for _ in range(3)]
+        new = side.case.new_tokens
+        runs.append(Run.of_epoch(turns, round=index, prompts_ms=[6 * steps[0]], decode_ms=steps, new_tokens=new))
+    return side.model_copy(update={"runs": tuple(runs), "placed_anew": True})

@@ -1,0 +1,161 @@
+"""Measured resolutions, kept in labkit's cache by machine, number of threads and size of the model.
+
+The doctor shows them without loading torch. A home folder may serve several machines, so each figure names its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import ConfigDict, Field, ValidationError
+
+from labkit.statistics.resolution import MINUTE_S, Resolution, TellsApart
+from labkit.system.cache_root import cache_root
+from labkit.system.errors import UserError
+from labkit.system.json_file import read_json
+from labkit.system.processor import cpu_name
+from labkit.system.shown import shown
+from labkit.system.validation import Listed
+from labkit.system.whole_file import check_output_file, write_whole
+
+KEPT = "resolutions.json"
+SCHEMA = 1
+SIZES_APART = 4  # size of a class of models / size of the next smaller class
+LARGEST = 10.0  # logarithm of a ratio that no machine shows
+SAME_MEMORY = 0.05  # the system's own part of the memory differs a little from start to start
+
+
+class Machine(Listed):
+    """A machine, as far as the place of weights in its memory depends on it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    cpu: str
+    cores: int
+    memory_gb: float = Field(gt=0)
+
+    @classmethod
+    def here(cls) -> Machine:
+        memory_gb = round(psutil.virtual_memory().total / 1e9, 1)
+        cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+        return cls(cpu=cpu_name(), cores=cores, memory_gb=memory_gb)
+
+    def is_same(self, other: Machine) -> bool:
+        alike = abs(math.log(self.memory_gb / other.memory_gb)) < SAME_MEMORY
+        return alike and (self.cpu, self.cores) == (other.cpu, other.cores)
+
+
+class KeptResolution(Listed):
+    """A measured resolution, and what it was measured with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    machine: Machine
+    threads: int
+    model: str
+    dtype: str
+    weight_mb: float = Field(gt=0)  # read in each step
+    scatter: float = Field(ge=0, le=LARGEST)  # this and the next two: as in `Resolution`
+    bias: float = Field(ge=0, le=LARGEST)
+    epoch_s: float = Field(gt=0)
+    epochs: int
+    measured: date
+
+    @property
+    def resolution(self) -> Resolution:
+        return Resolution(self.scatter, self.bias, self.epoch_s)
+
+    @property
+    def tells_apart(self) -> TellsApart:
+        """The smallest difference that a minute tells apart."""
+        return self.resolution.after(MINUTE_S)
+
+    def serves(self, weight_mb: float, threads: int) -> bool:
+        """Whether a model of this size, with this number of threads, has this resolution."""
+        return threads == self.threads and size_class(weight_mb) == size_class(self.weight_mb)
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        of = shown(f"{self.model} {self.dtype}")
+        size = f"{self.weight_mb:,.0f}" if self.weight_mb >= 10 else f"{self.weight_mb:.1f}"
+        return f"{self.tells_apart}, for models around {size} MB ({of}) on {threads}, {self.measured}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, with the smallest difference that a minute tells apart."""
+        tells = self.tells_apart
+        return self.model_dump(mode="json") | {"difference": tells.difference, "seconds": tells.seconds}
+
+
+def size_class(weight_mb: float) -> int:
+    """The class of a model's size: its power of 4 in MB, rounded. Models of 128 to 512 MB are in one class."""
+    return round(math.log(weight_mb, SIZES_APART))
+
+
+def kept_resolutions(folder: Path | None = None) -> list[KeptResolution]:
+    """The resolutions of this machine, from the smallest model to the largest. `folder`: by default the cache's.
+
+    Damaged entries, and a file that cannot be read, count as not there.
+    """
+    here = Machine.here()
+    kept = [entry for entry in _read(_file(folder)) if entry.machine.is_same(here)]
+    return sorted(kept, key=lambda entry: (entry.weight_mb, entry.threads))
+
+
+def resolution_for(weight_mb: float, threads: int, folder: Path | None = None) -> Resolution | None:
+    """This machine's resolution for models of this size, with this number of threads; None: not measured."""
+    kept = [entry for entry in kept_resolutions(folder) if entry.serves(weight_mb, threads)]
+    return kept[0].resolution if kept else None
+
+
+def keep_resolution(resolution: KeptResolution, folder: Path | None = None) -> Path:
+    """Keeps a resolution instead of earlier ones of this machine, size and number of threads. Returns the file.
+
+    UserError: the user has no home folder. OSError, which names the file: it cannot be written.
+    """
+    file = check_can_keep(folder)
+    others = [
+        entry
+        for entry in _read(file)
+        if not (entry.machine.is_same(resolution.machine) and entry.serves(resolution.weight_mb, resolution.threads))
+    ]
+    entries = [entry.model_dump(mode="json") for entry in [*others, resolution]]
+    write_whole(file, json.dumps({"schema": SCHEMA, "resolutions": entries}, indent=1))
+    return file
+
+
+def check_can_keep(folder: Path | None = None) -> Path:
+    """The file of all resolutions, checked for being writable. Errors: as `keep_resolution`."""
+    file = _file(folder)
+    if file is None:
+        raise UserError("got no home folder, expected one to keep the resolution in; name a folder with LABKIT_CACHE")
+    check_output_file(file)
+    return file
+
+
+def _file(folder: Path | None) -> Path | None:
+    folder = folder or cache_root()
+    return None if folder is None else folder / KEPT
+
+
+def _read(file: Path | None) -> list[KeptResolution]:
+    """The entries of a file that are complete."""
+    content: Any = None
+    with suppress(OSError, ValueError):
+        content = None if file is None else read_json(file, "measured resolutions")
+    match content:
+        case {"schema": 1, "resolutions": list(entries)}:
+            return [kept for entry in entries if (kept := _entry(entry)) is not None]
+    return []
+
+
+def _entry(entry: Any) -> KeptResolution | None:
+    try:
+        return KeptResolution.model_validate(entry)
+    except ValidationError:
+        return None

@@ -1,0 +1,72 @@
+"""The rule for epochs on simulated machines whose pairs are correlated, whose placements differ and drift, and whose
+memory changes its mode.
+"""
+
+import numpy as np
+import pytest
+from helpers.studies.simulated_turns import PAIRS, TURNS, Samples
+from numpy.typing import NDArray
+
+from labkit.statistics.sequential import EPOCHS, centre, interval_of
+
+COMPARISONS, IN_A_MINUTE = 600, 30  # epochs
+Ends = NDArray[np.float64]  # [comparison]
+
+
+def stopped(logs: Samples) -> tuple[Ends, Ends]:
+    """Both ends of the interval at the first look with a verdict, or at the last look."""
+    low, high = np.full((2, len(logs)), np.nan)
+    look, count, still_open = 1, EPOCHS.first_look, np.arange(len(logs))
+    beyond, within = np.log1p(EPOCHS.noise), np.log1p(EPOCHS.same)
+    while still_open.size and count <= logs.shape[1]:
+        _, low[still_open], high[still_open] = interval_of(logs[still_open, :count], EPOCHS.error_of(look))
+        lows, highs = low[still_open], high[still_open]
+        decided = (lows > beyond) | (highs < -beyond) | ((-within <= lows) & (highs <= within))
+        still_open = still_open[~decided]
+        last = count == logs.shape[1]
+        look, count = look + 1, EPOCHS.next_look(count)
+        count = count if last else min(count, logs.shape[1])
+    return low, high
+
+
+@pytest.mark.parametrize("machine", TURNS)
+@pytest.mark.parametrize("most", [4, IN_A_MINUTE])
+def test_however_often_it_looks_the_interval_holds_the_truth(machine: str, most: int) -> None:
+    logs = TURNS[machine].epochs(np.random.default_rng(5), COMPARISONS, most)
+    low, high = stopped(logs)
+    misses = np.mean((low > 0) | (high < 0))
+    assert misses <= EPOCHS.error
+    beyond = np.log1p(EPOCHS.noise)
+    assert np.mean((low > beyond) | (high < -beyond)) <= 0.02  # FASTER or SLOWER than itself
+
+
+@pytest.mark.parametrize(("machine", "least"), [("steady", 0.99), ("places", 0.95), ("modes", 0.95)])
+def test_a_side_is_the_same_as_itself_within_a_minute(machine: str, least: float) -> None:
+    low, high = stopped(TURNS[machine].epochs(np.random.default_rng(6), COMPARISONS, IN_A_MINUTE))
+    within = np.log1p(EPOCHS.same)
+    assert np.mean((-within <= low) & (high <= within)) >= least
+
+
+@pytest.mark.parametrize(
+    ("speedup", "machine", "least"), [(1.05, "modes", 0.97), (1.10, "places", 0.99), (2.0, "shared", 0.99)]
+)
+def test_a_difference_is_found_within_a_minute(speedup: float, machine: str, least: float) -> None:
+    low, _ = stopped(TURNS[machine].epochs(np.random.default_rng(7), COMPARISONS, IN_A_MINUTE, speedup))
+    assert np.mean(low > np.log1p(EPOCHS.noise)) >= least
+
+
+def test_pairs_alone_would_find_differences_that_are_not_there() -> None:
+    """Shows why epochs are the samples: the pairs of one placement have a narrow interval around a wrong ratio."""
+    logs = np.random.default_rng(8).normal(0, 0.02, (COMPARISONS, PAIRS * 4))
+    logs += np.random.default_rng(9).normal(0, 0.025, (COMPARISONS, 1))
+    _, low, high = interval_of(logs, 0.05)
+    assert np.mean((low > 0) | (high < 0)) > 0.5
+
+
+def test_the_centre_scatters_less_than_the_median_and_hardly_follows_disturbed_pairs() -> None:
+    logs = np.random.default_rng(10).normal(0, 0.05, (400, 12))
+    centres, medians = np.array([centre(pairs) for pairs in logs]), np.median(logs, axis=1)
+    assert centres.std() < 0.9 * medians.std()
+    disturbed = logs.copy()
+    disturbed[:, :2] += 3.0
+    assert np.abs([centre(pairs) for pairs in disturbed]).mean() < 0.05 < disturbed.mean()
