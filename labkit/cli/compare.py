@@ -29,15 +29,26 @@ Rounds = Annotated[
 Budget = Annotated[
     float | None, typer.Option(help="Measure until there is a verdict, for this long at most; without --rounds 60.")
 ]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of the sides that `labkit sides` describes: {names_in_help()} (see `labkit peers`).",
+        show_default="hf-eager",
+    ),
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        help="Another version of labkit as baseline: a commit, a folder with labkit/ in it, or an environment."
+    ),
+]
 
 
 def compare(
     model: Model,
-    baseline: Annotated[
-        str,
-        typer.Option(help=f"One of the sides that `labkit sides` describes: {names_in_help()} (see `labkit peers`)."),
-    ] = "hf-eager",
+    baseline: Baseline = None,
     candidate: Annotated[str, typer.Option(help="The side that is compared with the baseline.")] = "fused",
+    against: Against = None,
     dtype: Dtype = "float32",
     batch: Annotated[int, typer.Option(help="Sequences in a batch.")] = 1,
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
@@ -65,6 +76,7 @@ def compare(
             baseline,
             candidate,
             model=model,
+            against=against,
             dtype=dtype,
             batch=batch,
             prompt=prompt,

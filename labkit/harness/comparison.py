@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
-from labkit.harness.runs import Case, FrozenRecord
+from labkit.harness.runs import Case, FrozenRecord, SharedWeights
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
@@ -66,6 +66,7 @@ class Comparison(Tabular, FrozenRecord):
     why_rounds: str = ""  # why the sides took no turns of tokens; empty in older records, too
     dropped_pairs: int = 0  # of turns, because the clock of the machine jumped meanwhile
     interrupted: bool = False  # by the user, before the schedule was done
+    shared_weights: SharedWeights | None = None  # of two versions of one side; None: each side has its own
     tells_apart: TellsApart | None = None  # by the machine, as measured before; None: not known, or not used
 
     @property
@@ -297,6 +298,7 @@ class Comparison(Tabular, FrozenRecord):
             *([self.tells_apart.sentence] if self.tells_apart else []),
             *([f"the ratio follows the rate of the memory: {self.by_rate}"] if self.by_rate else []),
             *([f"whole generations took turns, not a few tokens: {self.why_rounds}"] if self.why_rounds else []),
+            *([str(self.shared_weights)] if self.shared_weights else []),
             f"weights: {case.origin}",
             f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
             f"machine: {candidate.environment.machine}; {limit}",
@@ -316,6 +318,7 @@ class Comparison(Tabular, FrozenRecord):
             "tells_apart": None if self.tells_apart is None else asdict(self.tells_apart),
             "by_rate": None if self.by_rate is None else asdict(self.by_rate),
             "why_rounds": self.why_rounds,
+            "shared_weights": None if self.shared_weights is None else self.shared_weights.model_dump(),
             "baseline": self.baseline.as_dict(),
             "candidate": self.candidate.as_dict(),
             **{f"{metric}_ratio": ratio.value for metric, ratio in ratios.items()},

@@ -88,7 +88,7 @@ def read_environment(threads: int) -> Environment:
         python=platform.python_version(),
         packages={name: _version(name) for name in PACKAGES},
         compiler=_compiler(),
-        commit=_commit(),
+        commit=commit_of(Path(__file__).parents[2]),
         cache_mb=None if (cache := _known_cache()) is None else cache / 1e6,
         **_gpu(),
     )
@@ -184,9 +184,8 @@ def _compiler() -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    """The commit of a source checkout, with "-dirty" when it has changes; None for an installed package."""
-    root = Path(__file__).parents[2]
+def commit_of(root: Path) -> str | None:
+    """The commit of a checkout of labkit, with "-dirty" where it has changes; None for an installed package."""
     return _output("git", "-C", str(root), "describe", "--always", "--dirty") if (root / ".git").exists() else None
 
 

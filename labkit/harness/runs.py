@@ -13,6 +13,8 @@ from labkit.harness.short_repr import ShortRepr
 from labkit.harness.timing import Times
 from labkit.statistics.summaries import median_of
 
+MOSTLY = 0.9  # share of the weights
+
 
 class FrozenRecord(ShortRepr):
     """An immutable record. It refuses unknown fields when it is read back."""
@@ -49,6 +51,24 @@ class Case(FrozenRecord):
         """The case in a line."""
         limit = "" if self.memory_gb is None else f", {self.memory_gb:g} GB of memory"
         return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens{limit}"
+
+
+class SharedWeights(FrozenRecord):
+    """Weights that both sides of a comparison read from the same pages of memory. MB are 10^6 bytes."""
+
+    shared_mb: float
+    total_mb: float  # of the candidate's large tensors
+    why_not: str = ""  # why nothing is shared
+
+    @property
+    def mostly(self) -> bool:
+        """Whether so much is shared that the place of the weights favours no side."""
+        return self.shared_mb >= MOSTLY * self.total_mb > 0
+
+    def __str__(self) -> str:
+        if self.why_not:
+            return f"each side reads its own copy of the weights: {self.why_not}"
+        return f"both sides read the same {self.shared_mb:,.0f} of {self.total_mb:,.0f} MB of weights"
 
 
 class TokenTurn(FrozenRecord):

@@ -51,7 +51,7 @@ class CommonRates:
     used: float  # share of all turns
 
     def __str__(self) -> str:
-        ranges = " and ".join(f"{low:.0f} to {high:.0f}" for low, high in self.ranges_gb_s)
+        ranges = " and ".join(range_words(*ends) for ends in self.ranges_gb_s)
         return f"at {ranges} GB/s, {self.used:.0%} of the turns"
 
     def of(self, epoch: TimedEpoch) -> list[int]:
@@ -69,6 +69,12 @@ class TwoTimes:
     epochs: tuple[int, int]  # whose turns were compared
     scatter: tuple[float, float]  # standard deviation of an epoch's time before and after, fractions; nan: one epoch
     rates_gb_s: tuple[float, float] | None  # of the memory around the turns that were compared, before and after
+
+
+def range_words(low_gb_s: float, high_gb_s: float) -> str:
+    """A range of rates; slow ones have a decimal."""
+    digits = 0 if low_gb_s >= 10 else 1
+    return f"{low_gb_s:.{digits}f} to {high_gb_s:.{digits}f}"
 
 
 def any_follows_rate(before: Epochs, after: Epochs) -> bool:

@@ -149,6 +149,8 @@ def test_turns_at_rates_of_both_times_are_used_and_said() -> None:
     assert str(common_rates([slow] * 3, [slow] * 3 + [fast] * 3)) == "at 30 to 31 GB/s, 67% of the turns"
     both = str(common_rates([slow, fast] * 2, [slow, fast] * 2))
     assert both == "at 30 to 31 and 60 to 61 GB/s, 100% of the turns"
+    narrow = TimedEpoch((10.0,) * 2, (1.43, 1.57))
+    assert str(common_rates([narrow] * 3, [narrow] * 3)) == "at 1.4 to 1.6 GB/s, 100% of the turns"
 
 
 def test_a_rate_of_only_one_time_is_no_common_rate() -> None:

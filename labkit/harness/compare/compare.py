@@ -5,30 +5,37 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from labkit.harness.compare.against import installed, other_version
+from labkit.harness.compare.installation import pinned
 from labkit.harness.compare.interleave import take_turns
-from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec
+from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec, check_sides
 from labkit.harness.compare.sampling import Turns
 from labkit.harness.compare.sides import side_row
 from labkit.harness.comparison import Comparison
 from labkit.harness.results import save_or_warn
 from labkit.harness.runs import Case
+from labkit.system.asked_from import given
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.partly import Show
 from labkit.system.progress import Progress
 
+BASELINE = "hf-eager"
 BUDGET_S = 60.0
+PRECISION_AGAINST = 0.01  # of two versions of one side, which differ by little
 
 
 def compare(
-    baseline: str = "hf-eager",
+    baseline: str | None = None,
     candidate: str = "fused",
     *,
     model: str,
+    against: str | os.PathLike[str] | None = None,
     dtype: str = "float32",
     batch: int = 1,
     prompt: int = 128,
@@ -49,7 +56,13 @@ def compare(
     progress: Progress | None = None,
     show: Show | None = None,
 ) -> Comparison:
-    """Measures `candidate` against `baseline`, sides that `labkit sides` lists, on the model `model`.
+    """Measures `candidate` against `baseline`, sides that `labkit sides` lists, on the model `model`. The baseline is
+    "hf-eager" by default.
+
+    against: another version of labkit, whose candidate is the baseline: a commit of the checkout from which the
+    installed labkit comes, a folder with labkit/ in it, or a Python environment that has a labkit. Both sides read the
+    same pages of weights where both versions pack them alike, and their threads have the same processors. Without a
+    `precision` and without `rounds` it is measured until the interval is 1 % wide.
 
     Both generate `new` greedy tokens, without an early end of text, for the same `batch` random prompts of `prompt`
     tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None: torch's default).
@@ -107,6 +120,8 @@ def compare(
     )
     if rounds is None and budget_s is None:
         budget_s = BUDGET_S
+    if against is not None and rounds is None and precision is None:
+        precision = PRECISION_AGAINST
     order = Schedule(
         rounds=rounds,
         budget_s=budget_s,
@@ -116,7 +131,11 @@ def compare(
         question=question,
     )
     timed = None if show is None else (lambda turns: show(turns.comparison(0, -1)))
-    (comparison,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress, show=timed)
+    measured: dict[str, Any] = {"output": output, "progress": progress, "show": timed}
+    if against is None:
+        (comparison,) = compare_with_each((baseline or BASELINE,), candidate, case, order, **measured)
+    else:
+        comparison = _compare_versions(against, baseline, candidate, case, order, **measured)
     if output is not None and write:
         save_or_warn(comparison, output)
     return comparison
@@ -168,10 +187,31 @@ def compare_with_each(
     """Measures a candidate, on the ranks of the case, against several baselines in the same rounds. Baselines may be
     peers, such as "llama.cpp". `take_turns` describes the other parameters.
     """
-    ours = SideSpec(candidate, case.threads, case.tp, case.pp, case.schedule or QUEUE)
-    sides = [*(_baseline(name, case) for name in baselines), ours]
+    sides = [*(_baseline(name, case) for name in baselines), _candidate(candidate, case)]
     turns = take_turns(sides, case, schedule, output=output, progress=progress, show=show)
     return tuple(turns.comparison(index, -1) for index in range(len(baselines)))
+
+
+def _compare_versions(
+    against: str | os.PathLike[str], baseline: str | None, candidate: str, case: Case, schedule: Schedule, **how: Any
+) -> Comparison:
+    """Measures a candidate of the installed labkit against the same candidate of another version."""
+    if baseline not in (None, candidate):
+        raise UserError(
+            f"got {given('against', str(against))} and {given('baseline', str(baseline))}; the baseline is {candidate} "
+            "in that version: leave it out"
+        )
+    ours = _candidate(candidate, case)
+    check_sides([ours], case)
+    threads = pinned(ours.threads) if ours.ranks == 1 else {}
+    with other_version(against) as other, installed() as present:
+        sides = [replace(ours, installation=installation.with_variables(threads)) for installation in (other, present)]
+        turns = take_turns(sides, case, schedule, **how)
+    return turns.comparison(0, -1)
+
+
+def _candidate(name: str, case: Case) -> SideSpec:
+    return SideSpec(name, case.threads, case.tp, case.pp, case.schedule or QUEUE)
 
 
 def _baseline(name: str, case: Case) -> SideSpec:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
+from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.harness.compare.loader import FolderLoader, loader_of
 from labkit.system.child import finished
 from labkit.system.errors import RunError
@@ -26,8 +27,10 @@ RAISED = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Failure|Unsupported)\w
 
 
 @contextmanager
-def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | None = None) -> Iterator[Path]:
-    """A folder with `model` as this side reads it; empty for a side that reads the vanilla model.
+def converted(
+    side: str, model: str, *, dtype: str, seed: int, scratch: Path | None = None, installation: Installation = INSTALLED
+) -> Iterator[Path]:
+    """A folder with `model` as this side of `installation` reads it; empty for a side that reads the vanilla model.
 
     The folder is removed when the context ends. With `scratch` it stays in that folder, and later calls for the same
     side and the same weights use it again. RunError of one line where the conversion fails.
@@ -40,7 +43,7 @@ def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | N
         return
     with owned_folder("labkit-peer-", scratch) as folder:
         if loader.converts:
-            _convert(side, model, dtype, seed, folder)
+            _convert(side, model, dtype, seed, folder, installation)
         if stored is not None:
             folder = folder.rename(stored)
         yield folder
@@ -52,10 +55,10 @@ def _name(side: str, model: str, dtype: str, seed: int) -> str:
     return f"{side.replace(':', '-')}-{dtype}-{xxh3_128_hexdigest(f'{model} {identity}'.encode())[:16]}"
 
 
-def _convert(side: str, model: str, dtype: str, seed: int, folder: Path) -> None:
+def _convert(side: str, model: str, dtype: str, seed: int, folder: Path, installation: Installation) -> None:
     arguments = [side, model, str(seed), dtype, str(folder)]
-    command = [sys.executable, "-P", "-m", "labkit.harness.compare.conversion", *arguments]
-    process = finished(command)
+    command = installation.module("labkit.harness.compare.conversion", *arguments)
+    process = finished(command, environment=installation.variables())
     if process.returncode:
         raise RunError(f"{side} could not convert {model} in {dtype}: {_cause(process)}")
 

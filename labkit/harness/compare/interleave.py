@@ -18,6 +18,7 @@ from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec, labels, prepare
 from labkit.harness.compare.sampling import Sampling, Steps, Turns, last_is_decided
 from labkit.harness.compare.side_process import SideProcesses
+from labkit.harness.compare.weight_sharing import WeightSharing
 from labkit.harness.compare.whole_runs import WholeRuns
 from labkit.harness.quiet import wait_until_quiet
 from labkit.harness.records import Measurement
@@ -73,15 +74,15 @@ def take_turns(
             MeasuredSide(
                 name,
                 side,
-                stack.enter_context(SideProcesses(side.name, side.threads, side.ranks)),
+                stack.enter_context(SideProcesses(name, side.threads, side.ranks, side.installation)),
                 prepared,
                 schedule,
             )
             for name, side in zip(labels(sides), sides, strict=True)
         ]
-        for measured in measured_sides:
+        for index, measured in enumerate(measured_sides):
             steps.begin(f"loading and warming up {measured.name}")
-            measured.load(folders.get(measured.spec.name))
+            measured.load(folders.get(index))
         for measured in measured_sides:
             measured.note_peak()
         timed = None if show is None else (lambda turns: show(_timed(turns)))
@@ -114,11 +115,28 @@ def _sampling(
     show: Callable[[Turns], None] | None,
 ) -> Sampling:
     """Turns of a few tokens, or whole generations where the schedule wants them or a side cannot pause."""
-    reason = why_not(sides, case.new_tokens, case.memory_gb) if schedule.turns else "the schedule asked for it"
+    reason = _without_turns(sides) or why_not(sides, case.new_tokens, case.memory_gb)
+    if not schedule.turns:
+        reason = "the schedule asked for it"
     if reason:
         return WholeRuns(sides, schedule, decided, steps, why_rounds=reason)
+    sharing = WeightSharing(sides) if any(side.spec.installation.version for side in sides) else None
     tells_apart = _tells_apart(sides, schedule)
-    return Epochs(sides, schedule, decided, steps, new_tokens=case.new_tokens, tells_apart=tells_apart, show=show)
+    return Epochs(
+        sides,
+        schedule,
+        decided,
+        steps,
+        new_tokens=case.new_tokens,
+        tells_apart=tells_apart,
+        show=show,
+        sharing=sharing,
+    )
+
+
+def _without_turns(sides: Sequence[MeasuredSide]) -> str:
+    older = [side.name for side in sides if not side.knows_turns]
+    return f"{', '.join(older)} is a version from before turns of a few tokens" if older else ""
 
 
 def _tells_apart(sides: Sequence[MeasuredSide], schedule: Schedule) -> TellsApart | None:
@@ -143,13 +161,19 @@ def _timed(turns: Turns) -> Turns:
 
 def _folders(
     sides: Sequence[SideSpec], prepared: Prepared, schedule: Schedule, steps: Steps, stack: ExitStack
-) -> dict[str, str]:
-    """Folders with the files of sides that read their own, by side; they stay until the stack is closed."""
-    folders: dict[str, str] = {}
-    for side in sides:
+) -> dict[int, str]:
+    """Folders with the files of sides that read their own, by index; they stay until the stack is closed."""
+    folders: dict[int, str] = {}
+    for index, side in enumerate(sides):
         if isinstance(loader_of(side.name), FolderLoader):
             steps.begin(f"preparing the weights for {side.name}")
-            dtype, seed, scratch = prepared.case.dtype, schedule.seed, schedule.scratch
-            folder = converted(side.name, prepared.weights, dtype=dtype, seed=seed, scratch=scratch)
-            folders[side.name] = str(stack.enter_context(folder))
+            folder = converted(
+                side.name,
+                prepared.weights,
+                dtype=prepared.case.dtype,
+                seed=schedule.seed,
+                scratch=None if side.installation.version else schedule.scratch,  # other versions may write other files
+                installation=side.installation,
+            )
+            folders[index] = str(stack.enter_context(folder))
     return folders

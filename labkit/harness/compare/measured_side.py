@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from labkit.engine.runners.stage_clock import StageTime
+from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
 from labkit.harness.compare.read_files import ReadFiles
@@ -20,9 +22,12 @@ from labkit.harness.rounds import Turn
 from labkit.harness.runs import Run
 from labkit.harness.stored_weights import from_plain, name_of
 from labkit.harness.timing import Times
+from labkit.harness.turns.sharing import SharedBlock
 from labkit.harness.turns.turn_streamer import GO_ON
 from labkit.kernels.probe import probe_winner
+from labkit.system.errors import UserError
 
+CHOOSE_ANOTHER = "name another version, closer to the installed one"
 STAGES = TypeAdapter(tuple[StageTime, ...])
 PATIENCE, LEAST_PATIENCE_S = 20, 60.0  # a side hangs if it takes this many times as long as its load and warm-up
 Replies = list[dict[str, Any]]  # of all ranks of a side, by rank
@@ -45,7 +50,7 @@ class MeasuredSide:
     ) -> None:
         self.name, self.spec, self.process = name, spec, process
         self._prepared, self._schedule = prepared, schedule
-        self._environment = read_environment(spec.cores)
+        self._environment = read_environment(spec.cores).model_copy(update=dict(spec.installation.described))
         self._runs: list[Run] = []
         self.tokens: list[Any] = []  # [round, sequence, position]
         self._files = ReadFiles()
@@ -53,6 +58,7 @@ class MeasuredSide:
         self._peak_limited_bytes: int | None = None  # of all ranks, with files' pages
         self._reading = ""
         self._placed_anew = True
+        self.shares = False  # whether it can share weights with another process
         self._peak_gflop_s: list[float] = []
         self._staged: Replies = []
         self._answer: str | None = None
@@ -62,14 +68,7 @@ class MeasuredSide:
         that reads files of its own.
         """
         case, schedule = self._prepared.case, self._schedule
-        self.process.ask(
-            "prepare",
-            name=self.spec.name,
-            model=self._prepared.weights,
-            dtype=case.dtype,
-            seed=schedule.seed,
-            options=self.spec.options,
-        )
+        self._prepare()
         if case.memory_gb is not None:
             ReadFiles.below(converted).make_cold()
             self.process.limit_memory(case.memory_gb)
@@ -89,6 +88,34 @@ class MeasuredSide:
         self._loaded = ranks[0] | {
             name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
         }
+
+    def _prepare(self) -> None:
+        """Makes sure that the workers can be talked to, and that they are of this side's version of labkit."""
+        installation = self.spec.installation
+        try:
+            ranks = self.process.ask(
+                "prepare",
+                name=self.spec.name,
+                model=self._prepared.weights,
+                dtype=self._prepared.case.dtype,
+                seed=self._schedule.seed,
+                options=self.spec.options,
+            )
+        except WorkerError as error:
+            if not installation.version:
+                raise
+            first, *others = str(error).splitlines()
+            cause = f"{first} ({others[-1]})" if others else first
+            raise WorkerError(f"{self.name} does not understand this labkit: {cause}; {CHOOSE_ANOTHER}") from None
+        for rank in ranks:
+            if (protocol := rank.get("protocol", PROTOCOL)) != PROTOCOL:
+                raise UserError(
+                    f"{self.name} speaks protocol {protocol} of comparisons, expected {PROTOCOL}; {CHOOSE_ANOTHER}"
+                )
+            imported = rank.get("imported", installation.imported)
+            if installation.imported and not Path(imported).samefile(installation.imported):
+                raise WorkerError(f"{self.name} runs the labkit of {imported}, expected {installation.imported}")
+        self.shares = "protocol" in ranks[0] and self.spec.ranks == 1
 
     def note_peak(self) -> None:
         """Probes the peak rate of this side's processors."""
@@ -121,7 +148,12 @@ class MeasuredSide:
     @property
     def pauses(self) -> bool:
         """Whether its generations can pause between two tokens."""
-        return bool(self._loaded["pauses"])
+        return bool(self._loaded.get("pauses"))
+
+    @property
+    def knows_turns(self) -> bool:
+        """Whether its labkit knows turns of a few tokens."""
+        return "pauses" in self._loaded
 
     @property
     def weight_mb(self) -> float | None:
@@ -134,8 +166,25 @@ class MeasuredSide:
 
     def place(self) -> None:
         """Puts the weights into new memory."""
-        placed = all(rank["placed"] for rank in self._ask("place"))
-        self._placed_anew = self._placed_anew and placed
+        self._note_placed(self._ask("place"))
+
+    def weight_blocks(self) -> dict[str, Any]:
+        """The blocks of its weights, as `Placement.blocks` describes them."""
+        return self._ask("weight_blocks")[0]
+
+    def publish(self, blocks: Sequence[SharedBlock]) -> dict[str, Any]:
+        """Shares blocks of its weights in new memory; `Placement.publish` describes the answer."""
+        return self._note_placed(self._ask("publish", blocks=blocks))
+
+    def adopt(self, pid: int, file: int, blocks: Sequence[SharedBlock]) -> dict[str, Any]:
+        """Shares the blocks that the process `pid` has published; `Placement.adopt` describes the answer."""
+        return self._note_placed(self._ask("adopt", pid=pid, file=file, blocks=blocks))
+
+    def _note_placed(self, ranks: Replies) -> dict[str, Any]:
+        """Keeps whether the weights are in new memory. Returns the answer of the first rank."""
+        if "why_not" not in ranks[0]:
+            self._placed_anew = self._placed_anew and all(rank["placed"] for rank in ranks)
+        return ranks[0]
 
     def begin(self, seed: int) -> tuple[float, list[list[int]]]:
         """Begins a generation with the prompt of this seed. Returns the milliseconds to the first token, and the tokens
@@ -181,7 +230,7 @@ class MeasuredSide:
         case, config, spec, loaded = self._prepared.case, self._prepared.config, self.spec, dict(self._loaded)
         ranks = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(loaded.pop("weights"))
-        del loaded["pauses"]
+        loaded = {name: value for name, value in loaded.items() if name in Measurement.model_fields}
         sizes = case.batch, case.prompt_tokens, case.new_tokens
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]

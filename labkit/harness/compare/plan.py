@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
+from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import check_side, loader_of
 from labkit.harness.compare.sides import ANY_ARCHITECTURE, SIDES, side_row
@@ -38,6 +39,7 @@ class SideSpec:
     tp: int = 1  # ranks of each stage
     pp: int = 1  # stages
     schedule: str = QUEUE  # of several stages
+    installation: Installation = INSTALLED  # the labkit that computes it
 
     @classmethod
     def named(cls, label: str, threads: int) -> Self:
@@ -52,7 +54,8 @@ class SideSpec:
     def label(self) -> str:
         schedule = "" if self.schedule == QUEUE else f"-{self.schedule}"
         stages = "" if self.pp == 1 else f"-pp{self.pp}{schedule}"
-        return f"{self.name}{stages}" + ("" if self.tp == 1 else f"-tp{self.tp}")
+        version = self.installation.version and f" at {self.installation.version}"
+        return f"{self.name}{stages}" + ("" if self.tp == 1 else f"-tp{self.tp}") + version
 
     @property
     def ranks(self) -> int:
@@ -129,8 +132,7 @@ class Prepared:
 def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepared:
     """The case with its model and the origin of its weights. UserError for an impossible side, size or dtype."""
     _check_case(case, schedule)
-    for side in sides:
-        _check_side(side, case)
+    check_sides(sides, case)
     without_kernels = all(side.name in ANY_ARCHITECTURE for side in sides)
     source = resolve(case.model, seed=schedule.seed, any_architecture=without_kernels)
     has_row = not without_kernels or find_policy(source.hf_config) is not None
@@ -170,6 +172,12 @@ def check_schedule(schedule: Schedule) -> None:
     if schedule.rounds is not None:
         check_number("rounds", schedule.rounds, least=2, why="an interval needs two")
     check_numbers(budget_s=schedule.budget_s, wait_quiet_s=schedule.wait_quiet_s, precision=schedule.precision)
+
+
+def check_sides(sides: Sequence[SideSpec], case: Case) -> None:
+    """UserError for a side that does not exist, or cannot run the case."""
+    for side in sides:
+        _check_side(side, case)
 
 
 def _check_case(case: Case, schedule: Schedule) -> None:

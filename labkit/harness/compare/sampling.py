@@ -14,6 +14,7 @@ from labkit.harness.compare.plan import Schedule
 from labkit.harness.comparison import Comparison
 from labkit.harness.quiet import OthersByRound
 from labkit.harness.records import Measurement
+from labkit.harness.runs import SharedWeights
 from labkit.harness.turns.looks import Looks
 from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import Rule
@@ -30,6 +31,7 @@ class Turns:
     why_rounds: str = ""  # why whole generations took turns; empty: turns had a few tokens
     dropped_pairs: int = 0  # of turns, because the clock of the machine jumped
     interrupted: bool = False  # by the user, before the schedule was done
+    shared_weights: SharedWeights | None = None  # of sides of two versions
     tells_apart: TellsApart | None = None  # by the machine; smaller differences count as none
 
     def comparison(self, baseline: int, candidate: int) -> Comparison:
@@ -44,6 +46,7 @@ class Turns:
             why_rounds=self.why_rounds,
             dropped_pairs=self.dropped_pairs,
             interrupted=self.interrupted,
+            shared_weights=self.shared_weights,
             tells_apart=self.tells_apart,
         )
 

@@ -9,7 +9,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection
 from time import monotonic
@@ -17,12 +16,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from labkit.harness.compare.budget import MemoryBudget, memory_budget
+from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.system.child import LOOK_S
 from labkit.system.errors import RunError, UserError
 from labkit.system.lifetime import kill_session
 from labkit.system.owned_folder import owned_folder
 
-FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
 SECONDS_TO_END = 10
 JOINING = ("prepare", "open_exchange")  # requests at which the ranks of a side meet
 
@@ -42,17 +41,21 @@ class SideProcess:
     the parent. It ends by itself when the parent disappears.
     """
 
-    def __init__(self, name: str, threads: int, cores: Collection[int] = ()) -> None:
-        """`cores`: cores on which the worker may run; empty: all cores of this process."""
+    def __init__(
+        self, name: str, threads: int, cores: Collection[int] = (), installation: Installation = INSTALLED
+    ) -> None:
+        """`cores`: cores on which the worker may run; empty: all cores of this process. `installation`: the labkit that
+        computes the side.
+        """
         self.name = name
         self._errors = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as the process, which appends to it
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "labkit.harness.compare.worker"],
+            installation.module("labkit.harness.compare.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=os.environ | FIXED | {"OMP_NUM_THREADS": str(threads)},
+            env=installation.variables(OMP_NUM_THREADS=str(threads)),
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -83,7 +86,10 @@ class SideProcess:
         line = self.replies.readline()
         if not line:
             raise self._died()
-        reply: dict[str, Any] = json.loads(line)
+        try:
+            reply: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:
+            raise WorkerError(f"{self.name} answered {line.strip()[:80]!r}, expected an object in JSON") from None
         if "error" in reply:
             self._end()
             message = f"{self.name}: {reply['message']}"
@@ -138,20 +144,20 @@ class SideProcesses:
     A context. An error on one rank ends the whole side, because the other ranks would wait for it.
     """
 
-    def __init__(self, name: str, threads: int, ranks: int = 1) -> None:
+    def __init__(self, name: str, threads: int, ranks: int = 1, installation: Installation = INSTALLED) -> None:
         self.name, self.ranks = name, ranks
         self._stack = contextlib.ExitStack()
         self._limits = self._stack.enter_context(contextlib.ExitStack())  # closed after the processes
         self._budget: MemoryBudget | None = None
         if ranks == 1:
             self._joins: list[dict[str, Any]] = [{}]
-            self._processes = [self._stack.enter_context(SideProcess(name, threads))]
+            self._processes = [self._stack.enter_context(SideProcess(name, threads, installation=installation))]
             return
         rendezvous = self._stack.enter_context(owned_folder("labkit-side-")) / "store"
         joins = [{"rank": rank, "ranks": ranks, "rendezvous": rendezvous.as_uri()} for rank in range(ranks)]
         self._joins = [{"join": join} for join in joins]
         self._processes = [
-            self._stack.enter_context(SideProcess(f"{name}, rank {rank}", threads, cores))
+            self._stack.enter_context(SideProcess(f"{name}, rank {rank}", threads, cores, installation))
             for rank, cores in enumerate(cores_of_ranks(ranks, threads))
         ]
 

@@ -26,13 +26,16 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
+import labkit
+from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import FolderLoader, Room, load_side, loader_of
-from labkit.harness.environment import read_memory, reset_peak_memory
+from labkit.harness.compare.placement import PeakMemory, Placement
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.stored_weights import as_plain
 from labkit.harness.timing import TokenClock, collector_paused, timed_generate, wait_for_gpu
-from labkit.harness.turns.placing import copy_files_anew, large_tensors, place_anew
+from labkit.harness.turns.pages import large_tensors
+from labkit.harness.turns.placing import copy_files_anew
 from labkit.harness.turns.turn_streamer import LeftError, TurnStreamer
 from labkit.kernels.memory import return_freed_memory
 from labkit.models.chat_template import render
@@ -42,6 +45,7 @@ from labkit.weights.resolve import resolve
 
 QUESTION_TOKENS = 256  # the longest question, in its chat template
 RELOADED_TOKENS = 3  # of the untimed run after a side was loaded again
+UNTIMED_SEED = 2**40  # of a prompt that no timed run has
 MEETING = timedelta(minutes=10)  # how long the ranks wait for the slowest to load
 
 
@@ -64,7 +68,8 @@ class Worker:
         join: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Takes all memory that the side needs besides its weights and its work: imports, kernels, the model's
-        description and the tokenizer. From here on its memory is counted, and may be limited.
+        description and the tokenizer. From here on its memory is counted, and may be limited. Returns the protocol, and
+        the file of the labkit that works here.
 
         `options` are options of `init_inference` that divide the model. `join` has the rank of this process, the number
         of the side's ranks and their rendezvous.
@@ -79,9 +84,8 @@ class Worker:
         loader_of(name).get_ready(name, self._dtype)
         return_freed_memory()
         self._device = comparison_device()
-        reset_peak_memory(self._device)
-        self._memory_before = self._peak = read_memory(self._device).now
-        return {}
+        self._peak = PeakMemory(self._device)
+        return {"protocol": PROTOCOL, "imported": labkit.__file__}
 
     def load(
         self,
@@ -108,7 +112,7 @@ class Worker:
         loaded = perf_counter()
         self._warm_up(warm_up or new)
         warm = perf_counter()
-        self._tensors = large_tensors()
+        self.placement = Placement(large_tensors(), self._peak)
         gc.collect()
         gc.freeze()  # so that the collections before the runs take no time
         return {
@@ -133,9 +137,9 @@ class Worker:
         self._generation_args = self._side.greedy_arguments(*self._shape)
         wait_for_gpu()
 
-    def _warm_up(self, tokens: int) -> None:
+    def _warm_up(self, tokens: int, seed: int | None = None) -> None:
         new, self._new = self._new, tokens
-        self.run(seed=self._seed)
+        self.run(seed=self._seed if seed is None else seed)
         self._new = new
 
     def run(self, *, seed: int) -> dict[str, Any]:
@@ -163,14 +167,16 @@ class Worker:
         """
         if self._device.type != "cpu":
             return {"placed": False}
-        self._peak = max(self._peak, read_memory(self._device).peak)  # without the second copy
-        try:
-            return {"placed": self._move() if self._side.in_tensors else self._load_again()}
-        finally:
-            reset_peak_memory(self._device)
+        if self._side.in_tensors:
+            return self.placement.place()
+        with self._peak.paused():
+            return {"placed": self._load_again()}
 
-    def _move(self) -> bool:
-        return place_anew(self._tensors).anew
+    def weight_blocks(self) -> dict[str, Any]:
+        """The blocks of the weights, for another process that may have the same; or why they cannot be shared."""
+        if self._device.type != "cpu" or not self._side.in_tensors:
+            return {"blocks": [], "why_not": "weights on a GPU, or in memory of another library, cannot be shared"}
+        return self.placement.blocks(lambda: self._warm_up(RELOADED_TOKENS, seed=UNTIMED_SEED))
 
     def _load_again(self) -> bool:
         gc.unfreeze()
@@ -219,7 +225,7 @@ class Worker:
 
     def peak_memory(self) -> dict[str, Any]:
         """Peak bytes of the process on its device, without the bytes that it held before it loaded the weights."""
-        return {"bytes": max(self._peak, read_memory(self._device).peak) - self._memory_before}
+        return {"bytes": self._peak.bytes}
 
     def reading(self) -> dict[str, Any]:
         """How the latest decode steps read the weights; empty for sides with a single way."""
@@ -258,6 +264,9 @@ def main() -> None:
         "load": worker.load,
         "run": worker.run,
         "place": worker.place,
+        "weight_blocks": worker.weight_blocks,
+        "publish": lambda **request: worker.placement.publish(**request),
+        "adopt": lambda **request: worker.placement.adopt(**request),
         "begin": worker.begin,
         "stages": worker.stages,
         "answer": worker.answer,

@@ -12,7 +12,7 @@ from labkit.harness.diff.timed import TimedSide
 from labkit.statistics import INDIFFERENCE, Ratio, Trust, grade, noise_floor, unpaired_ratio
 from labkit.statistics.sequential import PROCESS_LUCK
 from labkit.statistics.trust import FEWEST_EPOCHS, FEWEST_ROUNDS, Doubt
-from labkit.statistics.two_times import TimedEpoch, any_follows_rate, common_rates, two_times
+from labkit.statistics.two_times import TimedEpoch, any_follows_rate, common_rates, range_words, two_times
 
 AGAIN = "measure both again, one right after the other"
 MOST_PROBES = 0.05, 0.95  # quantiles of the probes that a range of rates in words has
@@ -106,6 +106,5 @@ def _no_common_rate(before: Sequence[TimedEpoch], after: Sequence[TimedEpoch]) -
     )
     apart = high < later_low or later_high < low
     lack = "no common rate" if apart else "too few turns at common rates"
-    return (
-        f"memory was read at {low:.0f} to {high:.0f} GB/s before and {later_low:.0f} to {later_high:.0f} after: {lack}"
-    )
+    earlier, later = range_words(low, high), range_words(later_low, later_high)
+    return f"memory was read at {earlier} GB/s before and {later} after: {lack}"

@@ -7,7 +7,7 @@ import os
 import sys
 
 from labkit.engine.offload.prepared import folder_for
-from labkit.harness.compare.side_process import FIXED
+from labkit.harness.compare.installation import FIXED
 from labkit.harness.streaming.measure import StreamFindings, StreamOrder, typical_rates
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import MemorySample

@@ -21,6 +21,7 @@ import numpy as np
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.compare.sampling import Sampling, Turns
+from labkit.harness.compare.weight_sharing import WeightSharing
 from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import probe_turn
 from labkit.harness.runs import Run, TokenTurn
@@ -74,11 +75,15 @@ class Epochs(Sampling):
         new_tokens: int,
         tells_apart: TellsApart | None = None,
         show: Callable[[Turns], None] | None = None,
+        sharing: WeightSharing | None = None,
     ) -> None:
         """`arguments`: as for `Sampling`. `new_tokens`: of a whole generation, at least 3. `tells_apart`: the smallest
-        difference that counts. `show`: gets the epochs so far, between two of them, once they are enough for a look.
+        difference that counts between sides with weights in different places. `show`: gets the epochs so far, between
+        two of them, once they are enough for a look. `sharing`: places the weights of all sides in each epoch; None:
+        each side places its own.
         """
         super().__init__(*arguments)
+        self._sharing = sharing
         self._new, self._tells_apart, self._show = new_tokens, tells_apart, show
         self._random = np.random.default_rng(self._schedule.seed)
         self._device = comparison_device()
@@ -104,11 +109,13 @@ class Epochs(Sampling):
             measured = [epoch[index] for epoch in self._epochs]
             runs = [of_epoch.run(number, self._new) for number, of_epoch in enumerate(measured)]
             side.note_epochs(runs, [tokens for of_epoch in measured for tokens in of_epoch.tokens()])
+        shared = None if self._sharing is None else self._sharing.record
         return Turns(
             **self._measurements(),
             dropped_pairs=self._dropped,
             interrupted=self._interrupted,
-            tells_apart=self._tells_apart,
+            shared_weights=shared,
+            tells_apart=None if shared is not None and shared.mostly else self._tells_apart,
         )
 
     def _label(self) -> str:
@@ -150,6 +157,9 @@ class Epochs(Sampling):
         return epoch_goes_on(pairs, started)
 
     def _place(self) -> None:
+        if self._sharing is not None:
+            self._sharing.place()
+            return
         with ThreadPoolExecutor(len(self.sides)) as pool:
             list(pool.map(lambda side: side.place(), self.sides))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from labkit.harness.turns import placing
-from labkit.harness.turns.placing import PlacedBytes, copy_files_anew, large_tensors, place_anew
+from labkit.harness.turns import pages
+from labkit.harness.turns.pages import large_tensors
+from labkit.harness.turns.placing import PlacedBytes, copy_files_anew, place_anew
 from labkit.kernels.memory import Arena
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="moves pages with mremap")
@@ -53,7 +54,7 @@ def test_contents_and_addresses_stay_and_the_memory_is_new(kind: object) -> None
 
 def test_the_kind_of_pages_stays() -> None:
     def advised(tensor: torch.Tensor) -> bool:
-        inside = [mapping for mapping in placing._mappings() if mapping.begin <= tensor.data_ptr() < mapping.end]
+        inside = [mapping for mapping in pages._mappings() if mapping.begin <= tensor.data_ptr() < mapping.end]
         return inside[0].huge
 
     for tensor in (heap(5), arena(5)):
@@ -67,7 +68,7 @@ def test_it_can_be_repeated_and_leaves_no_memory_behind() -> None:
     place_anew([tensor])
 
     def mapped() -> int:
-        return sum(mapping.end - mapping.begin for mapping in placing._mappings())
+        return sum(mapping.end - mapping.begin for mapping in pages._mappings())
 
     before = mapped()
     for _ in range(20):
@@ -100,7 +101,7 @@ def test_tensors_without_memory_of_the_cpu_are_left_out() -> None:
 
 
 def test_without_room_for_a_second_copy_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 4 * MEGABYTE}))
+    monkeypatch.setattr(pages.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 4 * MEGABYTE}))
     assert place_anew([heap(5)]) == PlacedBytes(0, 5 * MEGABYTE)
 
 
