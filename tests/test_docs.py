@@ -1,9 +1,11 @@
 """The site of `make docs` builds without a warning, and opens from the disk without requests to the outside."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -36,6 +38,25 @@ def test_nothing_is_outside(site: Path) -> None:
     files = [file for kind in ("html", "css") for file in site.rglob(f"*.{kind}")]
     assert len(files) > 20
     assert {str(file) for file in files if OUTSIDE.search(file.read_text())} == set()
+
+
+def test_pages_of_notebooks_lead_back_once(tmp_path: Path) -> None:
+    page = tmp_path / "notebooks" / "01_question.html"
+    page.parent.mkdir()
+    page.write_text("<main>figures</main>")
+    lead_back = runpy.run_path(str(ROOT / "docs" / "conf.py"))["lead_back"]
+    for _ in range(2):
+        lead_back(SimpleNamespace(outdir=tmp_path), None)
+    assert page.read_text().count('<a href="../docs/notebooks.html">') == 1
+
+
+def test_no_caption_of_the_sidebar_repeats_the_title_of_a_page(site: Path) -> None:
+    (tree,) = re.findall(r'<div class="sidebar-tree">.*?</aside>', (site / "README.html").read_text(), re.DOTALL)
+    captions = set(re.findall(r'<span class="caption-text">([^<]+)</span>', tree))
+    titles = set(re.findall(r"<a [^>]*>([^<]+)</a>", tree))
+    assert captions
+    assert {"Notebooks", "Reference"} <= titles
+    assert not captions & titles
 
 
 def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:

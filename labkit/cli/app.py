@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from typer.core import TyperGroup
 
 from labkit import __version__
 from labkit.cli.words import Command
+from labkit.system.terminal import LEAST_WIDTH
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,13 @@ class LabkitGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes | {"commands": Commands()})
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """In a narrow terminal, help texts are as wide as tables, so that names of options are not cut."""
+        if get_terminal_size().columns < LEAST_WIDTH:
+            rich_utils = import_module("typer.rich_utils")  # takes time, and few terminals are narrow
+            vars(rich_utils)["MAX_WIDTH"] = LEAST_WIDTH
+        return super().make_context(*arguments, **settings)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Lists the commands with their help texts, without importing their modules."""

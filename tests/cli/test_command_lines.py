@@ -202,6 +202,22 @@ def test_a_full_disk_under_stdout_or_stderr_is_no_traceback(
     assert message.startswith("error: the output cannot be written: No space left on device")
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("models",), ("tiny-gpt2",)),
+        (("trace", "kernels", "made.json"), ("name", "count", "k")),
+        (("compare", "--help"), ("--baseline", "--wait-quiet")),
+        (("trace", "--help"), ("kernels", "summary")),
+    ],
+)
+def test_a_narrow_terminal_gets_whole_names(line: tuple[str, ...], words: tuple[str, ...], place: Path) -> None:
+    environment = os.environ | {"COLUMNS": "20"}
+    process = subprocess.run([*LABKIT, *line], env=environment, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert set(words) <= set(process.stdout.split())
+
+
 @sweep
 @pytest.mark.parametrize("delay_s", [0.3, 0.6])
 def test_ctrl_c_in_the_first_second_is_no_traceback(delay_s: float, place: Path) -> None:

@@ -56,6 +56,13 @@ def test_bubbles_are_next_to_their_formulas() -> None:
     assert f"by {(uneven.bubble - uneven.formula) * 100:.1f} points" in title(figure)
 
 
+def test_an_axis_of_shares_ends_with_the_whole() -> None:
+    axis = bubble_figure(study(runs=(run("naive", 1, stage_ms=(5.0,) * 4),))).layout.xaxis
+    assert axis.range[1] > 1
+    assert axis.tickvals[-1] == pytest.approx(1)
+    assert axis.ticktext[-1] == "100%"
+
+
 def test_points_lie_on_the_formulas_lines_and_the_turn_is_marked() -> None:
     figure = micro_batch_figure(study())
     assert isinstance(figure, go.Figure)

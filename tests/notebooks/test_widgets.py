@@ -241,6 +241,20 @@ def test_a_failed_run_turns_the_bar_red_and_frees_the_controls(controls: Control
     assert not controls._run.disabled
 
 
+def test_the_clock_tells_the_time_of_a_run_and_estimates_the_rest(
+    controls: Controls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, now = controls._clock, iter([1000.0, 1010.0, 1040.0])
+    monkeypatch.setattr("labkit.widgets.page.time", lambda: next(now))
+    with controls.busy() as follow:
+        assert (clock.begun, clock.left, clock.took) == (1000, -1, -1)
+        follow(1, 100, "too early to tell")
+        assert clock.left == -1
+        follow(25, 100, "a quarter")
+        assert (clock.estimated, clock.left) == (1010, 30)
+    assert clock.took == 40
+
+
 def test_an_error_is_shown_next_to_the_bar() -> None:
     def measure(settings: dict[str, Any], follow: object) -> None:
         raise ValueError("unknown model <x>")

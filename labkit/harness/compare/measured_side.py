@@ -222,7 +222,7 @@ class MeasuredSide:
 
     def note_answer(self) -> None:
         """Asks for an answer to the schedule's question."""
-        request = {"question": self._schedule.question, "new": self._schedule.answer_tokens}
+        request: dict[str, Any] = {"question": self._schedule.question, "new": self._schedule.answer_tokens}
         self._answer = self.process.ask("answer", **request)[0]["text"]
 
     def measurement(self, others_cores: Sequence[float | None]) -> Measurement:

@@ -14,7 +14,7 @@ from helpers.studies.comparisons import comparison
 from labkit.harness import Comparison, load_records, quiet, save
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Steps, Turns, first_is_decided, last_is_decided
-from labkit.harness.runs import Run
+from labkit.harness.runs import Run, SharedWeights
 from labkit.harness.turns import epochs as module
 from labkit.harness.turns.epochs import FEWEST_STEPS, Epochs, why_not
 from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
@@ -67,12 +67,13 @@ def measured(
     *sides: MadeUp,
     decided: Any = last_is_decided,
     tells_apart: TellsApart | None = None,
+    sharing: Any = None,
 ) -> tuple[Turns, list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "probe_turn", lambda threads, device: 1000.0 * threads)
     labels: list[str] = []
     steps = Steps(9, lambda done, total, label: labels.append(label))
-    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW, tells_apart=tells_apart)
+    epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW, tells_apart=tells_apart, sharing=sharing)
     epochs.run()
     return epochs.result(), labels
 
@@ -268,3 +269,27 @@ def test_what_keeps_sides_from_taking_turns_is_said() -> None:
     assert "candidate cannot pause" in why_not([able, stuck], 20, None)
     assert "limited memory" in why_not([able], 20, 0.5)
     assert "2 new tokens" in why_not([able], FEWEST_STEPS - 1, None)
+
+
+class Together:
+    """Places all sides at once, and shares this much of 100 MB."""
+
+    def __init__(self, sides: tuple[MadeUp, ...], shared_mb: float) -> None:
+        self._sides, self.record = sides, SharedWeights(shared_mb=shared_mb, total_mb=100)
+
+    def place(self) -> None:
+        for side in self._sides:
+            side.place()
+
+
+@pytest.mark.parametrize(("shared_mb", "limited"), [(100, False), (95, False), (50, True), (0, True)])
+def test_the_resolution_of_the_machine_is_about_weights_in_different_places(
+    shared_mb: float, limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = MadeUp("baseline", 10.0), MadeUp("candidate", 10.0)
+    tells = TellsApart(0.04, 60.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3), *sides, tells_apart=tells, sharing=Together(sides, shared_mb))
+    assert [side.places for side in sides] == [3, 3]
+    record = turns.comparison(0, 1)
+    assert record.shared_weights == SharedWeights(shared_mb=shared_mb, total_mb=100)
+    assert record.tells_apart == (tells if limited else None)
