@@ -239,7 +239,7 @@ def page(
         f"batch {comparison.case.batch}: {remark}" for comparison in comparisons for remark in comparison.remarks
     ]
     return page_of(
-        f"Pipelines of two stages on {environment.machine}",
+        f"Pipelines of two stages, batch {', '.join(map(str, by_batch))}, on {environment.machine}",
         f"{case.model}, {case.dtype}, prompts of {case.prompt_tokens} tokens; one run of every side in each round, in "
         f"random order. `{QUEUE}` is the schedule queue. The stages are processes of one thread, `fused-tp2` two ranks "
         "of one thread, and `fused` one process of two threads. A token's time is the time of the whole batch. *By "

@@ -101,7 +101,7 @@ def report(records: Sequence[Comparison]) -> str:
     case, environment = records[0].case, records[0].candidate.environment
     judged = [(row.target.name, check) for row in measured for check in row.checks.values()]
     return page_of(
-        f"Fused against vanilla on {environment.machine}",
+        f"Fused against vanilla, {len(measured)} cases, on {environment.machine}",
         f"Prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens, {case.threads} threads; "
         f"{way_of(records)}, each side in its own process. Times are medians over them. In brackets is the share of "
         "the limit: the least time of a step / its measured time. The least time is how long the memory, probed beside "

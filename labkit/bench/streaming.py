@@ -166,7 +166,7 @@ def page(measurements: Sequence[StreamMeasurement]) -> str:
     """The Markdown page of the records."""
     first = measurements[0]
     return page_of(
-        f"Streaming on {first.environment.machine}",
+        f"Streaming {first.model} on {first.environment.machine}",
         f"{first.model}, whose layers are read from a file for every step, past the page cache, into {first.slots} "
         f"slots; each case in its own process, in turns, {len(first.rounds)} rounds. The disk is probed before and "
         "after each prompt and each run of decode steps; its time is the bytes of a step / the mean of the two probes.",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OOM, NONE = "oom", "–"
+FEW = 3  # methods that a title names
 DOUBTED = " ?"  # follows a figure that is not trustworthy
 AT_BATCH = "method, at batch"
 LARGE, SMALL = "bloom176b-8xa100", "bloom7b1-8xa6000"  # of the published tables
@@ -121,7 +122,9 @@ class MethodGrid(Tabular):
     def page(self) -> str:
         """All tables as a page of Markdown."""
         tables = (table.markdown() for table in self.tables())
-        return "\n".join((f"# Ways to run {self.cells[0].case.model}\n", *tables))
+        count = len(self.methods)
+        which = ", ".join(self.methods) if count <= FEW else f"{count} methods"
+        return "\n".join((f"# Ways to run {self.cells[0].case.model}: {which}\n", *tables))
 
     def tables(self) -> tuple[ResultTable, ...]:
         """The articles' figure, all figures, and the articles' own table."""

@@ -212,7 +212,7 @@ def _remarks(a: pd.DataFrame, b: pd.DataFrame, units: Units | None) -> list[str]
     if max(per_unit) > (UNEQUAL_ALONE if units is None else UNEQUAL) * max(min(per_unit), 1e-9):
         remarks.append(
             f"{len(a):,} and {len(b):,} operations"
-            + ("" if units else ", and no range that both sides have tells how often each did its work")
+            + ("" if units else ", and no range of both that started them tells how often each did its work")
             + f": do both do the same work? {choose} choose a part"
         )
     return remarks
