@@ -81,7 +81,7 @@ def main(
         del source
         free_memory()
         if regions:
-            rows += _regions(name, QUICK_ROUNDS if quick else 2 * rounds)
+            rows += _regions(name, QUICK_ROUNDS if quick else rounds)
             write()
     files.name_page()
 

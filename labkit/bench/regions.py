@@ -26,14 +26,15 @@ from labkit.bench.page import (
 )
 from labkit.bench.targets import REGION_RATIOS, REGION_SHARE, REGION_TARGETS, RegionTarget
 from labkit.harness.environment import read_environment
-from labkit.harness.regions.measure import ROUNDS, measure_regions
+from labkit.harness.regions.measure import measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.harness.regions.vocabulary import REGIONS
 from labkit.stages import Stage
 from labkit.system.command import run_command
 
-QUICK_ROUNDS = 2
+QUICK_EPOCHS = 2
+PRECISION, BUDGET_S = 0.05, 40.0  # of the ratios of each case
 
 
 def main(quick: Quick = False, output: Output = None, threads: Threads = None) -> None:
@@ -42,7 +43,7 @@ def main(quick: Quick = False, output: Output = None, threads: Threads = None) -
     files = BenchFiles.of(machine_of(environment), "regions", quick=quick, output=output)
     rows: list[RegionMeasurement] = []
     for target in REGION_TARGETS:
-        of_target = _measure(target, threads, QUICK_ROUNDS if quick else ROUNDS)
+        of_target = _measure(target, threads, quick=quick)
         met = [check.met for row in of_target for check in checks(row)]
         bars = f": {sum(met)} of {len(met)} bars met" if met else ""
         out.print(f"{_name(of_target[0])}{bars}", soft_wrap=True)
@@ -50,7 +51,8 @@ def main(quick: Quick = False, output: Output = None, threads: Threads = None) -
     files.finish(rows, page(rows))
 
 
-def _measure(target: RegionTarget, threads: int | None, rounds: int) -> tuple[RegionMeasurement, ...]:
+def _measure(target: RegionTarget, threads: int | None, *, quick: bool) -> tuple[RegionMeasurement, ...]:
+    schedule = {"rounds": QUICK_EPOCHS} if quick else {"precision": PRECISION, "budget_s": BUDGET_S}
     with followed(f"{target.model} {target.dtype}") as follow:
         return measure_regions(
             target.model,
@@ -58,8 +60,8 @@ def _measure(target: RegionTarget, threads: int | None, rounds: int) -> tuple[Re
             dtype=target.dtype,
             context=target.context,
             threads=threads,
-            rounds=rounds,
             progress=follow,
+            **schedule,
         )
 
 
@@ -83,12 +85,13 @@ def page(rows: Sequence[RegionMeasurement]) -> str:
         tables += [f"## {name}", markdown_table(TITLES, [_cells(row) for row in cases])]
     return page_of(
         f"Regions of a layer, unfused and fused, on {first.environment.machine}",
-        f"A decode step at batch 1 through more layers than any cache holds, {len(first.rounds_us[FUSED])} interleaved "
-        "rounds; microseconds, medians. *Unfused*: one torch op after the other, with torch's GEMM and with labkit's. "
-        "*Fused*: one call from Python for each region. *One call*: the region within the one-call step, as the engine "
-        "runs it; the bars apply to it. The limit is reading a region's bytes at the bandwidth probed between the "
-        "rounds. Published figures are DeepSpeed's, against unfused cuBLAS kernels; their source does not state GPU, "
-        "model and batch. With int8 the unfused side is bfloat16.",
+        "A decode step at batch 1 through more layers than any cache holds; microseconds, medians. All sides take "
+        "turns in one process, in epochs with the weights in new memory, until the ratios are within "
+        f"{PRECISION:.0%} or {BUDGET_S:.0f} seconds are spent. *Unfused*: one torch op after the other, with torch's "
+        "GEMM and with labkit's. *Fused*: one call from Python for each region. *One call*: the region within the "
+        "one-call step, as the engine runs it; the bars apply to it. The limit is reading a region's bytes at the "
+        "bandwidth probed in the rounds. Published figures are DeepSpeed's, against unfused cuBLAS kernels; their "
+        "source does not state GPU, model and batch. With int8 the unfused side is bfloat16.",
         verdict([(_name(row), check) for row in rows for check in checks(row)]),
         *tables,
         first.environment.origin,
@@ -106,6 +109,7 @@ TITLES = (
     "unfused / fused",
     "unfused / one call",
     "of the limit",
+    "epochs",
     "published",
 )
 
@@ -120,6 +124,7 @@ def _cells(row: RegionMeasurement) -> list[str]:
         str(row.ratio()),
         str(row.ratio(candidate=ONE_CALL)),
         cell(share, "{:.0%}"),
+        str(row.count),
         cell(row.published and row.published[0], "{:.1f}x"),
     ]
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 import labkit
-from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet, fraction
+from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet, Width, fraction
 from labkit.harness.compare.sides import names_in_help
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
@@ -41,9 +41,6 @@ Against = Annotated[
     typer.Option(
         help="Another version of labkit as baseline: a commit, a folder with labkit/ in it, or an environment."
     ),
-]
-Width = Annotated[
-    str | None, typer.Option(help="Go on until the interval is this narrow, such as 2%, or the budget is spent.")
 ]
 
 

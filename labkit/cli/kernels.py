@@ -10,14 +10,24 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from labkit.cli.measuring import AsJson, Output, Threads, WaitQuiet
+from labkit.cli.measuring import AsJson, Output, Threads, WaitQuiet, Width, fraction
+from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
 
 out = terminal()
 err = terminal(stderr=True)
-OF_REGIONS = ("impl", "model", "dtype", "batch", "context", "threads")  # options that all_reduce has no use for
+OF_REGIONS = (
+    "impl",
+    "model",
+    "dtype",
+    "batch",
+    "context",
+    "threads",
+    "budget_s",
+    "precision",
+)  # options that all_reduce has no use for
 OF_SUMS = ("ranks",)  # options of all_reduce alone
 
 
@@ -33,7 +43,15 @@ def kernels(
     batch: Annotated[int, typer.Option(help="Sequences in a batch.")] = 1,
     context: Annotated[int, typer.Option(help="Tokens of each sequence in the KV cache.")] = 128,
     threads: Threads = None,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="A fixed number of epochs, each of some rounds; for all_reduce of rounds, then 15."),
+    ] = None,
+    budget_s: Annotated[
+        float | None,
+        typer.Option(help="Measure until each gain is decided, for this long at most; without --rounds 30."),
+    ] = None,
+    precision: Width = None,
     ranks: Annotated[int, typer.Option(help="Processes that all_reduce sums over, each on one core.")] = 2,
     wait_quiet: WaitQuiet = None,
     *,
@@ -47,7 +65,7 @@ def kernels(
         expected = (
             "all_reduce runs no model: leave it out" if sums else "only --op all_reduce runs on ranks: leave it out"
         )
-        raise UserError(f"got {', '.join(f'--{name}' for name in useless)}; {expected}")
+        raise UserError(f"got {', '.join(map(setting, useless))}; {expected}")
     if sums:
         _all_reduce(ops, ranks, rounds, wait_quiet, output, as_json)
         return
@@ -59,6 +77,8 @@ def kernels(
             model,
             regions=op,
             rounds=rounds,
+            budget_s=budget_s,
+            precision=None if precision is None else fraction("precision", precision),
             wait_quiet_s=wait_quiet,
             output=output,
             progress=follow,
@@ -72,14 +92,17 @@ def kernels(
     save_regions(rows, output)  # last, so that the result is shown even if it cannot be saved
 
 
-def _all_reduce(ops: list[str], ranks: int, rounds: int, wait_quiet: float | None, output: Path, as_json: bool) -> None:
-    from labkit.harness.exchange.measure import measure_exchange, save_exchange
+def _all_reduce(
+    ops: list[str], ranks: int, rounds: int | None, wait_quiet: float | None, output: Path, as_json: bool
+) -> None:
+    from labkit.harness.exchange.measure import ROUNDS, measure_exchange, save_exchange
     from labkit.harness.exchange.table import exchange_table
 
     if others := sorted(set(ops) - {"all_reduce"}):
         raise UserError(f"got --op all_reduce with {', '.join(others)}, expected it alone: it runs on several ranks")
     with progress_bar(err) as follow:
-        rows = measure_exchange(ranks, rounds=rounds, wait_quiet_s=wait_quiet, output=output, progress=follow)
+        number = ROUNDS if rounds is None else rounds
+        rows = measure_exchange(ranks, rounds=number, wait_quiet_s=wait_quiet, output=output, progress=follow)
     _show(rows, exchange_table, as_json)
     save_exchange(rows, output)
 

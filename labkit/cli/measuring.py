@@ -37,6 +37,9 @@ MemoryGb = Annotated[
 Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
 Output = Annotated[Path, output_option("Folder for the results, as JSON lines.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Width = Annotated[
+    str | None, typer.Option(help="Go on until the interval is this narrow, such as 2%, or the budget is spent.")
+]
 WaitQuiet = Annotated[
     float | None,
     typer.Option(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
 
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
+
+if TYPE_CHECKING:
+    from labkit.statistics import Ratio
 
 out = terminal()
 err = terminal(stderr=True)
@@ -59,11 +62,17 @@ def _show_ways(model: str, dtype: str, batch: int) -> None:
         ways = time_ways(model, dtype=dtype, batch=batch, progress=follow)
     fastest = min(way.step_ms for way in ways)
     streams = sorted(ways[0].read_gb_s)
-    columns = [Column(name, justify="right") for name in ("a step", "over none", *(f"GB/s x{n}" for n in streams))]
+    columns = [
+        Column(name, justify="right") for name in ("a step", "over none [95 %]", *(f"GB/s x{n}" for n in streams))
+    ]
     table = Table("way to read", *columns, title=f"{model}, {dtype}, batch {batch}", title_justify="left")
     for way in ways:
         rates = [f"{way.read_gb_s[count]:.1f}" for count in streams]
         style = "bold" if way.step_ms == fastest else None
-        table.add_row(way.name, f"{way.step_ms:.2f} ms", f"{way.over_none:.3f}", *rates, style=style)
+        table.add_row(way.name, f"{way.step_ms:.2f} ms", _over(way.over_none), *rates, style=style)
     out.print(table)
     out.print("GB/s xN: a plain reader with N streams per thread; the highest is the limit")
+
+
+def _over(ratio: Ratio) -> str:
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -24,6 +24,7 @@ from labkit.figures.theme import (
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, TITLES, UNFUSED
 from labkit.stages import Stage
 from labkit.studies.frames import number
+from labkit.system.partly import NotMeasuredError
 
 if TYPE_CHECKING:
     from labkit.harness.regions.records import LayerCase, RegionMeasurement
@@ -87,7 +88,8 @@ def regions_figure(study: KernelStudy) -> go.Figure:
     )
     doubted = [row for row in rows if not row.trust.trustworthy]
     grade = f"{', '.join(row.region for row in doubted)}: {doubted[0].trust.short}" if doubted else ""
-    subtitle = in_lines(case_line(rows[0].case), rows[0].environment.machine, dashed, grade)
+    machine = f"{rows[0].environment.machine}; {rows[0].measured_line}"
+    subtitle = in_lines(case_line(rows[0].case), machine, dashed, grade)
     finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows))
     return figure.update_layout(margin_l=left)
 
@@ -110,6 +112,9 @@ def regions_table(study: KernelStudy) -> pd.DataFrame:
     lines["fused, times faster, as the engine runs it"] = [
         str(row.ratio(*row.in_engine)) if row.in_engine[1] in row.rounds_us else DASH for row in rows
     ]
+    lines["verdict"] = [str(row.verdict) for row in rows]
+    lines["scatter of the gain"] = [str(row.scatter) if row.scatter else DASH for row in rows]
+    lines["the gain follows the rate"] = [str(row.by_rate) if row.by_rate else DASH for row in rows]
     lines["torch ops, unfused"] = [str(len(row.ops)) for row in rows]
     lines["read and written, unfused, MB"] = [number(row.unfused_bytes / 1e6) for row in rows]
     lines["must be read, MB"] = [number(row.bytes / 1e6) for row in rows]
@@ -153,6 +158,8 @@ def fusion_figure(row: RegionMeasurement) -> go.Figure:
 def ladder_figure(study: KernelStudy) -> go.Figure:
     """Microseconds of a layer as one region after another is fused, down to the one-call step and the floor."""
     ladder = study.ladder
+    if ladder is None:
+        raise NotMeasuredError("the run was stopped before the whole layer was timed; run it again")
     medians = [ladder.median_us(rung) for rung in ladder.rungs]
     rungs = [folded(rung, LABEL) for rung in ladder.rungs]
     left = left_of(rungs)
@@ -181,7 +188,10 @@ def ladder_figure(study: KernelStudy) -> go.Figure:
     figure.update_xaxes(range=[0, bars_end(medians, texts, left, size=13)], ticksuffix=" µs", nticks=6)
     figure.update_yaxes(autorange="reversed")
     note = "a whole step, time of one layer; dashed: reading its bytes"
-    subtitle = in_lines(case_line(ladder.case), ladder.environment.machine, note, ladder.trust.short)
+    machine = f"{ladder.environment.machine}; {ladder.measured_line}"
+    scattered = f"scatter of the gain: {ladder.scatter}" if ladder.scatter else ""
+    follows = f"the gain follows the rate of the memory: {ladder.by_rate}" if ladder.by_rate else ""
+    subtitle = in_lines(case_line(ladder.case), machine, scattered, follows, note, ladder.trust.short)
     finish(figure, "One region after another", subtitle, height=420, top=8)
     return figure.update_layout(margin_l=left)
 

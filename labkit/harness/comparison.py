@@ -10,7 +10,7 @@ import numpy as np
 from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
 from labkit.harness.runs import Case, FrozenRecord, SharedWeights
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
-from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
+from labkit.statistics import Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
 from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import (
@@ -20,9 +20,10 @@ from labkit.statistics.sequential import (
     ROUNDS,
     Rule,
     centre,
+    confidence_after,
     more_rounds,
     more_rounds_text,
-    planned_ratio,
+    ratio_after,
     sequential_ratio,
 )
 from labkit.statistics.trust import FEWEST_ROUNDS
@@ -102,8 +103,7 @@ class Comparison(Tabular, FrozenRecord):
         """Baseline / candidate of "ttft", "per_token" or "end_to_end", with its interval over rounds or epochs."""
         if not self.looks and not self.in_epochs:
             return ratio(self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric))
-        logs = self.logs(metric)
-        return sequential_ratio(logs, len(self.looks), self.rule) if self.looks else planned_ratio(logs, self.rule)
+        return ratio_after(self.logs(metric), len(self.looks), self.rule)
 
     def logs(self, metric: str) -> tuple[float, ...]:
         """Logarithm of baseline / candidate, one for each round or epoch. An epoch has the centre of its pairs of
@@ -135,7 +135,7 @@ class Comparison(Tabular, FrozenRecord):
     @property
     def confidence(self) -> str:
         """Confidence of the ratios' intervals, for the head of a column."""
-        return f"{1 - self.rule.error:.0%} over {len(self.looks)} looks" if self.looks else f"{CONFIDENCE:.0%}"
+        return confidence_after(len(self.looks), self.rule)
 
     def trust(self, metric: str = "per_token") -> Trust:
         """Whether to believe the ratio of a metric; if not, why, and what to do."""

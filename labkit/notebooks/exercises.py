@@ -121,7 +121,7 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
         return Markdown(f"**not yet**: `{region}`: {result.problem}\n\nIts source: `{source}`")
     assert result.fused_us is not None
     assert result.unfused_us is not None
-    times = f"{number(result.fused_us)} µs, the torch ops {number(result.unfused_us)} µs"
+    times = f"{number(result.fused_us)} µs, the torch ops {number(result.unfused_us)} µs, {result.gain}"
     return Markdown(f"**right**: `{region}` gives the result of the unfused ops. A call takes {times} (gpt2, batch 1).")
 
 
@@ -179,7 +179,7 @@ def check_batches(study: KernelStudy, mlp_times: object, attention_times: object
     from labkit.models.dtypes import dtype_of
     from labkit.stages import Stage
 
-    case = study.ladder.case
+    case = study.regions[0].case
     config, dtype = _config(case.model), dtype_of(case.dtype)
     mistakes = {
         Stage.MLP: {float(GROWN): "a step reads the weights once for all sequences"},

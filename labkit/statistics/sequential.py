@@ -95,6 +95,16 @@ def planned_ratio(logs: ArrayLike, rule: Rule) -> Ratio:
     return _ratio(interval_of(logs, 1 - CONFIDENCE), rule)
 
 
+def ratio_after(logs: ArrayLike, looks: int, rule: Rule) -> Ratio:
+    """Ratio of two sides after this many looks; 0: their number of epochs was fixed beforehand."""
+    return sequential_ratio(logs, looks, rule) if looks else planned_ratio(logs, rule)
+
+
+def confidence_after(looks: int, rule: Rule) -> str:
+    """Confidence of the interval of `ratio_after`, in words."""
+    return f"{1 - rule.error:.0%} over {looks} look{'s' if looks > 1 else ''}" if looks else f"{CONFIDENCE:.0%}"
+
+
 def typical_time(times: ArrayLike, rule: Rule) -> tuple[float, Ratio]:
     """Centre of the times of one side's epochs, whose number was fixed beforehand, and its 95 % interval relative to
     it: a ratio of 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Annotated, Any
@@ -15,13 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from labkit.harness.regions.case import IMPLS, layer_case
 from labkit.harness.regions.layer_side import LayerSide
-from labkit.harness.regions.measure import ROUNDS, LayerBench, check_rounds
-from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
+from labkit.harness.regions.measure import LayerBench, schedule_of
+from labkit.harness.regions.records import LadderMeasurement, LayerRecord, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, UNFUSED
 from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels.types import float_dtype
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.stages import Phase, message, stage
+from labkit.statistics import Trust
 from labkit.studies.outcome import Outcome, Study
 from labkit.studies.settings import Batch, Model, StudySetting, Threads
 from labkit.system.partly import Show, so_far, unseen
@@ -29,6 +30,7 @@ from labkit.system.progress import Progress, unheard
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192
 PEAK_SECONDS = 0.2
+PERCENT = (0, 50, 98, 100)  # of the progress: when the regions, the ladder and the study begin or end
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,18 @@ class KernelStudy(Study):
     """Result of `study_kernels`."""
 
     regions: tuple[RegionMeasurement, ...]
-    ladder: LadderMeasurement
+    ladder: LadderMeasurement | None  # None: the user stopped the run before
     timeline: tuple[Span, ...]  # of one layer, unfused and fused
     peak_gflop_s: float  # of a large matrix product
 
     def case(self) -> dict[str, Any]:
-        return self.ladder.case.model_dump()
+        return self.regions[0].case.model_dump()
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each side of each region, and for each rung of the ladder, in microseconds of a layer."""
-        measured = {row.region: row for row in self.regions} | {"layer": self.ladder}
+        measured: dict[str, LayerRecord] = {row.region: row for row in self.regions}
+        if self.ladder is not None:
+            measured["layer"] = self.ladder
         return [
             {
                 "region": region,
@@ -65,6 +69,7 @@ class KernelStudy(Study):
                 "least_us": min(rounds),
                 "most_us": max(rounds),
                 "rounds": len(rounds),
+                "epochs": row.count if row.epochs else None,
                 "bytes": row.bytes,
                 "floor_us": row.floor_us,
                 "trustworthy": row.trust.trustworthy,
@@ -75,26 +80,39 @@ class KernelStudy(Study):
 
     @property
     def claim(self) -> str:
-        """The gain of fusing a layer, with its interval, and the share of the limit."""
-        case, last = self.ladder.case, self.ladder.rungs[-1]
-        reached = self.ladder.floor_share
+        """The gain of fusing a layer, with its interval, and the share of the limit; the regions' gains if the run was
+        stopped before the whole layer was timed.
+        """
+        ladder, case = self.ladder, self.regions[0].case
+        if ladder is None:
+            gains = ", ".join(f"{row.region} {row.gain}" for row in self.regions)
+            return f"{case.model}, {case.dtype}, batch {case.batch}: regions fused against unfused torch ops: {gains}"
+        reached = ladder.floor_share
         share = "" if reached is None else f", {reached:.0%} of the limit"
         mode = "in the one-call step"
         if case.impl == "triton":
-            mode = "in a CUDA graph" if self.ladder.environment.gpu else "interpreted, so that no time means anything,"
+            mode = "in a CUDA graph" if ladder.environment.gpu else "interpreted, so that no time means anything,"
         return (
             f"{case.model}, {case.dtype}, batch {case.batch}: a layer fused {mode} against unfused torch ops: "
-            f"{self.ladder.ratio(last)}{share}"
+            f"{ladder.gain}{share}"
         )
 
     @property
     def headline(self) -> str:
         """The claim, and its grade."""
-        return self.ladder.trust.graded(self.claim)
+        return self._trust.graded(self.claim)
 
     @property
     def outcome(self) -> Outcome:
-        return Outcome.graded(self.claim, self.ladder.trust, self.ladder.environment.machine)
+        return Outcome.graded(self.claim, self._trust, self.regions[0].environment.machine)
+
+    @property
+    def _trust(self) -> Trust:
+        """The grade of the layer, else of the first region that is not trustworthy."""
+        if self.ladder is not None:
+            return self.ladder.trust
+        grades = [row.trust for row in self.regions]
+        return next((trust for trust in grades if not trust.trustworthy), grades[0])
 
 
 def study_kernels(
@@ -107,7 +125,9 @@ def study_kernels(
     context: Annotated[int, StudySetting("tokens of each sequence in the KV cache", (1, 65_536))] = 128,
     impl: Annotated[str, StudySetting("of the fused kernels: cpp, or triton on a GPU", choices=IMPLS)] = "cpp",
     threads: Threads = 0,
-    rounds: Annotated[int, StudySetting("interleaved rounds, at least 2", (2, 99))] = ROUNDS,
+    rounds: Annotated[
+        int, StudySetting("epochs of some rounds; 0: until there is a verdict, half a minute at most", (0, 99))
+    ] = 0,
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> KernelStudy:
@@ -116,24 +136,29 @@ def study_kernels(
     - progress: receives the progress.
     - show: receives the study with the parts that are measured so far.
 
-    UserError as from `layer_case`.
+    An interrupt (Ctrl-C) after two epochs of the regions keeps what was measured.
+
+    UserError as from `layer_case`, and for one epoch.
     """
-    check_rounds(rounds)
+    schedule_of(rounds or None, None, None)
     follow = progress or unheard
-    total = 2 * (rounds + 1) + 2
-    follow(0, total, "building the layers")
+    follow(0, PERCENT[-1], "building the layers")
     bench = LayerBench(layer_case(model, impl=impl, dtype=dtype, batch=batch, context=context, threads=threads or None))
 
-    def part(begin: int, subject: str) -> Progress:
-        return lambda done, _, label: follow(begin + done, total, f"{subject}: {label}")
+    def part(number: int, subject: str) -> Progress:
+        begin, end = PERCENT[number : number + 2]
+        return lambda done, of, label: follow(begin + (end - begin) * done // of, PERCENT[-1], f"{subject}: {label}")
 
-    regions = bench.regions(rounds=rounds, progress=part(1, "regions"))
+    regions = bench.regions(rounds=rounds or None, progress=part(0, "regions"))
     show(so_far(KernelStudy, regions=regions))
-    ladder = bench.ladder(rounds=rounds, progress=part(rounds + 2, "one region after another"))
-    show(so_far(KernelStudy, regions=regions, ladder=ladder))
+    ladder = None
+    if not regions[0].interrupted:
+        with suppress(KeyboardInterrupt):  # the regions are kept
+            ladder = bench.ladder(rounds=rounds or None, progress=part(1, "one region after another"))
+            show(so_far(KernelStudy, regions=regions, ladder=ladder))
     device = bench.stack.sides[0].hidden_NH.device
     study = KernelStudy(regions, ladder, layer_timeline(bench), peak_gflop_s(bench.case.dtype, device))
-    follow(total, total, "done")
+    follow(PERCENT[-1], PERCENT[-1], "done")
     return study
 
 

@@ -25,7 +25,8 @@ def row() -> RegionMeasurement:
 def with_known_times(row: RegionMeasurement, *, unfused_us: float, bandwidth_gb_s: float = 10.0) -> RegionMeasurement:
     """The row with a one-call step of 10 µs that needs 80,000 bytes."""
     rounds = row.rounds_us | {UNFUSED: (unfused_us,) * 2, ONE_CALL: (10.0,) * 2}
-    return row.model_copy(update={"rounds_us": rounds, "bytes": 80_000, "bandwidth_gb_s": (bandwidth_gb_s,) * 2})
+    known = {"rounds_us": rounds, "epochs": (0, 1), "bytes": 80_000, "bandwidth_gb_s": (bandwidth_gb_s,) * 2}
+    return row.model_copy(update=known)
 
 
 def test_a_ratio_on_its_bar_is_met_and_one_below_it_missed(row: RegionMeasurement) -> None:

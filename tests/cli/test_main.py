@@ -162,7 +162,17 @@ def test_kernels_ends_with_one_json_object(labkit: Labkit, tmp_path: Path) -> No
 def test_kernels_shows_each_region_with_its_interval_and_what_was_published(labkit: Labkit) -> None:
     code, output, errors = labkit("kernels", "--op", "mlp", "--op", "mlp_out", "--model", "tiny-llama", "--rounds", "2")
     assert code == 0, errors
-    for text in ("mlp_out", "unfused, own GEMM", "3.0x", "published, not measured here", "machine: ", "[95 %]"):
+    for text in (
+        "mlp_out",
+        "unfused, own GEMM",
+        "3.0x",
+        "published, not measured here",
+        "machine: ",
+        "[95%]",
+        "verdict",
+        "scatter between placements",
+        "2 epochs",
+    ):
         assert text in output
 
 

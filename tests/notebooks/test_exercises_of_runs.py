@@ -23,7 +23,7 @@ READ_MB = decode_bytes(model_config_of(PRESETS["gpt2"].hf_config), torch.bfloat1
 def kernel_study() -> Any:
     """The part of a study that `check_batches` reads."""
     case = layer_case("tiny-llama", batch=4, context=32, threads=1, layers=1)
-    return SimpleNamespace(ladder=SimpleNamespace(case=case))
+    return SimpleNamespace(regions=(SimpleNamespace(case=case),))
 
 
 def test_predictions_about_the_batch_are_judged_by_the_bytes_of_the_run() -> None:

@@ -167,6 +167,13 @@ def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
         )
 
 
+def check_schedule(schedule: Schedule) -> None:
+    """UserError for a number that no measurement can have, and for fewer rounds than an interval needs."""
+    if schedule.rounds is not None:
+        check_number("rounds", schedule.rounds, least=2, why="an interval needs two")
+    check_numbers(budget_s=schedule.budget_s, wait_quiet_s=schedule.wait_quiet_s, precision=schedule.precision)
+
+
 def check_sides(sides: Sequence[SideSpec], case: Case) -> None:
     """UserError for a side that does not exist, or cannot run the case."""
     for side in sides:
@@ -177,10 +184,8 @@ def _check_case(case: Case, schedule: Schedule) -> None:
     dtype_of(case.dtype, FLOAT_DTYPES)
     check_numbers(batch=case.batch, prompt=case.prompt_tokens, seed=schedule.seed)
     check_number("new", case.new_tokens, least=2, why="a decode step follows the first token")
-    if schedule.rounds is not None:
-        check_number("rounds", schedule.rounds, least=2, why="an interval needs two")
-    check_numbers(memory_gb=case.memory_gb, budget_s=schedule.budget_s, wait_quiet_s=schedule.wait_quiet_s)
-    check_numbers(precision=schedule.precision)
+    check_schedule(schedule)
+    check_numbers(memory_gb=case.memory_gb)
     if case.memory_gb is not None and (device := comparison_device()).type != "cpu":
         raise UserError(
             f"got memory_gb = {case.memory_gb} on {device}: only the CPU's memory can be limited; leave it out"

@@ -94,7 +94,7 @@ class Sampling(ABC):
     ) -> None:
         self.sides, self._schedule, self._decided, self._steps = sides, schedule, decided, steps
         self._others = OthersByRound([pid for side in sides for pid in side.process.pids])
-        self._looks = Looks(schedule, self.rule)
+        self._looks = Looks(schedule, self.rule, lambda more: steps.expect(more * len(sides)))
 
     @abstractmethod
     def run(self) -> None:
@@ -114,10 +114,7 @@ class Sampling(ABC):
 
     def _is_over(self, done: int, started: float) -> bool:
         """Whether `done` rounds or epochs are enough. `started`: when the first of them began, by `monotonic`."""
-        expected = self._looks.next
-        over = self._looks.is_over(done, started, lambda: self._is_answered(self.result()))
-        self._steps.expect((self._looks.next - expected) * len(self.sides))
-        return over
+        return self._looks.is_over(done, started, lambda: self._is_answered(self.result()))
 
     def _is_answered(self, turns: Turns) -> bool:
         precision = self._schedule.precision

@@ -156,7 +156,7 @@ def _layer_sides(record: LayerRecord) -> list[TimedSide]:
             ),
             name=name,
             unit="µs",
-            rounds=rounds,
+            rounds=record.samples_us(name),
             created=record.created,
             environment=environment,
             foreign=f"torch {environment.packages.get('torch')}" if name in TORCH_ALONE else "",
@@ -165,9 +165,24 @@ def _layer_sides(record: LayerRecord) -> list[TimedSide]:
                 for others_cores in record.others_cores or ()
             ),
             bandwidth_gb_s=record.read_bandwidth_gb_s,
+            epochs=_layer_epochs(record, name),
+            placed_anew=record.placed_anew,
         )
-        for name, rounds in record.rounds_us.items()
+        for name in record.rounds_us
     ]
+
+
+def _layer_epochs(record: LayerRecord, side: str) -> tuple[TimedEpoch, ...]:
+    """The rounds of each epoch, with their rates; none where the record has no epochs."""
+    if not record.epochs:
+        return ()
+    times = record.by_epoch(record.rounds_us[side])
+    if record.bandwidth_gb_s is None:
+        return tuple(TimedEpoch(tuple(took.tolist())) for took in times)
+    rates = record.by_epoch(record.bandwidth_gb_s)
+    return tuple(
+        TimedEpoch(tuple(took.tolist()), tuple(read.tolist())) for took, read in zip(times, rates, strict=True)
+    )
 
 
 def _exchange_sides(record: ExchangeMeasurement) -> list[TimedSide]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from labkit.engine.runners.layer import Ops, ops
 from labkit.harness.regions.clocks import Counted, OpCounter
 from labkit.harness.regions.layer_side import LayerSide, OneCall
-from labkit.harness.regions.random_layers import RandomLayers, gpu_step, random_layers
+from labkit.harness.regions.random_layers import RandomLayers, gpu_step, random_layers, tensors_of
 from labkit.harness.regions.records import LayerCase
 from labkit.harness.regions.sides import FUSED, OWN_GEMM, SDPA, UNFUSED
 from labkit.harness.regions.vocabulary import OPS
@@ -46,6 +46,11 @@ class LayerStack:
 
     def side(self, name: str) -> LayerSide:
         return next(side for side in self.sides if side.name == name)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Weights and caches of all sides."""
+        return tensors_of([(side.layers, side.caches) for side in self.sides])
 
     def with_fused(self, regions: Container[Stage]) -> LayerSide:
         """The unfused side with these regions fused. Rows are converted where a region computes in another type.

@@ -9,42 +9,48 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from labkit.harness.compare.plan import Schedule, check_schedule
 from labkit.harness.environment import read_environment
-from labkit.harness.quiet import OthersByRound, wait_until_quiet
+from labkit.harness.quiet import wait_until_quiet
 from labkit.harness.regions.case import layer_case, shape_of
 from labkit.harness.regions.clocks import Samples
 from labkit.harness.regions.counting import region_bytes, region_flops
 from labkit.harness.regions.layer_side import LayerSide, OneCall
 from labkit.harness.regions.layer_stack import LayerStack, layer_stack
 from labkit.harness.regions.on_gpu import GpuCalls, Graph
-from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionMeasurement
+from labkit.harness.regions.records import LadderMeasurement, LayerCase, LayerRecord, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA
 from labkit.harness.regions.vocabulary import REGIONS, RUNGS, WITH_GEMM
 from labkit.harness.results import save_lines
-from labkit.harness.roofline import probe_bandwidth
-from labkit.harness.rounds import probed, random_orders
+from labkit.harness.roofline import probe_turn
+from labkit.harness.turns.calls import CallEpochs, CallRounds
 from labkit.kernels.build import load
 from labkit.models.dtypes import dtype_of
 from labkit.stages import FUSED_REGIONS, Stage
-from labkit.system.bounds import check_number
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import check_output_folder
-from labkit.system.progress import Progress, unheard
+from labkit.system.progress import Progress
 
-ROUNDS = 15
+BUDGET_S = 30.0
 NOTHING = nullcontext()
-Timer = Callable[[], dict[str, Samples]]
-Table = defaultdict[Stage, defaultdict[str, list[float]]]  # microseconds by region and side, one per round
+Timer = Callable[[], dict[str, Samples]]  # times a side, perhaps in several ways
+SideTimes = dict[str, dict[Stage, float]]  # microseconds of a call, by side and region
+Result = TypeVar("Result")
+Record = TypeVar("Record", bound=LayerRecord)
 
 
 class LayerBench:
     """The layers of a case, built once and timed region by region and rung by rung.
+
+    All sides are calls in this process, in epochs between which the weights of all sides are put into new memory. On a
+    GPU the weights stay where they are. `schedule_of` describes how long it measures. An interrupt (Ctrl-C) after two
+    epochs ends a measurement with what was timed; before that it is raised.
 
     Raises BuildError where the C++ kernels can't be compiled.
     """
@@ -56,70 +62,80 @@ class LayerBench:
         self.stack = layer_stack(shape_of(case.model), case)
 
     def regions(
-        self, regions: Iterable[str] | None = None, *, rounds: int = ROUNDS, progress: Progress | None = None
+        self,
+        regions: Iterable[str] | None = None,
+        *,
+        rounds: int | None = None,
+        budget_s: float | None = None,
+        precision: float | None = None,
+        progress: Progress | None = None,
     ) -> tuple[RegionMeasurement, ...]:
-        """Times regions (None: the four fused regions) of all sides, in random order within each round.
+        """Times regions (None: the four fused regions) of all sides.
 
-        ValueError for an unknown region, and for fewer than two rounds.
+        ValueError for an unknown region, and as from `schedule_of`.
         """
-        chosen = _chosen(regions)
+        chosen, schedule = _chosen(regions), schedule_of(rounds, budget_s, precision)
         stack, case = self.stack, self.case
-        counted = stack.counted()
-        sides, warm_sides = self._timers()
-        cold: Table = defaultdict(lambda: defaultdict(list))
-        warm: Table = defaultdict(lambda: defaultdict(list))
-
-        def one_round(order: Sequence[int]) -> None:
-            for side in order:
-                _note(cold, sides[side]())
-
-        def after_round() -> None:
-            for times in warm_sides:
-                _note(warm, times())
-
-        round_fields = self._rounds(len(sides), rounds, one_round, after_round, progress)
+        counted, dtype = stack.counted(), dtype_of(case.dtype)
         environment = read_environment(case.threads)
-        dtype = dtype_of(case.dtype)
-        return tuple(
-            RegionMeasurement(
-                region=region,
-                case=case,
-                environment=environment,
-                ops=tuple(counted[region].ops),
-                unfused_bytes=counted[region].bytes,
-                bytes=region_bytes(stack.config, region, dtype, case.batch, case.context),
-                flops=region_flops(stack.config, region, case.batch, case.context),
-                rounds_us=_region_rounds(region, cold[region], rounds),
-                warm_us=_region_rounds(region, warm[region], rounds),
-                **round_fields,
-            )
-            for region in chosen
-        )
+        sides, warm_sides = ([partial(_medians, timer) for timer in timers] for timers in self._timers())
+        warm: list[SideTimes] = []
 
-    def ladder(self, *, rounds: int = ROUNDS, progress: Progress | None = None) -> LadderMeasurement:
-        """Times whole steps with more and more regions fused, the rungs in random order within each round."""
+        def after() -> None:
+            warm.extend(times() for times in warm_sides)
+
+        def records(measured: CallRounds[SideTimes]) -> tuple[RegionMeasurement, ...]:
+            cold = [times for round_times in measured.results for times in round_times]
+            return tuple(
+                RegionMeasurement(
+                    region=region,
+                    case=case,
+                    environment=environment,
+                    ops=tuple(counted[region].ops),
+                    unfused_bytes=counted[region].bytes,
+                    bytes=region_bytes(stack.config, region, dtype, case.batch, case.context),
+                    flops=region_flops(stack.config, region, case.batch, case.context),
+                    rounds_us=_of_region(region, cold),
+                    warm_us=_of_region(region, warm),
+                    **measured.conditions,
+                )
+                for region in chosen
+            )
+
+        return self._measured(sides, records, schedule, progress, after=after)
+
+    def ladder(
+        self,
+        *,
+        rounds: int | None = None,
+        budget_s: float | None = None,
+        precision: float | None = None,
+        progress: Progress | None = None,
+    ) -> LadderMeasurement:
+        """Times whole steps with more and more regions fused. ValueError as from `schedule_of`."""
+        schedule = schedule_of(rounds, budget_s, precision)
         stack, case = self.stack, self.case
+        dtype, environment = dtype_of(case.dtype), read_environment(case.threads)
         fused_steps: list[Callable[[], object]] = [partial(_step, stack.with_fused(fused)) for fused in RUNGS.values()]
         if stack.gpu_step is not None:
             steps = [_gpu_timer(run) for run in (*fused_steps, stack.gpu_step)]
         else:
             steps = [*(partial(_wall_us, run) for run in fused_steps), partial(_stamped_us, stack)]
         names = [*RUNGS, ONE_CALL if stack.gpu_step is None else FUSED + GRAPH]
-        samples: dict[str, list[float]] = {name: [] for name in names}
 
-        def one_round(order: Sequence[int]) -> None:
-            for rung in order:
-                samples[names[rung]].append(steps[rung]() / case.layers)
+        def record(measured: CallRounds[float]) -> tuple[LadderMeasurement]:
+            by_rung = zip(names, np.transpose(measured.results) / case.layers, strict=True)
+            ladder = LadderMeasurement(
+                case=case,
+                environment=environment,
+                bytes=sum(region_bytes(stack.config, region, dtype, case.batch, case.context) for region in REGIONS),
+                rounds_us={name: tuple(taken.tolist()) for name, taken in by_rung},
+                **measured.conditions,
+            )
+            return (ladder,)
 
-        round_fields = self._rounds(len(steps), rounds, one_round, lambda: None, progress)
-        dtype = dtype_of(case.dtype)
-        return LadderMeasurement(
-            case=case,
-            environment=read_environment(case.threads),
-            bytes=sum(region_bytes(stack.config, region, dtype, case.batch, case.context) for region in REGIONS),
-            rounds_us={name: tuple(taken[-rounds:]) for name, taken in samples.items()},
-            **round_fields,
-        )
+        (ladder,) = self._measured(steps, record, schedule, progress)
+        return ladder
 
     def _timers(self) -> tuple[list[Timer], list[Timer]]:
         """Two timers of every side: for a round, and for a layer that stays in the processor's cache."""
@@ -131,38 +147,56 @@ class LayerBench:
         cold: list[Timer] = [*(partial(_named, side) for side in stack.sides), partial(_named, stack.one_call)]
         return cold, [partial(_named, side, warm=True) for side in stack.sides]
 
-    def _rounds(
+    def _measured(
         self,
-        sides: int,
-        rounds: int,
-        one_round: Callable[[Sequence[int]], None],
-        after_round: Callable[[], None],
+        sides: Sequence[Callable[[], Result]],
+        records: Callable[[CallRounds[Result]], tuple[Record, ...]],
+        schedule: Schedule,
         progress: Progress | None,
-    ) -> dict[str, tuple[float, ...] | None]:
-        """Runs a warm-up and `rounds` rounds. Returns a record's fields about the machine during these rounds."""
-        check_rounds(rounds)
-        follow = progress or unheard
+        *,
+        after: Callable[[], None] = lambda: None,
+    ) -> tuple[Record, ...]:
+        """The records of the epochs after which the gain of each record is decided."""
         device = self.stack.sides[0].hidden_NH.device
-        bandwidth: list[float] = []
-        orders, others_by_round = random_orders(sides), OthersByRound()
-        for index in range(rounds + 1):
-            follow(index, rounds + 1, f"round {index} of {rounds}" if index else "warming up")
-            turn = probed(partial(one_round, next(orders)), partial(probe_bandwidth, self.case.threads, device))
-            after_round()
-            if index and turn.bandwidth_gb_s is not None:
-                bandwidth.append(turn.bandwidth_gb_s)
-            others_by_round.end_round()
-        others_by_round.end()
-        follow(rounds + 1, rounds + 1, "done")
-        cores = tuple(busy for busy in others_by_round.cores[1:] if busy is not None)
-        return {"bandwidth_gb_s": tuple(bandwidth) or None, "others_cores": cores or None}
+
+        def still_open(measured: CallRounds[Result]) -> list[Record]:
+            return [record for record in records(measured) if not _is_answered(record, schedule.precision)]
+
+        def words(measured: CallRounds[Result]) -> str:
+            gains = [f"{_subject(record)} {record.gain}" for record in still_open(measured)]
+            return f"undecided are {', '.join(gains)}" if gains else "decided"
+
+        probe = partial(probe_turn, self.case.threads, device)
+        epochs = CallEpochs(sides, self.stack.tensors, probe=probe, after=after)
+        answered: Callable[[CallRounds[Result]], bool] = lambda measured: not still_open(measured)  # noqa: E731
+        return records(epochs.run(schedule, answered=answered, words=words, progress=progress))
+
+
+def schedule_of(rounds: int | None, budget_s: float | None, precision: float | None) -> Schedule:
+    """How long regions are measured.
+
+    rounds: a fixed number of epochs, each of some rounds; with a `budget_s` it is the least number.
+    budget_s: add epochs until the gain of each region is decided or this many seconds are spent. None: BUDGET_S, or no
+    budget where `rounds` is given.
+    precision: go on until the upper end of each gain's interval is only this fraction above its lower end; None: a
+    verdict is enough.
+
+    UserError for fewer than two epochs, and for a number that is not positive.
+    """
+    schedule = Schedule(
+        rounds=rounds, budget_s=BUDGET_S if rounds is None and budget_s is None else budget_s, precision=precision
+    )
+    check_schedule(schedule)
+    return schedule
 
 
 def measure_regions(
     model: str = "gpt2",
     *,
     regions: Iterable[str] | None = None,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
+    budget_s: float | None = None,
+    precision: float | None = None,
     wait_quiet_s: float | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -171,24 +205,20 @@ def measure_regions(
     """Times regions of `layer_case(model, **options)`. `save_regions` writes the records.
 
     regions: None: the four fused regions.
+    rounds, budget_s, precision: as for `schedule_of`.
     wait_quiet_s: wait at most this long until other programs leave the processors alone; None: do not wait.
     output: a folder for the caller's records, checked and made before anything is measured.
 
     All arguments are checked before anything is waited for or built.
     """
     _chosen(regions)
-    check_rounds(rounds)
+    schedule_of(rounds, budget_s, precision)
     case = layer_case(model, **options)
     if output is not None:
         check_output_folder(output)
     if wait_quiet_s is not None:
         wait_until_quiet(wait_quiet_s, needed=case.threads if case.impl == "cpp" else 1, progress=progress)
-    return LayerBench(case).regions(regions, rounds=rounds, progress=progress)
-
-
-def check_rounds(rounds: int) -> None:
-    """UserError for fewer rounds than an interval needs."""
-    check_number("rounds", rounds, least=2, why="an interval needs two")
+    return LayerBench(case).regions(regions, rounds=rounds, budget_s=budget_s, precision=precision, progress=progress)
 
 
 def save_regions(rows: Sequence[RegionMeasurement], folder: str | os.PathLike[str]) -> Path:
@@ -223,18 +253,32 @@ def _wall_us(run: Callable[[], object]) -> float:
         return (perf_counter_ns() - start) / 1e3
 
 
-def _note(table: Table, samples: dict[str, Samples]) -> None:
-    for side, regions in samples.items():
-        for region, calls in regions.items():
-            table[region][side].append(float(np.median(calls)) / 1e3)
+def _is_answered(record: LayerRecord, precision: float | None) -> bool:
+    return record.trust.decides(record.gain) if precision is None else record.gain.is_narrow(precision)
 
 
-def _region_rounds(region: Stage, sides: dict[str, list[float]], rounds: int) -> dict[str, tuple[float, ...]]:
-    """The rounds of the sides that differ in this region, without the warm-up."""
+def _subject(record: LayerRecord) -> str:
+    return record.region if isinstance(record, RegionMeasurement) else "the layer"
+
+
+def _medians(timer: Timer) -> SideTimes:
+    return {
+        side: {region: float(np.median(calls_ns)) / 1e3 for region, calls_ns in samples.items()}
+        for side, samples in timer().items()
+    }
+
+
+def _of_region(region: Stage, times: Iterable[SideTimes]) -> dict[str, tuple[float, ...]]:
+    """Microseconds in this region, one after the other, of the sides that differ in it."""
     skipped = {SDPA} if region is not Stage.ATTENTION else set()
     if region not in WITH_GEMM:
         skipped.add(OWN_GEMM)
-    return {name: tuple(taken[-rounds:]) for name, taken in sides.items() if name.removesuffix(GRAPH) not in skipped}
+    of_sides: defaultdict[str, list[float]] = defaultdict(list)
+    for side_times in times:
+        for side, regions in side_times.items():
+            if side.removesuffix(GRAPH) not in skipped:
+                of_sides[side].append(regions[region])
+    return {side: tuple(taken) for side, taken in of_sides.items()}
 
 
 def _chosen(regions: Iterable[str] | None) -> tuple[Stage, ...]:

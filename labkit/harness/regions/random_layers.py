@@ -163,6 +163,16 @@ def as_type(record: Numbers, dtype: torch.dtype) -> Numbers:
     return replace(record, **changed)
 
 
+def tensors_of(value: object) -> list[Tensor]:
+    """The tensors in a record or a sequence, at any depth; a tensor may occur more than once."""
+    if isinstance(value, Tensor):
+        return [value]
+    if is_dataclass(value):
+        value = [getattr(value, field.name) for field in fields(value)]
+    parts = value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in tensors_of(part)]
+
+
 def _build(spec: WeightSpec, layer: dict[str, Tensor], top: dict[str, Tensor], device: torch.device) -> ModelWeights:
     place = Arena.reserved(model_bytes(spec)) if spec.impl == "cpp" else Heap(device)
     builder = Builder(spec, place)

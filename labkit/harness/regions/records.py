@@ -1,7 +1,13 @@
-"""Records of a layer's regions, unfused and fused: raw medians of every round, with summaries on demand."""
+"""Records of a layer's regions, unfused and fused: raw medians of every round, with summaries on demand.
+
+Rounds belong to epochs, between which the weights of all sides were put into new memory. Older records have rounds
+alone, with weights that stayed in one place.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -12,8 +18,21 @@ from labkit.harness.environment import Environment
 from labkit.harness.records import SCHEMA_VERSION
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.harness.runs import FrozenRecord
+from labkit.harness.turns.pairs import EpochScatter, Logs, by_epoch, scatter_of
 from labkit.stages import Stage
-from labkit.statistics import Ratio, ShareOfLimit, Trust, grade, ratio, taken_cores
+from labkit.statistics import Ratio, ShareOfLimit, Trust, Verdict, grade, ratio, taken_cores
+from labkit.statistics.rates import RatioByRate, ratio_by_rate
+from labkit.statistics.sequential import (
+    EPOCHS,
+    EPOCHS_IN_PLACE,
+    ROUNDS,
+    Rule,
+    centre,
+    confidence_after,
+    more_rounds,
+    more_rounds_text,
+    ratio_after,
+)
 
 
 class LayerCase(FrozenRecord):
@@ -37,23 +56,120 @@ class LayerRecord(FrozenRecord):
     environment: Environment
     bytes: int  # that must be read from memory
     rounds_us: dict[str, tuple[float, ...]]  # microseconds by side and round
-    bandwidth_gb_s: tuple[float, ...] | None  # read bandwidth around each round
-    others_cores: tuple[float, ...] | None = None  # processors that other programs kept busy, by round
+    bandwidth_gb_s: tuple[float, ...] | None  # read bandwidth in each round
+    others_cores: tuple[float, ...] | None = None  # processors that other programs kept busy, by epoch, else by round
+    epochs: tuple[int, ...] = ()  # the epoch of each round, counted from 0; empty: rounds without epochs
+    looks: tuple[int, ...] = ()  # epochs after which the verdict was checked; empty: their number was fixed
+    placed_anew: bool = False  # whether each epoch had its weights in new memory
+    interrupted: bool = False  # by the user, before the schedule was done
+
+    @property
+    def judged(self) -> tuple[str, str]:
+        """The two sides whose ratio has the verdict: the baseline and the candidate."""
+        raise NotImplementedError
+
+    @property
+    def gain(self) -> Ratio:
+        """Ratio of the sides that are judged."""
+        return self.ratio_of(*self.judged)
+
+    @property
+    def trust(self) -> Trust:
+        """Whether to believe the gain."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on the gain; UNDECIDED also where it is not trustworthy."""
+        return self.trust.verdict(self.gain.verdict)
+
+    @property
+    def unit(self) -> str:
+        """The word for what `count` counts."""
+        return "epoch" if self.epochs else "round"
+
+    @property
+    def count(self) -> int:
+        """Number of epochs, or of rounds."""
+        return self.epochs[-1] + 1 if self.epochs else len(next(iter(self.rounds_us.values())))
+
+    @property
+    def rule(self) -> Rule:
+        """What decides the gain."""
+        if not self.epochs:
+            return ROUNDS
+        return EPOCHS if self.placed_anew else EPOCHS_IN_PLACE
+
+    @property
+    def confidence(self) -> str:
+        """Confidence of the ratios' intervals."""
+        return confidence_after(len(self.looks), self.rule)
+
+    @property
+    def scatter(self) -> EpochScatter | None:
+        """Scatter of the gain between placements and inside of an epoch; None without two epochs."""
+        return scatter_of(self.pair_logs(*self.judged)) if self.epochs else None
+
+    @property
+    def by_rate(self) -> RatioByRate | None:
+        """How the gain follows the rate of the memory; None where it does not, and in rounds without epochs."""
+        if self.bandwidth_gb_s is None or not self.epochs:
+            return None
+        return ratio_by_rate(self.bandwidth_gb_s, np.concatenate(self.pair_logs(*self.judged)).tolist())
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why the gain is not decided; empty where it is."""
+        if not self.trust.trustworthy:
+            return (self.trust.sentence,)
+        if self.verdict is not Verdict.UNDECIDED or not self.epochs:
+            return ()
+        more = more_rounds_text(more_rounds(self.gain, self.count, self.rule), self.unit)
+        return (f"undecided after {self.count} {self.unit}s: {more}",)
+
+    @property
+    def measured_line(self) -> str:
+        """The number of epochs or rounds, and where the weights lay, in words."""
+        line = f"{self.count} {self.unit}s"
+        if self.epochs:
+            places = "in new memory in each" if self.placed_anew else "in one place all the time"
+            line += f" of about {len(self.epochs) / self.count:.0f} rounds, weights {places}"
+        return f"{line}, interrupted" if self.interrupted else line
 
     @property
     def read_bandwidth_gb_s(self) -> float | None:
         return None if self.bandwidth_gb_s is None else float(np.median(self.bandwidth_gb_s))
+
+    def samples_us(self, side: str) -> tuple[float, ...]:
+        """Independent samples of a side: the median of each epoch, or each round."""
+        return tuple(float(np.median(rounds)) for rounds in self.by_epoch(self.rounds_us[side]))
+
+    def pair_logs(self, baseline: str, candidate: str) -> list[Logs]:
+        """Logarithm of baseline / candidate of each round, by epoch."""
+        ours, theirs = self.by_epoch(self.rounds_us[baseline]), self.by_epoch(self.rounds_us[candidate])
+        return [np.log(np.asarray(a) / np.asarray(b)) for a, b in zip(ours, theirs, strict=True)]
+
+    def ratio_of(self, baseline: str, candidate: str) -> Ratio:
+        """Time of the baseline / time of the candidate. An epoch counts with the centre of its rounds' ratios."""
+        if not self.epochs:
+            return ratio(self.rounds_us[baseline], self.rounds_us[candidate])
+        logs = [centre(of_epoch) for of_epoch in self.pair_logs(baseline, candidate)]
+        return ratio_after(logs, len(self.looks), self.rule)
+
+    def by_epoch(self, rounds: Sequence[float]) -> list[Logs]:
+        """Figures of rounds, by epoch; without epochs each round is alone."""
+        return by_epoch(rounds, self.epochs or range(len(rounds)))
 
     def trust_of(self, ratio: Ratio, share: float | None = None) -> Trust:
         """Whether to believe a ratio of two sides. `share`: the candidate's share of the limit."""
         needed, cores = self.case.threads if self.environment.gpu is None else 1, self.environment.cores
         taken = [taken_cores(others_cores, needed=needed, cores=cores) for others_cores in self.others_cores or ()]
         shares = [] if share is None else [ShareOfLimit("the fused side", share)]
-        return grade(ratio, len(next(iter(self.rounds_us.values()))), taken_cores=taken, shares=shares)
+        return grade(ratio, self.count, taken_cores=taken, shares=shares, unit=self.unit)
 
     @property
     def floor_us(self) -> float | None:
-        """The least time at the bandwidth around the rounds."""
+        """The least time at the bandwidth of the rounds."""
         bandwidth = self.read_bandwidth_gb_s
         return None if bandwidth is None else self.bytes / bandwidth / 1e3
 
@@ -89,12 +205,17 @@ class RegionMeasurement(LayerRecord):
 
     @property
     def floor_us(self) -> float | None:
-        """The least time of a call at the bandwidth around the rounds; None as for `floor_share`."""
+        """The least time of a call at the bandwidth of the rounds; None as for `floor_share`."""
         return None if self.region == Stage.RESIDUAL else super().floor_us
+
+    @property
+    def judged(self) -> tuple[str, str]:
+        """The sides as in the engine if that was timed, else both as called from Python."""
+        return self.in_engine if self.in_engine[1] in self.rounds_us else (UNFUSED, FUSED)
 
     def ratio(self, baseline: str = UNFUSED, candidate: str = FUSED) -> Ratio:
         """Time of the baseline / time of the candidate."""
-        return ratio(self.rounds_us[baseline], self.rounds_us[candidate])
+        return self.ratio_of(baseline, candidate)
 
     def gb_s(self, side: str) -> float:
         """Bytes that must be read / the time of a call."""
@@ -115,9 +236,7 @@ class RegionMeasurement(LayerRecord):
     @property
     def trust(self) -> Trust:
         """Whether to believe the gain of fusing this region, as in the engine if that was timed."""
-        unfused, fused = self.in_engine
-        sides = (unfused, fused) if fused in self.rounds_us else (UNFUSED, FUSED)
-        return self.trust_of(self.ratio(*sides), self.floor_share(sides[1]))
+        return self.trust_of(self.gain, self.floor_share(self.judged[1]))
 
     @property
     def published(self) -> tuple[float, str] | None:
@@ -153,6 +272,12 @@ class RegionMeasurement(LayerRecord):
             "gb_s": self.gb_s(FUSED),
             "floor_share": self.floor_share(FUSED),
             "engine_floor_share": self.floor_share(fused),
+            "verdict": str(self.verdict),
+            "unit": self.unit,
+            "count": self.count,
+            "looks": list(self.looks),
+            "scatter": None if self.scatter is None else asdict(self.scatter),
+            "by_rate": None if self.by_rate is None else asdict(self.by_rate),
             "trustworthy": self.trust.trustworthy,
             "distrust": [doubt.why for doubt in self.trust.doubts],
             "published": source[0] if source else None,
@@ -184,9 +309,13 @@ class LadderMeasurement(LayerRecord):
     def median_us(self, rung: str) -> float:
         return float(np.median(self.rounds_us[rung]))
 
+    @property
+    def judged(self) -> tuple[str, str]:
+        return self.rungs[0], self.rungs[-1]
+
     def ratio(self, rung: str) -> Ratio:
         """Time of the first rung / time of `rung`."""
-        return ratio(self.rounds_us[self.rungs[0]], self.rounds_us[rung])
+        return self.ratio_of(self.rungs[0], rung)
 
     @property
     def floor_share(self) -> float | None:
@@ -196,4 +325,4 @@ class LadderMeasurement(LayerRecord):
     @property
     def trust(self) -> Trust:
         """Whether to believe the gain of fusing all regions of a layer."""
-        return self.trust_of(self.ratio(self.rungs[-1]), self.floor_share)
+        return self.trust_of(self.gain, self.floor_share)

@@ -37,11 +37,16 @@ def region_table(rows: Sequence[RegionMeasurement]) -> RenderableType:
     for side in TITLES:
         if any(side in row.rounds_us for row in rows):
             add(TITLES[side], median(side))
-    add("unfused / fused\n[95 %]", ratio(FUSED))
+    confidence = rows[0].confidence
+    add(f"unfused / fused\n[{confidence}]", ratio(FUSED))
     unfused, fused = rows[0].in_engine
     inside = "one-call step" if fused == ONE_CALL else "both in a graph"
     if fused in rows[0].rounds_us:
-        add(f"unfused / {inside}\n[95 %]", ratio(fused, unfused))
+        add(f"unfused / {inside}\n[{confidence}]", ratio(fused, unfused))
+    add("verdict", lambda row: str(row.verdict))
+    if rows[0].epochs:
+        add("scatter between placements", lambda row: _scatter(row, "placements"))
+        add("scatter inside of an epoch", lambda row: _scatter(row, "turns"))
     add("published", lambda row: f"{row.published[0]:.1f}x" if row.published else "-")
     add("MB that must be read", lambda row: "-" if row.region == Stage.RESIDUAL else f"{row.bytes / 1e6:.3g}")
     add("of the limit, unfused", lambda row: _share(row.floor_share(unfused)))
@@ -60,13 +65,17 @@ def _notes(rows: Sequence[RegionMeasurement]) -> list[str]:
         notes.append("interpreted on the CPU: this tests whether the kernels are right, not how fast they are")
     limit = ""
     if first.read_bandwidth_gb_s is not None:
-        limit = f"; {first.read_bandwidth_gb_s:.0f} GB/s read, probed around the rounds"
-    rounds = len(first.rounds_us[FUSED])
-    notes.append(f"machine: {first.environment.machine}; {first.case.layers} layers, {rounds} rounds{limit}")
-    notes += [f"{row.region}: {row.trust.sentence}" for row in rows if not row.trust.trustworthy]
+        limit = f"; {first.read_bandwidth_gb_s:.0f} GB/s read, probed in the rounds"
+    notes.append(f"machine: {first.environment.machine}; {first.case.layers} layers, {first.measured_line}{limit}")
+    notes += [f"{row.region}: {remark}" for row in rows for remark in row.remarks]
+    notes += [f"{row.region}: the ratio follows the rate of the memory: {row.by_rate}" for row in rows if row.by_rate]
     if source := next((row.published[1] for row in rows if row.published), None):
         notes.append(f"published, not measured here: {source}; it does not state GPU, model and batch")
     return notes
+
+
+def _scatter(row: RegionMeasurement, name: str) -> str:
+    return "-" if row.scatter is None else f"± {getattr(row.scatter, name):.1%}"
 
 
 def _share(value: float | None) -> str:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,21 +22,25 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from labkit.harness.compare.plan import Schedule
 from labkit.harness.regions.case import layer_case, shape_of
 from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.layer_stack import LayerStack, layer_stack
 from labkit.harness.regions.sides import FUSED, UNFUSED
 from labkit.harness.regions.vocabulary import OP_OF
+from labkit.harness.turns.calls import CallEpochs
 from labkit.kernels.build import BuildError, load
 from labkit.models.dtypes import dtype_of
 from labkit.stages import Stage
+from labkit.statistics import Ratio
+from labkit.statistics.sequential import EPOCHS, planned_ratio
 from labkit.system.errors import RunError, UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.rounding import round_up
 
 SECONDS = 120
 SHAPES = ("tiny-gpt2", "tiny-llama")
-TIMED_SHAPE, TIMED_LAYERS = "gpt2", 12
+TIMED_SHAPE, TIMED_LAYERS, TIMED_EPOCHS = "gpt2", 12, 3
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3, "int8": 2e-2}  # error / largest value of the result
 CANARY = 0xA5
 ALIGNMENT = 64
@@ -56,6 +61,7 @@ class Trial:
     problem: str | None = None  # None: the kernel is right
     fused_us: float | None = None  # microseconds of a call
     unfused_us: float | None = None
+    gain: str = ""  # unfused / fused, with its interval
 
 
 def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = None) -> Trial:
@@ -92,8 +98,8 @@ def trial(region: Stage, dtype: str, threads: int) -> Trial:
             if problem := _problem(stack, region, TOLERANCE[dtype]):
                 return Trial(region, f"{problem} ({name}, batch {batch})")
     stack = _stack(TIMED_SHAPE, dtype=dtype, threads=threads, layers=TIMED_LAYERS)
-    fused, unfused = (_median_us(stack.side(name), region) for name in (FUSED, UNFUSED))
-    return Trial(region, None, fused, unfused)
+    fused_us, unfused_us, gain = _timed(stack, region)
+    return Trial(region, None, fused_us, unfused_us, str(gain))
 
 
 def _stack(model: str, **case: Any) -> LayerStack:
@@ -143,9 +149,18 @@ def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
     return None
 
 
+def _timed(stack: LayerStack, region: Stage) -> tuple[float, float, Ratio]:
+    """Microseconds of a fused and of an unfused call, and the gain of fusing, in epochs with weights in new memory."""
+    sides = stack.side(FUSED), stack.side(UNFUSED)
+    calls = [partial(_median_us, side, region) for side in sides]
+    measured = CallEpochs(calls, stack.tensors).run(Schedule(rounds=TIMED_EPOCHS))
+    fused, unfused = np.array(measured.results).T
+    gain = planned_ratio(measured.epoch_centres(np.log(unfused / fused)), EPOCHS)
+    return float(np.median(fused)), float(np.median(unfused)), gain
+
+
 def _median_us(side: LayerSide, region: Stage) -> float:
-    side.times()
-    return float(np.median([np.median(side.times()[region]) for _ in range(5)])) / 1e3
+    return float(np.median(side.times()[region])) / 1e3
 
 
 class OutsideError(RuntimeError):

@@ -1,7 +1,8 @@
 """`labkit tune` finds the fastest tile sizes of the Triton kernels on this GPU.
 
 The tiles are varied one kernel at a time, while the whole decode step runs as a CUDA graph through more layers than the
-caches hold. So a tile is timed together with the kernels of the step, and not alone.
+caches hold. So a tile is timed together with the kernels of the step, and not alone. All tiles read the same weights in
+the same memory, whose place favours none of them, so they are timed one after the other, by the GPU's own clock.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ def epoch_goes_on(pairs: int, started: float) -> bool:
 class Looks:
     """The looks of one measurement at its rounds or epochs."""
 
-    def __init__(self, schedule: Schedule, rule: Rule) -> None:
+    def __init__(self, schedule: Schedule, rule: Rule, expect: Callable[[int], None]) -> None:
+        """`expect`: gets the number of further rounds or epochs until the next look."""
         self._budget_s, self._rule, self._least = schedule.budget_s, rule, schedule.least(rule)
+        self._expect = expect
         self.taken: list[int] = []  # the number of rounds or epochs at each look; stays empty without a budget
         self.next = self._least
 
@@ -42,10 +44,15 @@ class Looks:
         if spent or answered():
             return True
         self.next = self._rule.next_look(done)
+        self._expect(self.next - done)
         return False
 
     def collect(
-        self, epochs: list[Epoch], measure: Callable[[], Epoch], is_over: Callable[[], bool], after: Callable[[], None]
+        self,
+        epochs: list[Epoch],
+        measure: Callable[[], Epoch],
+        is_over: Callable[[], bool],
+        after: Callable[[], None] = lambda: None,
     ) -> bool:
         """Appends measured epochs to `epochs` until it is over, and calls `after` after each. Returns whether the user
         interrupted it. An interrupt before two epochs are complete is raised.

@@ -37,6 +37,11 @@ class EpochScatter:
         return f"between placements ± {self.placements:.1%}, inside of an epoch ± {self.turns:.1%}"
 
 
+def by_epoch(figures: Sequence[float] | Logs, epochs: Sequence[int]) -> list[Logs]:
+    """Figures of rounds, grouped by the epoch of each round."""
+    return np.split(np.asarray(figures, dtype=float), np.flatnonzero(np.diff(epochs)) + 1)
+
+
 def pair_logs(baseline: Sequence[Run], candidate: Sequence[Run], metric: str = "per_token") -> list[Logs]:
     """Logarithm of baseline / candidate of each pair of turns, or of each prompt ("ttft"), by epoch."""
 

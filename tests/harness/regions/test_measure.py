@@ -1,10 +1,12 @@
 """Regions unfused and fused: all sides compute the same, every weight counts once, and records are complete."""
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.models.small_models import SMALL_CONFIGS, small_config
@@ -17,13 +19,17 @@ from labkit.harness.regions.case import layer_case
 from labkit.harness.regions.clocks import RegionClock
 from labkit.harness.regions.layer_stack import LayerStack, layer_stack
 from labkit.harness.regions.measure import LayerBench, measure_regions, save_regions
-from labkit.harness.regions.random_layers import layers_beyond_caches
+from labkit.harness.regions.random_layers import layers_beyond_caches, tensors_of
 from labkit.harness.regions.records import LayerCase, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.harness.regions.vocabulary import OP_OF, REGIONS, RUNGS
+from labkit.harness.turns import calls as call_epochs
+from labkit.harness.turns.looks import FEWEST_PAIRS
+from labkit.harness.turns.placing import place_anew
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.stages import FUSED_REGIONS, Stage
+from labkit.statistics.sequential import centre
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 2e-2, "int8": 0.1}
 each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
@@ -110,9 +116,13 @@ def test_every_rung_of_the_ladder_computes_the_same(name: str, dtype: str) -> No
 
 
 def test_the_ladder_is_timed_rung_by_rung() -> None:
-    ladder = LayerBench(layer_case("tiny-gpt2", context=9, threads=2, layers=2)).ladder(rounds=3)
+    ladder = LayerBench(layer_case("tiny-gpt2", context=9, threads=1, layers=2)).ladder(rounds=3)
     assert ladder.rungs == (*RUNGS, ONE_CALL)
-    assert all(len(samples) == 3 and min(samples) > 0 for samples in ladder.rounds_us.values())
+    assert (ladder.unit, ladder.count) == ("epoch", 3)
+    assert all(
+        len(samples) == len(ladder.epochs) and min(samples) > 0 and len(ladder.samples_us(rung)) == 3
+        for rung, samples in ladder.rounds_us.items()
+    )
     assert ladder.ratio("unfused").value == 1
 
 
@@ -135,7 +145,90 @@ def test_a_fused_region_brings_its_own_weights_and_nothing_else() -> None:
         assert (partly_fused.layers[0].mlp.out is slow.layers[0].mlp.out) == (region is not Stage.ATTN_OUT)
 
 
-SMALL: dict[str, Any] = {"batch": 1, "context": 9, "threads": 2, "rounds": 3, "layers": 2}
+def test_the_weights_of_all_sides_are_placed_anew() -> None:
+    stack = stack_of("llama")
+    placed = {tensor.data_ptr() for tensor in stack.tensors}
+    for side in stack.sides:
+        for layer, cache in zip(side.layers, side.caches, strict=True):
+            assert {cache.keys.data_ptr(), cache.values.data_ptr()} <= placed
+            assert {tensor.data_ptr() for tensor in tensors_of(layer)} <= placed
+    assert len(placed) > 2 * len(stack.counted())
+
+
+def test_a_step_gives_the_same_result_from_new_memory() -> None:
+    config = replace(config_of("llama"), hidden_size=512, intermediate_size=2048)
+    case = LayerCase(impl="cpp", model="llama", dtype="float32", batch=1, context=11, threads=2, layers=2)
+    stack = layer_stack(config, case)
+    before = results(stack)
+    placed = place_anew(stack.tensors)
+    assert placed.total > 2**20
+    assert placed.anew == (sys.platform == "linux")
+    for side, hidden in results(stack).items():
+        assert torch.equal(hidden, before[side]), side
+
+
+class Nobody:
+    """Other programs that use no processor."""
+
+    def __init__(self) -> None:
+        self.cores: list[float] = []
+
+    def end_round(self) -> None:
+        self.cores.append(0.0)
+
+    def end(self) -> None:
+        return
+
+
+def test_regions_are_measured_until_their_gains_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up clock: the fused sides take a third of the time, in every region but one in which epochs scatter."""
+    bench = LayerBench(layer_case("tiny-gpt2", context=9, threads=1, layers=2))
+    ended: list[int] = []  # epochs
+
+    def timer(name: str, us: float) -> Any:
+        def times() -> Any:
+            place = [1.0, 1.6, 1.2][len(ended)] if len(ended) < 3 else 1.5
+            regions = {region: [round(1e3 * us)] for region in REGIONS}
+            return {name: regions | {Stage.MLP: [round(1e3 * us * (place if name == UNFUSED else 1.0))]}}
+
+        return times
+
+    def end_epoch() -> Any:
+        ended.append(1)
+        return {}
+
+    monkeypatch.setattr(call_epochs, "OthersByRound", Nobody)
+    timers = [timer(UNFUSED, 30.0), timer(FUSED, 10.0), timer(ONE_CALL, 10.0)]
+    monkeypatch.setattr(bench, "_timers", lambda: (timers, [end_epoch]))
+    monkeypatch.setattr(measuring, "probe_turn", lambda threads, device: None)
+    labels: list[str] = []
+    (decided,) = bench.regions(["qkv"])
+    assert decided.looks == (3,)
+    assert decided.gain.value == pytest.approx(3)
+    assert decided.verdict == "FASTER"
+    ended.clear()
+    qkv, mlp = bench.regions(["qkv", "mlp"], budget_s=1e9, progress=lambda done, total, label: labels.append(label))
+    assert qkv.looks == mlp.looks
+    assert mlp.count > 3
+    assert mlp.verdict != "UNDECIDED"
+    assert "undecided are mlp " in labels[4]
+    assert not any("qkv" in label for label in labels)
+
+
+def test_a_precision_goes_on_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = LayerBench(layer_case("tiny-gpt2", context=9, threads=1, layers=2))
+    random = np.random.default_rng(0)
+    monkeypatch.setattr(measuring, "probe_turn", lambda threads, device: None)
+    monkeypatch.setattr(measuring, "_stamped_us", lambda stack: 20.0)
+    monkeypatch.setattr(measuring, "RUNGS", {"unfused": ()})
+    monkeypatch.setattr(measuring, "_wall_us", lambda run: 60.0 * np.exp(0.02 * random.standard_normal()))
+    monkeypatch.setattr(call_epochs, "OthersByRound", Nobody)
+    ladder = bench.ladder(precision=0.02, budget_s=1e9)
+    assert ladder.gain.high / ladder.gain.low <= 1.02
+    assert len(ladder.looks) > 1
+
+
+SMALL: dict[str, Any] = {"batch": 1, "context": 9, "threads": 1, "rounds": 3, "layers": 2}
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +245,16 @@ def test_the_four_fused_regions_are_measured(measured: tuple[tuple[RegionMeasure
     for row in rows:
         figures = row.as_dict()
         assert figures["ratio_low"] <= figures["ratio"] <= figures["ratio_high"]
-        assert figures["ratio"] == pytest.approx(figures["reference_us"] / figures["fused_us"])
+        logs = np.log(np.array(row.rounds_us[UNFUSED]) / np.array(row.rounds_us[FUSED]))
+        of_epochs = [centre(logs[np.array(row.epochs) == epoch]) for epoch in range(3)]
+        assert figures["ratio"] == pytest.approx(np.exp(np.mean(of_epochs)))
+        assert (figures["unit"], figures["count"]) == ("epoch", 3)
         assert figures["published"] == {"qkv": 1.5, "attention": 2.9, "mlp": 3.0, "residual": 1.2}[row.region]
         assert "DeepSpeed" in figures["published_source"]
-        assert all(len(samples) == SMALL["rounds"] for samples in row.rounds_us.values())
+        assert all(len(samples) == len(row.epochs) for samples in row.rounds_us.values())
+        assert all(len(samples) == SMALL["rounds"] for samples in row.warm_us.values())
+        assert np.bincount(row.epochs).min() >= FEWEST_PAIRS
+        assert row.bandwidth_gb_s is None or len(row.bandwidth_gb_s) == len(row.epochs)
 
 
 def test_each_region_has_the_sides_that_differ_in_it(measured: tuple[tuple[RegionMeasurement, ...], Path]) -> None:
@@ -193,6 +292,8 @@ def test_the_share_of_the_limit_is_that_of_the_bytes(measured: tuple[tuple[Regio
         ({"model": "gpt-17"}, "gpt-17"),
         ({"batch": 0}, "got batch = 0, expected at least 1"),
         ({"rounds": 1}, "got rounds = 1, expected at least 2"),
+        ({"budget_s": 0}, "got budget_s = 0"),
+        ({"precision": -0.1}, "got precision = -0.1"),
         ({"threads": 0}, "got threads = 0, expected at least 1"),
         ({"model": "gpt2", "context": 1024}, "more than gpt2's 1024 positions; use a shorter context"),
     ],
