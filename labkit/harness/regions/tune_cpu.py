@@ -21,7 +21,7 @@ from labkit.engine.runners.step import StepInput
 from labkit.engine.runners.watched import WatchedRunner
 from labkit.harness.compare.plan import Schedule, check_schedule
 from labkit.harness.turns.calls import CallEpochs, CallRounds
-from labkit.harness.turns.placing import large_tensors
+from labkit.harness.turns.pages import large_tensors
 from labkit.kernels.probe import STREAMS, Way, rates_gb_s
 from labkit.kernels.reading import READINGS
 from labkit.models.dtypes import dtype_of

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ answers = {
     "write": lambda index: weights[index].fill_(-7) and None,
     "read": lambda index: int(weights[index]),
     "sum": lambda: int(weights.sum(dtype=torch.int64)),
+    "smaps": lambda: open("/proc/self/smaps").read(),
     "files": lambda: [
         line.split()[4] for line in open("/proc/self/maps") if "memfd:labkit-weights" in line
     ],
@@ -123,6 +125,23 @@ def test_both_processes_read_the_same_file_and_keep_their_writes_to_themselves(o
     assert int(tensor[7]) == 7
     assert int(tensor[5]) == -3
     assert other.ask("read", 7) == -7
+
+
+def huge_kb(smaps: str) -> int:
+    """Kilobytes of shared weights that are mapped as huge pages."""
+    mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps, flags=re.MULTILINE)
+    shared = [mapping for mapping in mappings if "memfd:labkit-weights" in mapping.partition("\n")[0]]
+    assert shared
+    return sum(int(size) for mapping in shared for size in re.findall(r"ShmemPmdMapped: +(\d+)", mapping))
+
+
+def test_both_processes_have_pages_of_the_same_size(other: Other) -> None:
+    tensor = weights()
+    share(SharedPages([tensor], lambda: None), other)
+    ours = huge_kb(Path("/proc/self/smaps").read_text())
+    assert ours == huge_kb(other.ask("smaps"))
+    assert ours in range(0, 4 * COUNT // 1024 + 1, HUGE_PAGE // 1024)
+    assert torch.equal(tensor, numbers())
 
 
 def test_what_a_process_has_written_stays_its_own_in_the_next_epoch(other: Other) -> None:
