@@ -159,7 +159,7 @@ def test_the_published_table_is_the_sources_and_says_so() -> None:
 
 def test_the_page_holds_all_tables_and_a_frame_all_cells() -> None:
     page = GRID.page()
-    assert page.startswith("# Ways to run gpt2: )
+    assert page.startswith("# Ways to run gpt2: ")
     assert page.count("\n## ") == 3
     lines = [line for line in page.splitlines() if line.startswith("| hf-eager | ")]
     assert lines[0].endswith("| oom |")
