@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from labkit.cli.measuring import AsJson, Model, Output, Precision, Threads
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
+
+if TYPE_CHECKING:
+    from labkit.harness.streaming.plan import StreamingPlan
 
 out = terminal()
 err = terminal(stderr=True)
@@ -46,7 +49,6 @@ def plan_batch(
     from labkit.harness.results import save
     from labkit.harness.streaming.make import plan_streaming
     from labkit.harness.streaming.measured import EPOCHS_OF_BATCH, measured_plan
-    from labkit.harness.streaming.table import measured_table, predicted_table, trade_table
     from labkit.system.output_folder import check_output_folder
 
     if measure and (disk_gb_s is not None or gflops is not None):
@@ -76,6 +78,12 @@ def plan_batch(
     if as_json:
         typer.echo(json.dumps(plan.as_dict()))
     else:
-        for table in (predicted_table, *((measured_table,) if plan.points else ()), trade_table):
-            out.print(table(plan))
+        _print_tables(plan)
     save(plan, output)  # last, so that the result is shown even if it cannot be saved
+
+
+def _print_tables(plan: StreamingPlan) -> None:
+    from labkit.harness.streaming.table import measured_table, predicted_table, trade_table
+
+    for table in (predicted_table, *((measured_table,) if plan.points else ()), trade_table):
+        out.print(table(plan))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from labkit.statistics import Mean
     from labkit.studies.matrix_errors import Histogram
-    from labkit.studies.precision import PrecisionSide, PrecisionStudy
+    from labkit.studies.precision_study import PrecisionSide, PrecisionStudy
 
 FLOAT, INT8, INT4, SYMMETRIC, FILE = "#7d8896", SIDE_COLORS["candidate"], "#d9702b", "#8159a8", "#2f8f5b"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon", "x")

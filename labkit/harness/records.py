@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Literal[1] = 1
 METRICS = ("ttft", "per_token", "end_to_end")
+MOST_LEFT_OUT = 0.02  # of the bytes of a step, before a measurement says so
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # phases of samples, in words
 
 
@@ -194,7 +195,24 @@ class Measurement(Tabular, FrozenRecord):
             weaknesses.append(
                 f"{self.name}: share of the physical limit unknown (no bandwidth probe, or work not counted)"
             )
+        if self.left_out > MOST_LEFT_OUT:
+            weaknesses.append(
+                f"{self.name}: epochs end before a generation does, so the measured steps read {self.left_out:.1%} "
+                f"less than the average step of {self.case.new_tokens} tokens"
+            )
         return tuple(weaknesses)
+
+    @property
+    def left_out(self) -> float:
+        """By how much less memory the measured steps read than the average step of a whole generation, a fraction. An
+        epoch may end before a generation does, and the later steps have longer contexts.
+        """
+        further = [turn.further_tokens for run in self.runs for turn in run.turns]
+        return (
+            -float(np.mean(further)) * self.work.bytes_per_token / self.work.decode_bytes
+            if further and self.work
+            else 0
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Figures of one side, as `labkit compare --json` shows them."""

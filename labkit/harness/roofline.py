@@ -36,10 +36,13 @@ class Work(Listed):
     prefill_flops: float
     weight_bytes: int
     kv_bytes: int
+    bytes_per_token: float = 0.0  # that a decode step reads for each token of its contexts, for all sequences
 
-    def floor_ms(self, bandwidth_gb_s: float, peak_gflop_s: float | None = None) -> float:
-        """The least time of a decode step at this read bandwidth, and at this peak rate where it is known."""
-        reading = self.decode_bytes / bandwidth_gb_s / 1e6
+    def floor_ms(self, bandwidth_gb_s: float, peak_gflop_s: float | None = None, further_tokens: float = 0.0) -> float:
+        """The least time of a decode step at this read bandwidth, and at this peak rate where it is known. Its context
+        is `further_tokens` longer than that of the average step.
+        """
+        reading = (self.decode_bytes + further_tokens * self.bytes_per_token) / bandwidth_gb_s / 1e6
         return max(reading, self.decode_flops / peak_gflop_s / 1e6) if peak_gflop_s else reading
 
     def prompt_floor_ms(self, bandwidth_gb_s: float, peak_gflop_s: float) -> float:
@@ -55,12 +58,14 @@ def count_work(
     The prompt's pass yields the first token. The step for token i + 1 attends to the prompt and i new tokens.
     """
     contexts = range(prompt + 1, prompt + max(new, 2))
+    step_bytes = [decode_bytes(config, weights, batch, context, kv_dtype) for context in contexts]
     return Work(
-        decode_bytes=float(np.mean([decode_bytes(config, weights, batch, context, kv_dtype) for context in contexts])),
+        decode_bytes=float(np.mean(step_bytes)),
         decode_flops=float(np.mean([decode_flops(config, batch, context) for context in contexts])),
         prefill_flops=prefill_flops(config, batch, prompt),
         weight_bytes=_weight_bytes(config, weights),
         kv_bytes=batch * (prompt + new) * config.kv_bytes_per_token(_computes(weights), kv_dtype),
+        bytes_per_token=(step_bytes[-1] - step_bytes[0]) / max(1, len(step_bytes) - 1),
     )
 
 

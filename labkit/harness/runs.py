@@ -84,6 +84,7 @@ class TokenTurn(FrozenRecord):
     first_step_ms: float
     step_ms: float  # mean of the other steps
     bandwidth_gb_s: float | None = None  # read bandwidth, probed in this pair; None: no probe
+    further_tokens: float = 0.0  # by which its context is longer than that of a generation's average step
 
 
 class Run(FrozenRecord):
@@ -150,10 +151,14 @@ class Run(FrozenRecord):
         """Share of the limit of a decode step: the least time that the memory around this run and the processor allowed
         / the measured time. An epoch has the median over its turns, each with the probe of its pair.
         """
-        paired = [(turn.bandwidth_gb_s, turn.step_ms) for turn in self.turns if turn.bandwidth_gb_s is not None]
-        if not paired and self.bandwidth_gb_s is not None:
-            paired = [(float(np.mean(self.bandwidth_gb_s)), self.per_token_ms)]
-        return median_of([work.floor_ms(rate, peak_gflop_s) / took for rate, took in paired])
+        shares = [
+            work.floor_ms(turn.bandwidth_gb_s, peak_gflop_s, turn.further_tokens) / turn.step_ms
+            for turn in self.turns
+            if turn.bandwidth_gb_s is not None
+        ]
+        if not shares and self.bandwidth_gb_s is not None:
+            shares = [work.floor_ms(float(np.mean(self.bandwidth_gb_s)), peak_gflop_s) / self.per_token_ms]
+        return median_of(shares)
 
     def prompt_share(self, work: Work, peak_gflop_s: float) -> float | None:
         """Share of the limit of the first token."""

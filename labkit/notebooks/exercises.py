@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from labkit.models.config import ModelConfig
     from labkit.studies.kernels import KernelStudy
     from labkit.studies.matrix_errors import StoredMatrices
-    from labkit.studies.precision import PrecisionStudy
+    from labkit.studies.precision_study import PrecisionStudy
     from labkit.studies.traces import CapturePair
 
 GROWN = 8  # sequences in the exercise on the batch

@@ -163,22 +163,19 @@ def study_parallel(
         raise KeyboardInterrupt
     (total,) = totals
     follow(total, total + 1, f"capturing {sizes[-1]} ranks")
-    capture, remarks = None, tuple[str, ...]()
-    try:
-        capture = capture_ranks(
-            model,
-            sizes[-1],
-            steps=STEPS,
-            prompt=min(prompt_tokens, 32),
-            dtype=dtype,
-            threads=threads,
-            output=output,
-            timeout_s=CAPTURE_S,
-        )
-    except (CaptureError, UserError) as error:  # what was measured counts without a capture
-        remarks = (f"the ranks could not be captured: {error}",)
+    capture, remarks = _captured(
+        model, sizes[-1], prompt=min(prompt_tokens, 32), dtype=dtype, threads=threads, output=output
+    )
     follow(total + 1, total + 1, "done")
     return ParallelStudy(config, comparisons, capture, remarks)
+
+
+def _captured(model: str, ranks: int, **options: Any) -> tuple[Capture | None, tuple[str, ...]]:
+    """A capture of some steps of the ranks, or None and a remark: what was measured counts without it."""
+    try:
+        return capture_ranks(model, ranks, steps=STEPS, timeout_s=CAPTURE_S, **options), ()
+    except (CaptureError, UserError) as error:
+        return None, (f"the ranks could not be captured: {error}",)
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -22,6 +22,7 @@ from labkit.widgets.live import Execution, Slot, is_live
 
 Result = TypeVar("Result")
 NOT_YET = "*Nothing has been measured yet: press Run, under the controls near the top.*"
+KEPT = "stopped, and what was measured until then is kept"
 UNDER_WAY = "*This is being measured.*"
 
 
@@ -176,7 +177,8 @@ class StudyBench(Generic[Result]):
         if self._controls:
             keep_last(self._last, self.kind, self._name, RUNS)
             self._controls.page.results += 1
-            self._controls.say("done; every figure and check shows this run")
+            stopped = getattr(result, "interrupted", False)
+            self._controls.say(f"{KEPT if stopped else 'done'}; every figure and check shows this run")
             self._newest[self._name]._offer()
 
     def _show_part(self, partly: Result) -> None:

@@ -22,7 +22,8 @@ from labkit.studies.kernels import KernelStudy, study_kernels
 from labkit.studies.larger_than_memory import StreamingStudy, study_larger_than_memory
 from labkit.studies.parallel import ParallelStudy, study_parallel
 from labkit.studies.pipeline import PipelineStudy, study_pipeline
-from labkit.studies.precision import PrecisionStudy, study_precision
+from labkit.studies.precision import study_precision
+from labkit.studies.precision_study import PrecisionStudy
 from labkit.studies.traces import CapturePair, bundled_pair, capture_pair
 from labkit.widgets.bench import StudyBench
 from labkit.widgets.live import is_live

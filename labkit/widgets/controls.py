@@ -26,8 +26,8 @@ OFFER = "Nothing has been measured yet: Run measures with these settings."
 STOPPED = "Stopped; the figures show the previous run, if there was one."
 
 
-class Stopped(BaseException):
-    """The Stop button was pressed. Like KeyboardInterrupt it is not an Exception, so that no handler catches it."""
+class Stopped(KeyboardInterrupt):
+    """The Stop button was pressed. What keeps a part of a result after Ctrl-C keeps it now, too."""
 
 
 class Controls:
@@ -121,7 +121,7 @@ class Controls:
         try:
             yield self._follow
             self._bar.bar_style, self._bar.value = "success", self._bar.max
-        except Stopped:
+        except KeyboardInterrupt:
             self._bar.bar_style = "warning"
             self.say(STOPPED)
             raise
@@ -137,7 +137,7 @@ class Controls:
 
     def _run_on_thread(self) -> None:
         # There is no cell to raise in; busy() has shown the error.
-        with suppress(Exception, Stopped), self.busy() as follow:
+        with suppress(Exception, KeyboardInterrupt), self.busy() as follow:
             self._interruptible = True
             try:
                 self._measure(self.settings, follow)

@@ -18,7 +18,7 @@ from labkit.harness.methods.cell import MethodCell
 from labkit.harness.results import KINDS, save_lines
 from labkit.harness.runs import FrozenRecord
 from labkit.studies.larger_than_memory import save_study as save_streaming
-from labkit.studies.precision import save_study as save_precisions
+from labkit.studies.precision_study import save_study as save_precisions
 from labkit.system.errors import UserError
 from labkit.system.whole_file import write_whole
 

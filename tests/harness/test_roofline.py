@@ -161,3 +161,13 @@ def test_the_probe_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert probe_bandwidth(3, torch.device("meta")) is None
     monkeypatch.setattr("labkit.kernels.gpu.interpreted", lambda: True)
     assert probe_bandwidth(3, torch.device("cuda", 0)) is None
+
+
+@each_model
+def test_a_step_with_a_longer_context_takes_longer_by_its_tokens(name: str) -> None:
+    work, new = count_work(small(name), torch.float32, 2, 20, 9), 9
+    last = (new - 2) / 2  # of the steps of a run, counted from the average one
+    longest = decode_bytes(small(name), torch.float32, 2, 20 + new - 1)
+    if all(window is None or window > 20 + new for window in small(name).windows):
+        assert work.floor_ms(1.0, None, last) == pytest.approx(longest / 1e6)
+        assert work.floor_ms(1.0, None, last) > work.floor_ms(1.0)

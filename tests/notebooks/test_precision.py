@@ -6,7 +6,7 @@ import pytest
 from helpers.sweeps import sweep
 
 from labkit.notebooks import RunReport
-from labkit.studies.precision import load_study
+from labkit.studies.precision_study import load_study
 
 
 @pytest.fixture

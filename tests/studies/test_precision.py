@@ -12,7 +12,8 @@ from labkit.kernels.types import Linear
 from labkit.models.policies import model_config_of
 from labkit.statistics.resolution import TellsApart
 from labkit.studies.matrix_errors import head_error, layer_bytes, matrix_errors, reason_against, spread_of
-from labkit.studies.precision import load_study, parse_precisions, save_study, window_of
+from labkit.studies.precision import parse_precisions, window_of
+from labkit.studies.precision_study import load_study, save_study
 from labkit.system.errors import UserError
 from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve

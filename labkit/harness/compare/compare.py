@@ -100,8 +100,8 @@ def compare(
 
     show: gets the comparison after each epoch from the third on, and when all are done, before stages and answers.
 
-    An interrupt (Ctrl-C) after two epochs ends the comparison with what was measured; before that, or in rounds, it is
-    raised.
+    An interrupt (Ctrl-C) after two epochs ends the comparison with what was measured, and after the timed runs without
+    stages and answers; before that it is raised.
 
     UserError: an impossible name, size or dtype. NotQuietError: the machine did not become quiet. WorkerError: a side's
     process failed, or needs more memory than it may have.

@@ -96,14 +96,21 @@ def take_turns(
             measured.note_reading()
         if timed:
             timed(sampling.result())
-        for measured in measured_sides if schedule.stages else ():
-            steps.begin(f"stages of {measured.name}")
-            measured.note_stages()
-        for measured in measured_sides if schedule.question else ():
-            steps.begin(f"an answer of {measured.name}")
-            measured.note_answer()
+        try:
+            _note_untimed(measured_sides, schedule, steps)
+        except KeyboardInterrupt:  # what was timed is complete
+            return replace(sampling.result(), interrupted=True)
     steps.end()
     return sampling.result()
+
+
+def _note_untimed(sides: Sequence[MeasuredSide], schedule: Schedule, steps: Steps) -> None:
+    for side in sides if schedule.stages else ():
+        steps.begin(f"stages of {side.name}")
+        side.note_stages()
+    for side in sides if schedule.question else ():
+        steps.begin(f"an answer of {side.name}")
+        side.note_answer()
 
 
 def _sampling(

@@ -145,8 +145,8 @@ class Epochs(Sampling):
                 left -= self._find_steps_per_turn(epoch)
                 continue
             steps = left if left < self._steps_per_turn + FEWEST_STEPS - 1 else self._steps_per_turn
+            pairs += self._pair(epoch, pairs, steps, self._new - 1 - left)
             left -= steps
-            pairs += self._pair(epoch, pairs, steps)
         self._others.end_round()
         return epoch
 
@@ -183,8 +183,11 @@ class Epochs(Sampling):
         self._steps_per_turn = min(max(wanted, FEWEST_STEPS), MOST_STEPS, self._new - 1)
         return tried
 
-    def _pair(self, epoch: list[_SideEpoch], pair: int, steps: int) -> bool:
-        """A turn of each side and of the probe, in random order. False if it was dropped."""
+    def _pair(self, epoch: list[_SideEpoch], pair: int, steps: int, done: int) -> bool:
+        """A turn of each side and of the probe, in random order. False if it was dropped. `done`: steps of this
+        generation before the turn.
+        """
+        further_tokens = done + steps / 2 - (self._new - 2) / 2
         clock_offset, rates, taken = time() - monotonic(), {}, {}
         order = self._random.permutation(len(self.sides) + 1) + PROBE
         for place, index in enumerate(order):
@@ -208,6 +211,7 @@ class Epochs(Sampling):
                     first_step_ms=first_ms,
                     step_ms=float(np.mean(steps_ms)),
                     bandwidth_gb_s=rates[self.sides[index].spec.cores],
+                    further_tokens=further_tokens,
                 )
             )
         return True

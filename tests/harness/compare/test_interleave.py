@@ -113,11 +113,11 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 
 @sweep
-@pytest.mark.parametrize(("when", "kept"), [("epoch 2", 0), ("epoch 3", 2)])
+@pytest.mark.parametrize(("when", "kept"), [("epoch 2", 0), ("epoch 3", 2), ("stages of fused", 3)])
 def test_an_interrupt_ends_the_workers_and_keeps_what_is_enough_for_an_interval(
     when: str, kept: int, tmp_path: Path
 ) -> None:
-    """tests/cli covers an interrupt while the workers load."""
+    """The timed runs stay without their stages. tests/cli covers an interrupt while the workers load."""
     before = children()
 
     def interrupt(done: float, total: float, label: str) -> None:
@@ -174,7 +174,7 @@ def test_a_killed_worker_is_reported_with_its_signal() -> None:
 
 
 def test_a_side_that_hangs_is_named_and_ended() -> None:
-    pids = []
+    pids: list[int] = []
 
     def compare() -> None:
         with SideProcesses("hf-eager", 1) as side:

@@ -145,6 +145,23 @@ def test_the_record_keeps_every_pair_and_a_file_gives_it_back(monkeypatch: pytes
     assert pairs[["baseline_at_s", "candidate_at_s"]].max(axis=1).is_monotonic_increasing
 
 
+def test_the_limit_is_that_of_the_contexts_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch of three steps at the end of a generation reads longer contexts than its average step."""
+    turns, _ = measured(monkeypatch, Schedule(rounds=3), MadeUp("baseline", 40.0), MadeUp("candidate", 10.0))
+    further = [turn.further_tokens for run in turns.sides[0].runs for turn in run.turns]
+    assert min(further) < 0 < max(further)
+    assert all(abs(tokens) <= (NEW - 2) / 2 for tokens in further)
+    run, work = turns.sides[0].runs[0], turns.sides[0].work
+    assert work is not None
+    work = work.model_copy(update={"bytes_per_token": 1e6})
+    late = run.model_copy(update={"turns": (run.turns[0].model_copy(update={"further_tokens": 9.0}),)})
+    early = run.model_copy(update={"turns": (run.turns[0].model_copy(update={"further_tokens": -9.0}),)})
+    more = (late.floor_share(work) or 0) - (early.floor_share(work) or 0)
+    assert more == pytest.approx(18 * 1e6 / 1000.0 / 1e6 / run.turns[0].step_ms)  # at 1,000 GB/s
+    side = turns.sides[0].model_copy(update={"runs": (early,), "work": work})
+    assert side.left_out == pytest.approx(9e6 / work.decode_bytes)
+
+
 def test_epochs_are_added_until_it_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     turns, labels = measured(
         monkeypatch, Schedule(rounds=None, budget_s=1e9), MadeUp("baseline", 40.0, 0.01), MadeUp("candidate", 10.0)

@@ -5,7 +5,7 @@ from helpers.studies.comparisons import environment, measurement
 from labkit.harness.evaluation.records import Evaluation, EvaluationCase, WindowScore
 from labkit.harness.records import Measurement
 from labkit.studies.matrix_errors import Histogram, MatrixError, Spread, StoredMatrices
-from labkit.studies.precision import PrecisionSide, PrecisionStudy, Refused
+from labkit.studies.precision_study import PrecisionSide, PrecisionStudy, Refused
 
 NUMBERS = 2 * (192 * 64 + 64 * 64 + 2 * 256 * 64)  # in the layers of tiny-gpt2
 SIDES = {  # ms per token, KL, error of the layers
