@@ -71,14 +71,14 @@ class Measurement(Tabular, FrozenRecord):
     def samples_ms(self) -> dict[str, tuple[float, ...]]:
         """All raw samples by metric; "per_token" holds every decode step of every run."""
         return {
-            "ttft": tuple(run.ttft_ms for run in self.runs),
+            "ttft": self.rounds_ms("ttft"),
             "per_token": tuple(step for run in self.runs for step in run.decode_ms),
             "end_to_end": tuple(run.end_to_end_ms for run in self.runs),
         }
 
     def rounds_ms(self, metric: str) -> tuple[float, ...]:
-        """One figure per run; for "per_token" the run's median step."""
-        return tuple(getattr(run, f"{metric}_ms") for run in self.runs)
+        """One figure per run; for "per_token" the run's median step, and for "ttft" only of runs that have a prompt."""
+        return tuple(getattr(run, f"{metric}_ms") for run in self.runs if metric != "ttft" or run.has_prompt)
 
     def summary(self, metric: str) -> Summary:
         """Distribution of all raw samples of a metric."""
@@ -253,6 +253,7 @@ class Measurement(Tabular, FrozenRecord):
             }
             for run in self.runs
             for token, took in enumerate((run.ttft_ms, *run.decode_ms))
+            if token or run.has_prompt
         ]
 
     def to_frame(self) -> pd.DataFrame:

@@ -214,7 +214,7 @@ def _runs(role: str, side: Measurement) -> list[dict[str, Any]]:
             "impl": side.impl,
             "weights": side.weights,
             "round": run.round,
-            "ttft_ms": run.ttft_ms,
+            "ttft_ms": run.ttft_ms if run.has_prompt else None,
             "per_token_ms": run.per_token_ms,
             "end_to_end_ms": run.end_to_end_ms,
             "bandwidth_gb_s": np.mean(run.probes_gb_s) if run.probes_gb_s else None,

@@ -90,7 +90,8 @@ class TokenTurn(FrozenRecord):
 class Run(FrozenRecord):
     """One timed generation, or one epoch: generations that pause between `turns`, with weights that stay in one place.
 
-    In an epoch `decode_ms` has the steps of all turns but their first ones, `ttft_ms` is the median of `prompts_ms`,
+    In an epoch `decode_ms` has the steps of all turns but their first ones, `ttft_ms` is the median of `prompts_ms`, or
+    that of the epoch before where no prompt began,
     and `end_to_end_ms` is the first token and the steps after it at the epoch's time per token.
 
     Only a side with limited memory that reads files has the last two fields. The files are made cold before the run,
@@ -119,14 +120,15 @@ class Run(FrozenRecord):
         turns: Sequence[TokenTurn],
         *,
         round: int,
+        first_ms: float,
         prompts_ms: Sequence[float],
         decode_ms: Sequence[float],
         new_tokens: int,
     ) -> Run:
-        """The epoch with these turns. `prompts_ms`: its first tokens; `decode_ms`: its steps, as this class keeps them;
-        `new_tokens`: of a whole generation.
+        """The epoch with these turns. `first_ms`: the typical first token; `prompts_ms`: its own first tokens;
+        `decode_ms`: its steps, as this class keeps them; `new_tokens`: of a whole generation.
         """
-        first_ms, step_ms = float(np.median(prompts_ms)), float(np.median([turn.step_ms for turn in turns]))
+        step_ms = float(np.median([turn.step_ms for turn in turns]))
         return cls(
             round=round,
             ttft_ms=first_ms,
@@ -135,6 +137,11 @@ class Run(FrozenRecord):
             turns=tuple(turns),
             prompts_ms=tuple(prompts_ms),
         )
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether a first token was timed in this run; an epoch may go on with the generation of the epoch before."""
+        return bool(self.prompts_ms or not self.turns)
 
     @property
     def per_token_ms(self) -> float:

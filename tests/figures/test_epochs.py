@@ -28,7 +28,9 @@ def in_epochs(epochs: int = 8, *, looks: tuple[int, ...] = (3, 4, 6, 8), ratio: 
                 for pair in range(6)
             ]  # fmt: skip
             steps = [turn.step_ms for turn in turns for _ in range(3)]
-            runs.append(Run.of_epoch(turns, round=index, prompts_ms=[100.0], decode_ms=steps, new_tokens=32))
+            runs.append(
+                Run.of_epoch(turns, round=index, first_ms=100.0, prompts_ms=[100.0], decode_ms=steps, new_tokens=32)
+            )
         sides[role] = getattr(record, role).model_copy(update={"runs": tuple(runs), "placed_anew": True})
     return record.model_copy(update=sides | {"looks": looks})
 

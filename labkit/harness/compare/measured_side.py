@@ -151,6 +151,11 @@ class MeasuredSide:
         return bool(self._loaded.get("pauses"))
 
     @property
+    def pauses_to_move(self) -> bool:
+        """Whether a generation can go on after its weights have moved."""
+        return bool(self._loaded.get("pauses_to_move"))
+
+    @property
     def knows_turns(self) -> bool:
         """Whether its labkit knows turns of a few tokens."""
         return "pauses" in self._loaded

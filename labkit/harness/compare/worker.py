@@ -118,6 +118,7 @@ class Worker:
         return {
             "impl": self._side.impl,
             "pauses": self._side.pauses,
+            "pauses_to_move": self._pauses_to_move,
             "weights": as_plain(self._side.weights),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
@@ -196,9 +197,31 @@ class Worker:
         return torch.from_numpy(prompt), self._generation_args | {"max_new_tokens": self._new}
 
     def _end_turn(self, turn: dict[str, Any]) -> dict[str, Any]:
-        """Answers with a turn, once nothing of this side is at work, and waits for the next request."""
+        """Answers with a turn, once nothing of this side is at work, and waits for the next request. Weights may move
+        while the generation pauses.
+        """
         self._side.rest()
-        return self._exchange(turn)
+        request = self._exchange(turn)
+        while self._pauses_to_move and request["op"] in self.moves:
+            arguments = {name: value for name, value in request.items() if name != "op"}
+            request = self._exchange(self.moves[request["op"]](**arguments))
+        return request
+
+    @property
+    def moves(self) -> dict[str, Callable[..., dict[str, Any]]]:
+        """The requests that put the weights into new memory."""
+        return {
+            "place": self.place,
+            "publish": lambda **request: self.placement.publish(**request),
+            "adopt": lambda **request: self.placement.adopt(**request),
+        }
+
+    @property
+    def _pauses_to_move(self) -> bool:
+        """Whether a generation of this side can go on with weights in new memory. What another library holds is loaded
+        again, and what is read from a disk may be on its way.
+        """
+        return self._side.in_tensors and not self._side.streamed_bytes
 
     def stages(self, *, seed: int) -> dict[str, Any]:
         """Generates once more with timed stages. Returns the stages, and the times of that run."""
@@ -263,10 +286,8 @@ def main() -> None:
         "prepare": worker.prepare,
         "load": worker.load,
         "run": worker.run,
-        "place": worker.place,
+        **worker.moves,
         "weight_blocks": worker.weight_blocks,
-        "publish": lambda **request: worker.placement.publish(**request),
-        "adopt": lambda **request: worker.placement.adopt(**request),
         "begin": worker.begin,
         "stages": worker.stages,
         "answer": worker.answer,

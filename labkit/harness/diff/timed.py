@@ -115,7 +115,7 @@ def _measurement_side(side: Measurement, name: str, metric: str, *, alone: bool 
 def _epochs(side: Measurement, metric: str) -> tuple[TimedEpoch, ...]:
     """The turns of each epoch, with their rates where memory is the limit. First tokens have no rates."""
     if metric == "ttft":
-        return tuple(TimedEpoch(run.prompts_ms) for run in side.runs)
+        return tuple(TimedEpoch(run.prompts_ms) for run in side.runs if run.prompts_ms)
     has_rates = not _multiplies_longer(side) and all(turn.bandwidth_gb_s for run in side.runs for turn in run.turns)
     return tuple(
         TimedEpoch(

@@ -10,7 +10,7 @@ slower, for as long as they stay there. The centre of an epoch's pairs is one sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -32,6 +32,7 @@ from labkit.statistics.sequential import EPOCHS
 TURN_MS = 30  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
 FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
 JUMP_S = 0.5  # by which the clock of the day may move against the monotonic one in a pair
+LEAST_PROMPTS = 6  # then a generation goes on in the next epoch, since first tokens have enough samples
 PROBE = -1  # the probe's index among the sides
 
 
@@ -49,19 +50,43 @@ def why_not(sides: Sequence[MeasuredSide], new_tokens: int, memory_gb: float | N
 class _SideEpoch:
     """What one side has measured in the present epoch."""
 
+    goes_on: bool  # with the generation of the epoch before
     turns: list[TokenTurn] = field(default_factory=list)
     prompts_ms: list[float] = field(default_factory=list)
     decode_ms: list[float] = field(default_factory=list)
     generations: list[list[list[int]]] = field(default_factory=list)  # [generation][step, sequence]
 
-    def run(self, index: int, new_tokens: int) -> Run:
-        return Run.of_epoch(
-            self.turns, round=index, prompts_ms=self.prompts_ms, decode_ms=self.decode_ms, new_tokens=new_tokens
+    def __post_init__(self) -> None:
+        if self.goes_on:
+            self.generations.append([])
+
+
+def _runs(epochs: Sequence[_SideEpoch], new_tokens: int) -> Iterator[Run]:
+    """The record of each epoch. One without a prompt has the first token of the epoch before."""
+    first_ms = 0.0
+    for index, epoch in enumerate(epochs):
+        first_ms = float(np.median(epoch.prompts_ms)) if epoch.prompts_ms else first_ms
+        yield Run.of_epoch(
+            epoch.turns,
+            round=index,
+            first_ms=first_ms,
+            prompts_ms=epoch.prompts_ms,
+            decode_ms=epoch.decode_ms,
+            new_tokens=new_tokens,
         )
 
-    def tokens(self) -> list[list[list[int]]]:
-        """[sequence, position] of each generation."""
-        return [np.array(steps).T.tolist() for steps in self.generations]
+
+def _tokens(epochs: Sequence[_SideEpoch]) -> list[list[list[int]]]:
+    """[generation][sequence, position]."""
+    generations: list[list[list[int]]] = []
+    for epoch in epochs:
+        first, *more = epoch.generations
+        if epoch.goes_on:
+            generations[-1] = generations[-1] + first
+        else:
+            generations.append(first)
+        generations += more
+    return [np.array(steps).T.tolist() for steps in generations]
 
 
 class Epochs(Sampling):
@@ -89,6 +114,7 @@ class Epochs(Sampling):
         self._device = comparison_device()
         self._epochs: list[list[_SideEpoch]] = []  # that are complete, by side
         self._prompts = 0  # begun so far
+        self._left = 0  # steps of the present generation that are still to come
         self._steps_per_turn = 0  # not known yet
         self._dropped = 0
         self._interrupted = False
@@ -107,8 +133,7 @@ class Epochs(Sampling):
     def result(self) -> Turns:
         for index, side in enumerate(self.sides):
             measured = [epoch[index] for epoch in self._epochs]
-            runs = [of_epoch.run(number, self._new) for number, of_epoch in enumerate(measured)]
-            side.note_epochs(runs, [tokens for of_epoch in measured for tokens in of_epoch.tokens()])
+            side.note_epochs(list(_runs(measured, self._new)), _tokens(measured))
         shared = None if self._sharing is None else self._sharing.record
         return Turns(
             **self._measurements(),
@@ -134,26 +159,27 @@ class Epochs(Sampling):
         """One epoch of all sides."""
         self._steps.begin(self._label(), len(self.sides))
         self._place()
-        epoch = [_SideEpoch() for _ in self.sides]
-        self._begin(epoch)
-        started, left, pairs = monotonic(), self._new - 1, 0
-        while self._goes_on(pairs, left, started):
-            if left == 0:
+        if self._prompts < LEAST_PROMPTS or not all(side.pauses_to_move for side in self.sides):
+            self._left = 0
+        epoch = [_SideEpoch(goes_on=self._left > 0) for _ in self.sides]
+        if not self._left:
+            self._begin(epoch)
+        started, pairs = monotonic(), 0
+        while self._goes_on(pairs, started):
+            if not self._left:
                 self._begin(epoch)
-                left = self._new - 1
             if not self._steps_per_turn:
-                left -= self._find_steps_per_turn(epoch)
+                self._find_steps_per_turn(epoch)
                 continue
-            steps = left if left < self._steps_per_turn + FEWEST_STEPS - 1 else self._steps_per_turn
-            pairs += self._pair(epoch, pairs, steps, self._new - 1 - left)
-            left -= steps
+            steps = self._steps_per_turn
+            pairs += self._pair(epoch, pairs, self._left if self._left < steps + FEWEST_STEPS - 1 else steps)
         self._others.end_round()
         return epoch
 
-    def _goes_on(self, pairs: int, left: int, started: float) -> bool:
-        """Whether an epoch goes on. `left`: steps of its present generation that are still to come."""
+    def _goes_on(self, pairs: int, started: float) -> bool:
+        """Whether an epoch goes on."""
         if self._schedule.whole:
-            return left > 0 or pairs < FEWEST_PAIRS
+            return self._left > 0 or pairs < FEWEST_PAIRS
         return epoch_goes_on(pairs, started)
 
     def _place(self) -> None:
@@ -170,9 +196,10 @@ class Epochs(Sampling):
             first_ms, tokens = self.sides[index].begin(self._schedule.seed + self._prompts)
             epoch[index].prompts_ms.append(first_ms)
             epoch[index].generations.append(tokens)
+        self._left = self._new - 1
 
-    def _find_steps_per_turn(self, epoch: list[_SideEpoch]) -> int:
-        """Sets the steps of a turn, the same for all sides, from a turn that does not count. Returns its steps."""
+    def _find_steps_per_turn(self, epoch: list[_SideEpoch]) -> None:
+        """Sets the steps of a turn, the same for all sides, from a turn that does not count."""
         tried = FEWEST_STEPS if self._new - 1 >= 2 * FEWEST_STEPS else self._new - 1
         fastest_ms = math.inf
         for index, side in enumerate(self.sides):
@@ -181,13 +208,12 @@ class Epochs(Sampling):
             fastest_ms = min(fastest_ms, *steps_ms[1:])
         wanted = 1 + math.ceil(TURN_MS / fastest_ms)
         self._steps_per_turn = min(max(wanted, FEWEST_STEPS), MOST_STEPS, self._new - 1)
-        return tried
+        self._left -= tried
 
-    def _pair(self, epoch: list[_SideEpoch], pair: int, steps: int, done: int) -> bool:
-        """A turn of each side and of the probe, in random order. False if it was dropped. `done`: steps of this
-        generation before the turn.
-        """
-        further_tokens = done + steps / 2 - (self._new - 2) / 2
+    def _pair(self, epoch: list[_SideEpoch], pair: int, steps: int) -> bool:
+        """A turn of each side and of the probe, in random order. False if it was dropped."""
+        further_tokens = self._new / 2 - self._left + steps / 2
+        self._left -= steps
         clock_offset, rates, taken = time() - monotonic(), {}, {}
         order = self._random.permutation(len(self.sides) + 1) + PROBE
         for place, index in enumerate(order):

@@ -10,7 +10,7 @@ from labkit.harness.compare.plan import Schedule
 from labkit.statistics.sequential import Rule
 
 FEWEST_PAIRS, MOST_PAIRS = 4, 24  # of an epoch
-EPOCH_S = 1.5  # after which an epoch with enough pairs ends
+EPOCH_S = 1.0  # after which an epoch with enough pairs ends
 Epoch = TypeVar("Epoch")
 
 

@@ -43,12 +43,15 @@ def by_epoch(figures: Sequence[float] | Logs, epochs: Sequence[int]) -> list[Log
 
 
 def pair_logs(baseline: Sequence[Run], candidate: Sequence[Run], metric: str = "per_token") -> list[Logs]:
-    """Logarithm of baseline / candidate of each pair of turns, or of each prompt ("ttft"), by epoch."""
+    """Logarithm of baseline / candidate of each pair of turns, or of each prompt ("ttft"), by epoch. Epochs without a
+    prompt have no first token.
+    """
 
     def times(run: Run) -> Logs:
         return np.array(run.prompts_ms if metric == "ttft" else [turn.step_ms for turn in run.turns])
 
-    return [np.log(times(ours) / times(theirs)) for ours, theirs in zip(baseline, candidate, strict=True)]
+    pairs = zip(baseline, candidate, strict=True)
+    return [np.log(times(ours) / times(theirs)) for ours, theirs in pairs if metric != "ttft" or theirs.prompts_ms]
 
 
 def pair_rates(runs: Sequence[Run]) -> list[float | None]:

@@ -16,7 +16,8 @@ from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Steps, Turns, first_is_decided, last_is_decided
 from labkit.harness.runs import Run, SharedWeights
 from labkit.harness.turns import epochs as module
-from labkit.harness.turns.epochs import FEWEST_STEPS, Epochs, why_not
+from labkit.harness.turns import looks
+from labkit.harness.turns.epochs import FEWEST_STEPS, LEAST_PROMPTS, Epochs, why_not
 from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
 from labkit.statistics.resolution import TellsApart
 from labkit.studies.comparison_words import notes
@@ -27,9 +28,11 @@ NEW, FIRST_MS = 20, 50.0
 class MadeUp:
     """A side whose step takes `step_ms` at the place of its weights, which is drawn anew in each epoch."""
 
-    def __init__(self, role: str, step_ms: float, scatter: float = 0.0, *, pauses: bool = True) -> None:
+    def __init__(
+        self, role: str, step_ms: float, scatter: float = 0.0, *, pauses: bool = True, pauses_to_move: bool = True
+    ) -> None:
         self._side = getattr(comparison(), "baseline" if role == "middle" else role)
-        self.name, self.spec, self.pauses = role, SideSpec(role, 1), pauses
+        self.name, self.spec, self.pauses, self.pauses_to_move = role, SideSpec(role, 1), pauses, pauses_to_move
         self.process = SimpleNamespace(pids=())
         self.tokens: list[Any] = []
         self.runs: list[Run] = []
@@ -111,6 +114,25 @@ def test_an_epoch_of_whole_calls_has_a_step_at_every_length_of_the_context(monke
         assert run.end_to_end_ms == pytest.approx(FIRST_MS + steps * 40)
         assert len(tokens[0]) == NEW
     assert len(turns.tokens[0]) == sum(len(run.prompts_ms) for run in turns.sides[0].runs)
+
+
+@pytest.mark.parametrize("pauses_to_move", [True, False])
+def test_a_generation_goes_on_in_the_next_epoch_once_there_are_enough_prompts(
+    monkeypatch: pytest.MonkeyPatch, pauses_to_move: bool
+) -> None:
+    monkeypatch.setattr(looks, "MOST_PAIRS", FEWEST_PAIRS)
+    sides = MadeUp("baseline", 40.0, pauses_to_move=pauses_to_move), MadeUp("candidate", 10.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=12), *sides)
+    record, own = turns.comparison(0, 1), [bool(run.prompts_ms) for run in turns.sides[0].runs]
+    assert all(own[:LEAST_PROMPTS])
+    assert all(own) is not pauses_to_move
+    assert all(run.ttft_ms == FIRST_MS for run in turns.sides[0].runs)
+    assert len(record.logs("ttft")) == len(record.baseline.rounds_ms("ttft")) == sum(own)
+    assert len(record.logs("per_token")) == record.rounds == 12
+    for generation in turns.tokens[0]:
+        (row,) = generation
+        assert row[1:] == list(range(len(row) - 1))  # the first token is the prompt's
+    assert record.tokens_equal
 
 
 def test_the_order_in_a_pair_is_random_and_the_probe_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def run_of_epoch(index: int, step_ms: float) -> Run:
         TokenTurn(pair=pair, place=0, at_s=EPOCH_S * index, first_step_ms=9, step_ms=step_ms, bandwidth_gb_s=None)
         for pair in range(4)
     ]
-    return Run.of_epoch(turns, round=index, prompts_ms=[1.0], decode_ms=[step_ms] * 4, new_tokens=9)
+    return Run.of_epoch(turns, round=index, first_ms=1.0, prompts_ms=[1.0], decode_ms=[step_ms] * 4, new_tokens=9)
 
 
 def turns(*, epochs: int = 20, placed: bool = True, others: float = 0.0, **fields: Any) -> Turns:

@@ -95,5 +95,7 @@ def in_epochs(side: Measurement, epochs: Sequence[Pairs], *, place: int = 0) -> 
         ]  # fmt: skip
         steps = [turn.step_ms for turn in turns for _ in range(3)]
         new = side.case.new_tokens
-        runs.append(Run.of_epoch(turns, round=index, prompts_ms=[6 * steps[0]], decode_ms=steps, new_tokens=new))
+        first = 6 * steps[0]
+        fields = {"first_ms": first, "prompts_ms": [first], "decode_ms": steps, "new_tokens": new}
+        runs.append(Run.of_epoch(turns, round=index, **fields))
     return side.model_copy(update={"runs": tuple(runs), "placed_anew": True})
