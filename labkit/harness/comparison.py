@@ -287,7 +287,7 @@ class Comparison(Tabular, FrozenRecord):
                 f"{candidate.name}: {case.ranks} ranks{stages}, each with {case.threads} thread(s); {baseline.name}: "
                 f"{ranks} {base.threads}; {most}; the ranks wait for each other in {waits} of a decode step"
             )
-        reads = [f"{candidate.name} read its weights with {candidate.reading}"] if candidate.reading else []
+        reads = [f"{side.name} read its weights with {side.reading}" for side in (baseline, candidate) if side.reading]
         limits = [f"the limit was set by {candidate.probe}"] if candidate.probe else []
         answers = [f"{side.name} answers: {side.answer}" for side in (baseline, candidate) if side.answer is not None]
         return [

@@ -96,6 +96,6 @@ def in_epochs(side: Measurement, epochs: Sequence[Pairs], *, place: int = 0) -> 
         steps = [turn.step_ms for turn in turns for _ in range(3)]
         new = side.case.new_tokens
         first = 6 * steps[0]
-        fields = {"first_ms": first, "prompts_ms": [first], "decode_ms": steps, "new_tokens": new}
+        fields: dict[str, Any] = {"first_ms": first, "prompts_ms": [first], "decode_ms": steps, "new_tokens": new}
         runs.append(Run.of_epoch(turns, round=index, **fields))
     return side.model_copy(update={"runs": tuple(runs), "placed_anew": True})
