@@ -3,7 +3,7 @@
 python -P -m labkit.bench.models [--quick] [--only MODEL or CASE] [--fresh] [--output FOLDER]
 
 Each case has a fixed number of epochs, so that the intervals of all cases are alike. In an epoch the sides take turns
-of a few tokens for about two seconds, with their weights in new memory.
+of a few tokens for about a second, with their weights in new memory.
 
 The files are rewritten after each case, so that a stopped run can be continued: a case of the same day, machine, commit
 and settings is kept.
@@ -44,8 +44,8 @@ from labkit.harness.environment import read_environment
 from labkit.harness.regions.case import shape_of
 from labkit.harness.results import load_records
 from labkit.harness.roofline import count_work, probe_bandwidth
-from labkit.harness.turns.epochs import FEWEST_STEPS
 from labkit.harness.turns.looks import EPOCH_S, FEWEST_PAIRS
+from labkit.harness.turns.turn_length import FEWEST_STEPS
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.command import run_command
 

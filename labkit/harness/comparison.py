@@ -14,8 +14,6 @@ from labkit.statistics import Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
 from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import (
-    EPOCHS,
-    EPOCHS_IN_PLACE,
     PROCESS_LUCK,
     ROUNDS,
     Rule,
@@ -24,6 +22,7 @@ from labkit.statistics.sequential import (
     more_rounds,
     more_rounds_text,
     ratio_after,
+    rule_of_epochs,
     sequential_ratio,
 )
 from labkit.statistics.trust import FEWEST_ROUNDS
@@ -92,7 +91,7 @@ class Comparison(Tabular, FrozenRecord):
         """What decides this comparison."""
         if not self.in_epochs:
             return ROUNDS
-        rule = EPOCHS if self._placed_anew else EPOCHS_IN_PLACE
+        rule = rule_of_epochs(self._placed_anew)
         return rule if self.tells_apart is None else rule.with_floor(self.tells_apart.difference)
 
     @property

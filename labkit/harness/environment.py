@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
@@ -17,6 +16,7 @@ from pydantic import ConfigDict
 from labkit.kernels.build import BuildError, compiler
 from labkit.kernels.gpu import CPU, gpu_name
 from labkit.system.processor import cpu_flags, cpu_name
+from labkit.system.processors import physical_cores
 from labkit.system.validation import Listed
 
 KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
@@ -79,7 +79,7 @@ def read_environment(threads: int) -> Environment:
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=cpu_name(),
         cpu_flags=tuple(flag for flag in KERNEL_FLAGS if flag in flags),
-        cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        cores=physical_cores(),
         threads=threads,
         memory_gb=round(psutil.virtual_memory().total / 1e9, 1),
         governor=_first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),

@@ -14,6 +14,7 @@ from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import RunError
 from labkit.system.others_clock import SHORTEST_S, OthersClock
+from labkit.system.processors import physical_cores
 from labkit.system.progress import Progress
 
 SAMPLE_S, QUIET_SAMPLES = 1.0, 3  # length of a sample, and how many in a row must be quiet
@@ -64,7 +65,7 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
     for a quiet machine would not trust figures from a busy one.
     """
     check_numbers(wait_quiet_s=limit_s)
-    cores = _cores()
+    cores = physical_cores()
     needed = needed or cores
     start, quiet = monotonic(), 0
     while True:
@@ -88,12 +89,8 @@ def disturbance(others_cores: float | None, needed: int) -> str:
     """What other programs take of `needed` processors, in words for a line that shows progress; empty if it is little
     or unknown. `others_cores`: processors that they keep busy.
     """
-    taken = 0.0 if others_cores is None else taken_cores(others_cores, needed=needed, cores=_cores())
+    taken = 0.0 if others_cores is None else taken_cores(others_cores, needed=needed, cores=physical_cores())
     return f"other programs take {taken:.1f} of {needed} processors" if taken > MOST_TAKEN else ""
-
-
-def _cores() -> int:
-    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
 def _sample(seconds: float) -> tuple[list[Program], float]:

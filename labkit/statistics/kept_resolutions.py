@@ -20,6 +20,7 @@ from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
 from labkit.system.processor import cpu_name
+from labkit.system.processors import physical_cores
 from labkit.system.shown import shown
 from labkit.system.validation import Listed
 from labkit.system.whole_file import check_output_file, write_whole
@@ -43,8 +44,7 @@ class Machine(Listed):
     @classmethod
     def here(cls) -> Machine:
         memory_gb = round(psutil.virtual_memory().total / 1e9, 1)
-        cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-        return cls(cpu=cpu_name(), cores=cores, memory_gb=memory_gb)
+        return cls(cpu=cpu_name(), cores=physical_cores(), memory_gb=memory_gb)
 
     def is_same(self, other: Machine) -> bool:
         alike = abs(math.log(self.memory_gb / other.memory_gb)) < SAME_MEMORY

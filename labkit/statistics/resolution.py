@@ -1,6 +1,6 @@
 """Resolution of a machine: the smallest difference between two sides that it tells apart in a given time.
 
-It is measured with an engine against itself, in epochs with weights in new memory. The medians of these epochs scatter
+It is measured with an engine against itself, in epochs with weights in new memory. The centres of these epochs scatter
 around a ratio of 1, and their interval after a minute is the error that a comparison of other sides has as well. A
 comparison of few epochs may estimate a smaller scatter by chance, so it claims no difference below the resolution.
 """

@@ -80,6 +80,11 @@ EPOCHS = Rule(
 EPOCHS_IN_PLACE = replace(EPOCHS, noise=PROCESS_LUCK, same=LARGEST_SAME)  # of weights that cannot be placed anew
 
 
+def rule_of_epochs(placed_anew: bool) -> Rule:
+    """The rule of epochs. `placed_anew`: whether each of them had its weights in new memory."""
+    return EPOCHS if placed_anew else EPOCHS_IN_PLACE
+
+
 def sequential_ratio(logs: ArrayLike, look: int, rule: Rule) -> Ratio:
     """Ratio of two sides at the `look`-th look at their rounds. The intervals of all looks hold together with the
     probability `1 - rule.error`.

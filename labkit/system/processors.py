@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from labkit.system.cgroups import own_groups
 
 BINDINGS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
@@ -19,6 +21,11 @@ def usable_processors() -> int:
     quota = _quota_here()
     allowed = _allowed()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def physical_cores() -> int:
+    """Number of cores of this machine, or of processors where the system does not tell them apart."""
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
 def cpu_quota(groups: Iterable[tuple[Path, int]]) -> float | None:

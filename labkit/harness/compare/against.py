@@ -69,8 +69,8 @@ def other_version(against: str | os.PathLike[str]) -> Iterator[Installation]:
     with owned_folder(PREFIX) as copy:
         if (folder / PACKAGE / "__init__.py").is_file():
             _copy_checkout(folder, copy)
-            version = f"{folder.resolve().name} ({commit_of(folder) or 'no commit'})"
             commit = commit_of(folder)
+            version = f"{folder.resolve().name} ({commit or 'no commit'})"
         else:
             commit = version = _copy_commit(named, copy)
         yield _of_copy(named, copy, version, commit)

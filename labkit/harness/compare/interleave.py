@@ -122,9 +122,9 @@ def _sampling(
     show: Callable[[Turns], None] | None,
 ) -> Sampling:
     """Turns of a few tokens, or whole generations where the schedule wants them or a side cannot pause."""
-    reason = _without_turns(sides) or why_not(sides, case.new_tokens, case.memory_gb)
-    if not schedule.turns:
-        reason = "the schedule asked for it"
+    reason = "the schedule asked for it"
+    if schedule.turns:
+        reason = _without_turns(sides) or why_not(sides, case.new_tokens, case.memory_gb)
     if reason:
         return WholeRuns(sides, schedule, decided, steps, why_rounds=reason)
     sharing = WeightSharing(sides) if any(side.spec.installation.version for side in sides) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from labkit.harness.compare.read_files import ReadFiles
 from labkit.harness.compare.side_process import SideProcesses, WorkerError
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement
-from labkit.harness.roofline import count_work, probe_peak
+from labkit.harness.roofline import Work, count_work, probe_peak
 from labkit.harness.rounds import Turn
 from labkit.harness.runs import Run
 from labkit.harness.stored_weights import from_plain, name_of
@@ -163,11 +164,16 @@ class MeasuredSide:
     @property
     def weight_mb(self) -> float | None:
         """MB of weights that a step reads; None: the work of this architecture is not counted."""
+        return None if self._work is None else self._work.weight_bytes / 1e6
+
+    @cached_property
+    def _work(self) -> Work | None:
+        """The work of the loaded side, counted once, since every look at the epochs asks for it."""
         config, case = self._prepared.config, self._prepared.case
         if config is None:
             return None
         weights = from_plain(self._loaded["weights"])
-        return count_work(config, weights, case.batch, case.prompt_tokens, case.new_tokens).weight_bytes / 1e6
+        return count_work(config, weights, case.batch, case.prompt_tokens, case.new_tokens)
 
     def place(self) -> None:
         """Puts the weights into new memory."""
@@ -232,18 +238,17 @@ class MeasuredSide:
 
     def measurement(self, others_cores: Sequence[float | None]) -> Measurement:
         """The measurement so far. `others_cores`: processors that other programs kept busy, by round."""
-        case, config, spec, loaded = self._prepared.case, self._prepared.config, self.spec, dict(self._loaded)
+        case, spec, loaded = self._prepared.case, self.spec, dict(self._loaded)
         ranks = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(loaded.pop("weights"))
         loaded = {name: value for name, value in loaded.items() if name in Measurement.model_fields}
-        sizes = case.batch, case.prompt_tokens, case.new_tokens
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
         return Measurement(
             name=self.name,
             case=case.model_copy(update=ranks | {"schedule": spec.schedule if spec.pp > 1 else ""}),
             environment=self._environment,
-            work=None if config is None else count_work(config, weights, *sizes),
+            work=self._work,
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
             weights=name_of(weights),
             placed_anew=self._placed_anew and any(run.turns for run in self._runs),

@@ -108,6 +108,10 @@ class Schedule:
     question: str = ""
     answer_tokens: int = 64
 
+    def numbered(self, unit: str, number: int, rule: Rule) -> str:
+        """What is being measured: "epoch 3 of 6", or "epoch 3" where a budget decides how many there will be."""
+        return f"{unit} {number}" + ("" if self.budget_s else f" of {self.least(rule)}")
+
     def least(self, rule: Rule) -> int:
         """The fewest rounds or epochs, after which the verdict of a comparison with a budget is first checked."""
         if self.budget_s is None:

@@ -60,12 +60,15 @@ def last_is_decided(turns: Turns) -> bool:
     """Whether there is a verdict on the last side against every other side, with an interval that is narrow enough to
     quote.
     """
-    return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in turns.with_last)
+    return _are_decided(turns.with_last)
 
 
 def first_is_decided(turns: Turns) -> bool:
     """Whether there is such a verdict on every other side against the first."""
-    comparisons = [turns.comparison(0, index) for index in range(1, len(turns.sides))]
+    return _are_decided([turns.comparison(0, index) for index in range(1, len(turns.sides))])
+
+
+def _are_decided(comparisons: Sequence[Comparison]) -> bool:
     return all(comparison.trust().decides(comparison.ratio("per_token")) for comparison in comparisons)
 
 

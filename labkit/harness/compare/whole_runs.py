@@ -49,8 +49,7 @@ class WholeRuns(Sampling):
         """A function that announces a run of a side and makes it."""
 
         def run(index: int) -> Ran:
-            total = "" if self._schedule.budget_s else f" of {self._schedule.least(self.rule)}"
-            self._steps.begin(f"round {index + 1}{total}: {side.name}")
+            self._steps.begin(f"{self._schedule.numbered('round', index + 1, self.rule)}: {side.name}")
             return side.run(index)
 
         return run

@@ -13,7 +13,7 @@ from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.runs import Case, FrozenRecord
 from labkit.statistics import Ratio, Trust, grade
 from labkit.statistics.ratios import median_ratio
-from labkit.statistics.sequential import EPOCHS, EPOCHS_IN_PLACE, typical_time
+from labkit.statistics.sequential import rule_of_epochs, typical_time
 from labkit.statistics.trust import busy
 
 
@@ -84,8 +84,7 @@ class MethodCell(FrozenRecord):
         calls_ms = self.measured.rounds_ms("end_to_end")
         if self.unit == "round":
             return float(np.median(calls_ms)), median_ratio(calls_ms)
-        rule = EPOCHS if self.measured.placed_anew else EPOCHS_IN_PLACE
-        return typical_time(calls_ms, rule)
+        return typical_time(calls_ms, rule_of_epochs(self.measured.placed_anew))
 
     @property
     def trust(self) -> Trust:

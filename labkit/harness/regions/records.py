@@ -23,8 +23,6 @@ from labkit.stages import Stage
 from labkit.statistics import Ratio, ShareOfLimit, Trust, Verdict, grade, ratio, taken_cores
 from labkit.statistics.rates import RatioByRate, ratio_by_rate
 from labkit.statistics.sequential import (
-    EPOCHS,
-    EPOCHS_IN_PLACE,
     ROUNDS,
     Rule,
     centre,
@@ -32,6 +30,7 @@ from labkit.statistics.sequential import (
     more_rounds,
     more_rounds_text,
     ratio_after,
+    rule_of_epochs,
 )
 
 
@@ -96,9 +95,7 @@ class LayerRecord(FrozenRecord):
     @property
     def rule(self) -> Rule:
         """What decides the gain."""
-        if not self.epochs:
-            return ROUNDS
-        return EPOCHS if self.placed_anew else EPOCHS_IN_PLACE
+        return rule_of_epochs(self.placed_anew) if self.epochs else ROUNDS
 
     @property
     def confidence(self) -> str:

@@ -10,7 +10,6 @@ it, would take more memory than the plan allows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from statistics import fmean
@@ -20,8 +19,8 @@ from typing import Any, NamedTuple
 from labkit.harness.streaming.records import StreamEpoch, StreamTurn
 from labkit.harness.streaming.run import slots_filled
 from labkit.harness.timing import collector_paused
-from labkit.harness.turns.epochs import FEWEST_STEPS, MOST_STEPS, TURN_MS
-from labkit.harness.turns.looks import EPOCH_S, MOST_PAIRS
+from labkit.harness.turns.looks import epoch_goes_on
+from labkit.harness.turns.turn_length import FEWEST_STEPS, next_steps, usual_steps
 from labkit.harness.turns.turn_streamer import GO_ON, LeftError, TurnStreamer
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream, StreamSpan
@@ -86,8 +85,7 @@ class _Epoch:
 
     @property
     def goes_on(self) -> bool:
-        count = len(self.turns)
-        return count < FEWEST_TURNS or (count < MOST_PAIRS and monotonic() - self._started < EPOCH_S)
+        return epoch_goes_on(len(self.turns), self._started, FEWEST_TURNS)
 
     def streamer(self) -> TurnStreamer:
         """The streamer of the next generation."""
@@ -103,8 +101,7 @@ class _Epoch:
             self._note(turn["steps_ms"])
             if not self._left or not self.goes_on:
                 return LEAVE
-        usual = self._steps_per_turn or FEWEST_STEPS
-        steps = self._left if self._left < usual + FEWEST_STEPS - 1 else usual
+        steps = next_steps(self._left, self._steps_per_turn or FEWEST_STEPS)
         self._left -= steps
         return {"op": GO_ON, "tokens": steps}
 
@@ -127,4 +124,4 @@ class _Epoch:
         )
         self._before = after
         if not self._steps_per_turn:
-            self._steps_per_turn = min(max(1 + math.ceil(TURN_MS / min(counted)), FEWEST_STEPS), MOST_STEPS)
+            self._steps_per_turn = usual_steps(min(counted))

@@ -95,12 +95,11 @@ class CallEpochs(Generic[Result]):
         steps.begin("warming up")
         self._round()
         self._others, started = OthersByRound(), monotonic()
-        planned = "" if schedule.budget_s else f" of {schedule.least(self.rule)}"
 
         def epoch() -> list[CallRound[Result]]:
             done = len(self._epochs)
             so_far = words(self._so_far(looks)) if progress and done >= self.rule.first_look else ""
-            steps.begin(f"epoch {done + 1}{planned}" + (f": {so_far}" if so_far else ""))
+            steps.begin(schedule.numbered("epoch", done + 1, self.rule) + (f": {so_far}" if so_far else ""))
             return self._epoch()
 
         def is_over() -> bool:

@@ -26,11 +26,10 @@ from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import probe_turn
 from labkit.harness.runs import Run, TokenTurn
 from labkit.harness.turns.looks import FEWEST_PAIRS, epoch_goes_on
+from labkit.harness.turns.turn_length import FEWEST_STEPS, next_steps, usual_steps
 from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import EPOCHS
 
-TURN_MS = 30  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
-FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
 JUMP_S = 0.5  # by which the clock of the day may move against the monotonic one in a pair
 LEAST_PROMPTS = 6  # then a generation goes on in the next epoch, since first tokens have enough samples
 PROBE = -1  # the probe's index among the sides
@@ -146,8 +145,7 @@ class Epochs(Sampling):
     def _label(self) -> str:
         """What is going on, with the ratio so far where there are two sides, and what disturbs it."""
         done = len(self._epochs)
-        total = "" if self._schedule.budget_s else f" of {self._schedule.least(self.rule)}"
-        label = f"epoch {done + 1}{total}"
+        label = self._schedule.numbered("epoch", done + 1, self.rule)
         if done >= self.rule.first_look and len(self.sides) == 2:
             (comparison,) = self.result().with_last
             label += f": {comparison.so_far}"
@@ -171,8 +169,7 @@ class Epochs(Sampling):
             if not self._steps_per_turn:
                 self._find_steps_per_turn(epoch)
                 continue
-            steps = self._steps_per_turn
-            pairs += self._pair(epoch, pairs, self._left if self._left < steps + FEWEST_STEPS - 1 else steps)
+            pairs += self._pair(epoch, pairs, next_steps(self._left, self._steps_per_turn))
         self._others.end_round()
         return epoch
 
@@ -206,8 +203,7 @@ class Epochs(Sampling):
             steps_ms, tokens = side.turn(tried)
             epoch[index].generations[-1] += tokens
             fastest_ms = min(fastest_ms, *steps_ms[1:])
-        wanted = 1 + math.ceil(TURN_MS / fastest_ms)
-        self._steps_per_turn = min(max(wanted, FEWEST_STEPS), MOST_STEPS, self._new - 1)
+        self._steps_per_turn = usual_steps(fastest_ms)
         self._left -= tried
 
     def _pair(self, epoch: list[_SideEpoch], pair: int, steps: int) -> bool:

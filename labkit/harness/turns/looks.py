@@ -14,9 +14,9 @@ EPOCH_S = 1.0  # after which an epoch with enough pairs ends
 Epoch = TypeVar("Epoch")
 
 
-def epoch_goes_on(pairs: int, started: float) -> bool:
+def epoch_goes_on(pairs: int, started: float, fewest: int = FEWEST_PAIRS) -> bool:
     """Whether an epoch that has `pairs` pairs gets another one. `started`: when it began, by `monotonic`."""
-    return pairs < FEWEST_PAIRS or (pairs < MOST_PAIRS and monotonic() - started < EPOCH_S)
+    return pairs < fewest or (pairs < MOST_PAIRS and monotonic() - started < EPOCH_S)
 
 
 class Looks:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 
+from labkit.harness.runs import MOSTLY
 from labkit.harness.turns.pages import (
     MADV_HUGEPAGE,
     MAP_FAILED,
@@ -33,7 +34,6 @@ from labkit.harness.turns.pages import (
 )
 from labkit.kernels.memory import HUGE_PAGE
 
-MOSTLY = 0.9  # share of the weights in new memory from which on they count as placed anew
 MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2  # of linux/mman.h
 
 

@@ -96,15 +96,16 @@ class SharedPages:
         """
         self._tensors = list(tensors)
         spans = large_spans(self._tensors)
-        before = [[_digest(part) for part in _parts(pieces_of([span]))] for span in spans]
+        pieces = pieces_of(spans)
+        parts_of = [list(_parts(piece for piece in pieces if span.begin <= piece.begin < span.end)) for span in spans]
+        before = [[_digest(part) for part in parts] for parts in parts_of]
         step()
         self.blocks: list[WeightBlock] = []
         self._parts: list[Piece] = []  # the addresses of each block
         self._shared: list[AddressRange] = []
         self._file: int | None = None
         empty: dict[int, str] = {}  # digest of zeros, by size
-        for span, digests in zip(spans, before, strict=True):
-            parts = list(_parts(pieces_of([span])))
+        for parts, digests in zip(parts_of, before, strict=True):
             if digests != [_digest(part) for part in parts]:
                 continue
             for part, digest in zip(parts, digests, strict=True):

@@ -1,4 +1,4 @@
-"""Epochs: sides take turns beside a probe, until there is a verdict. Sides here are made up, so no process starts."""
+"""Epochs: sides and a probe take turns until there is a verdict. Sides here are made up, so no process starts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,9 @@ from labkit.harness.compare.sampling import Steps, Turns, first_is_decided, last
 from labkit.harness.runs import Run, SharedWeights
 from labkit.harness.turns import epochs as module
 from labkit.harness.turns import looks
-from labkit.harness.turns.epochs import FEWEST_STEPS, LEAST_PROMPTS, Epochs, why_not
+from labkit.harness.turns.epochs import LEAST_PROMPTS, Epochs, why_not
 from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
+from labkit.harness.turns.turn_length import FEWEST_STEPS
 from labkit.statistics.resolution import TellsApart
 from labkit.studies.comparison_words import notes
 
@@ -295,7 +296,7 @@ def test_an_interrupt_keeps_whole_epochs(monkeypatch: pytest.MonkeyPatch, interr
 
 def test_a_busy_machine_is_named_while_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet.OthersByRound, "end_round", lambda others: others.cores.append(9.0))
-    monkeypatch.setattr(quiet, "_cores", lambda: 9)
+    monkeypatch.setattr(quiet, "physical_cores", lambda: 9)
     _, labels = measured(monkeypatch, Schedule(rounds=3), MadeUp("baseline", 6.0), MadeUp("candidate", 5.0))
     assert labels[0] == "epoch 1 of 3"
     assert labels[1:3] == [f"epoch {epoch} of 3; other programs take 1.0 of 1 processors" for epoch in (2, 3)]
