@@ -27,6 +27,7 @@ from labkit.harness.turns.pages import (
     MAP_FAILED,
     READ_WRITE,
     AddressRange,
+    Piece,
     fits,
     large_spans,
     library,
@@ -53,16 +54,18 @@ def place_anew(tensors: Iterable[torch.Tensor], *, but: Iterable[AddressRange] =
     """Puts the memory of `tensors`, without the addresses in `but`, into new memory with the same kind of pages.
 
     No thread may write to it meanwhile. Shared and read-only memory stays where it is, as does everything where the
-    system is not Linux or its free memory does not hold the largest tensor twice.
+    system is not Linux or its free memory does not hold the largest tensor twice. If the free memory does not hold all
+    of them twice, a tensor may get the memory that another one had.
     """
     spans = large_spans(tensors)
     total = sum(span.size for span in spans)
     pieces = pieces_of(spans, but)
+    size = sum(piece.size for piece in pieces)
     if not pieces or not fits(max(piece.size for piece in pieces)):
         return PlacedBytes(0, total)
-    for piece in pieces:
-        _move(piece.begin, piece.size, piece.huge)
-    return PlacedBytes(sum(piece.size for piece in pieces), total)
+    for together in [pieces] if fits(size) else [[piece] for piece in pieces]:
+        _move(together)
+    return PlacedBytes(size, total)
 
 
 def copy_files_anew(folder: Path) -> None:
@@ -76,21 +79,37 @@ def copy_files_anew(folder: Path) -> None:
             copy.replace(file)
 
 
-def _move(begin: int, size: int, huge: bool) -> None:
-    """Copies `size` bytes at `begin` into new memory, which takes their place."""
+def _move(pieces: list[Piece]) -> None:
+    """Copies pieces into new memory, which takes their places once all are copied: memory that becomes free earlier
+    would be the new memory of the next piece.
+    """
     calls = library()
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    taken = calls.mmap(None, size + HUGE_PAGE, READ_WRITE, flags, -1, 0)
+    copies: list[tuple[Piece, int]] = []
+    try:
+        for piece in pieces:
+            copies.append((piece, _copied(piece)))
+        while copies:
+            piece, copy = copies[-1]
+            if calls.mremap(copy, piece.size, piece.size, MREMAP_MAYMOVE | MREMAP_FIXED, piece.begin) != piece.begin:
+                error = ctypes.get_errno()
+                raise OSError(error, os.strerror(error))
+            copies.pop()
+    finally:
+        for piece, copy in copies:
+            calls.munmap(copy, piece.size)
+
+
+def _copied(piece: Piece) -> int:
+    """The address of a copy in new memory, as far into a huge page as the original, so that huge pages move whole."""
+    calls, room = library(), piece.size + HUGE_PAGE
+    taken = calls.mmap(None, room, READ_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if taken == MAP_FAILED:
-        raise MemoryError(f"no memory for a second copy of {size / 1e6:.0f} MB")
-    copy = taken + (begin - taken) % HUGE_PAGE  # as far into a huge page as the original, so that huge pages move whole
-    if huge:
-        calls.madvise(taken, size + HUGE_PAGE, MADV_HUGEPAGE)
-    ctypes.memmove(copy, begin, size)
-    moved = calls.mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, begin)
-    error = ctypes.get_errno()
+        raise MemoryError(f"no memory for a second copy of {piece.size / 1e6:.0f} MB")
+    copy: int = taken + (piece.begin - taken) % HUGE_PAGE
+    if piece.huge:
+        calls.madvise(taken, room, MADV_HUGEPAGE)
+    ctypes.memmove(copy, piece.begin, piece.size)
     if copy > taken:
         calls.munmap(taken, copy - taken)
-    calls.munmap(copy + size, taken + HUGE_PAGE - copy)
-    if moved != begin:
-        raise OSError(error, os.strerror(error))
+    calls.munmap(copy + piece.size, taken + HUGE_PAGE - copy)
+    return copy
