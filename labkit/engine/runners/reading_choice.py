@@ -1,24 +1,69 @@
 """Choice of the fastest way to read the weights, measured repeatedly on the decode steps themselves.
 
 The ways differ by up to a fifth. Which one is fastest depends on the processor, on the shapes, and on the memory
-traffic of other guests of a shared machine. So the first steps use the ways in turns, and the fastest way is chosen.
+traffic of other guests of a shared machine. So the first steps use the ways in turns, until the fastest way is clear.
 Every few seconds a round of turns checks the choice. The turns of a round follow each other directly, so they meet the
 same memory traffic, and only times of one round are compared with each other.
+
+Two processes with the same engine have to come to the same way, or to ways that are equally fast: else one of them is
+faster for as long as both run. Seven rounds told ways apart that differ by a tenth; processes that stopped there kept
+ways that differed by 1 to 4 % (gpt2 in bfloat16, Zen 3). So a way leaves a race only when it is clearly slower.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from math import inf
+from math import inf, sqrt
+from statistics import median
 
 from labkit.kernels.reading import READINGS, USUAL, wanted_reading
 
-ROUNDS = 7  # the ways are judged by this number of latest rounds
-MORE = 5  # further rounds at once after another way was faster: six of seven rounds have to confirm it
-BETTER = 0.97  # share of the chosen way's time that another way has to beat, since times scatter
+LEAST_ROUNDS, MOST_ROUNDS = 7, 64  # of a race; 64 rounds tell ways apart that differ by 2 % where steps scatter by 5 %
+CLEAR = 2.6  # standard deviations of the number of heads of a fair coin
+BETTER = 0.97  # share of the chosen way's time with which another way begins a race
 PAUSE_NS = 2e9  # step time between two checks
 COST = 0.003  # share of all time that checks may lose to ways slower than the chosen one
+
+
+class Race:
+    """Rounds in which each way that is left serves one step. From `LEAST_ROUNDS` on, ways that are clearly slower than
+    the fastest one leave: a sign test, since times have outliers.
+    """
+
+    def __init__(self, ways: Sequence[int]) -> None:
+        self.left = tuple(ways)
+        self.rounds = 0
+        self._ns: dict[int, list[int]] = {way: [] for way in ways}  # by way, one of each of its rounds
+
+    def add(self, times: dict[int, int]) -> None:
+        """Notes the ns of a round, one of each way that is left."""
+        self.rounds += 1
+        for way, ns in times.items():
+            self._ns[way].append(ns)
+        if self.rounds >= LEAST_ROUNDS:
+            fastest = self.fastest
+            self.left = tuple(way for way in self.left if not self._clearly_slower(way, fastest))
+
+    @property
+    def over(self) -> bool:
+        return len(self.left) == 1 or self.rounds >= MOST_ROUNDS
+
+    @property
+    def fastest(self) -> int:
+        """The way with the lowest median of its times, each divided by the time of one other way in the same round."""
+        base = self._ns[self.left[0]]
+        return min(self.left, key=lambda way: median(ns / other for ns, other in zip(self._ns[way], base, strict=True)))
+
+    def lost_ns(self, chosen: int) -> float:
+        """The time that the rounds took beyond steps of the way `chosen`."""
+        differences = (
+            [ns - other for ns, other in zip(taken, self._ns[chosen], strict=False)] for taken in self._ns.values()
+        )
+        return sum(len(each) * max(0, median(each)) for each in differences)
+
+    def _clearly_slower(self, way: int, fastest: int) -> bool:
+        slower = sum(ns > other for ns, other in zip(self._ns[way], self._ns[fastest], strict=True))
+        return slower > (self.rounds + CLEAR * sqrt(self.rounds)) / 2
 
 
 class ReadingChoice:
@@ -31,11 +76,12 @@ class ReadingChoice:
     def __init__(self, ways: Sequence[int]) -> None:
         self.chosen, self.changes = ways[0], 0
         self._ways = tuple(ways)
-        self._rounds: deque[dict[int, int]] = deque(maxlen=ROUNDS)  # ns by way
-        self._round: dict[int, int] = {}  # the present round
+        self._first_choice = True
+        self._race = Race(ways)
+        self._round: dict[int, int] = {}  # ns by way, in the present round
         self._turns: list[int] = []  # remaining ways of the present round, the next one last
         self._begun = 0
-        self._more, self._lost_ns, self._pause_ns = MORE, 0, inf
+        self._pause_ns = inf
         if len(self._ways) > 1:
             self._begin_round()
 
@@ -53,39 +99,43 @@ class ReadingChoice:
             return
         self._pause_ns -= ns
         if self._pause_ns <= 0:
+            self._race = Race(self._ways)
             self._begin_round()
 
     def _begin_round(self) -> None:
         """Begins a round with another way than the last round: the first turn suffers from the step before, which
         filled the caches.
         """
-        first = self._begun % len(self._ways)
+        left = self._race.left
+        first = self._begun % len(left)
         self._begun += 1
-        self._turns = [*self._ways[first:], *self._ways[:first]]
+        self._turns = [*left[first:], *left[:first]]
 
     def _end_round(self) -> None:
         times, self._round = self._round, {}
-        self._rounds.append(times)
-        self._lost_ns += sum(max(0, ns - times[self.chosen]) for ns in times.values())
-        if len(self._rounds) < ROUNDS:
+        self._race.add(times)
+        if not self._ends_with(times):
             return self._begin_round()
-        first_choice = self._begun == ROUNDS
-        if (fastest := self._fastest()) != self.chosen:
-            self.chosen = fastest
-            self.changes += not first_choice
-        elif self._more and not first_choice and min(times.values()) < BETTER * times[self.chosen]:
-            self._more -= 1
-            return self._begin_round()
-        self._pause_ns = max(PAUSE_NS, self._lost_ns / COST)
-        self._more, self._lost_ns = MORE, 0
+        if self._first_choice:
+            self.chosen, self._first_choice = self._race.fastest, False
+            self._pause_ns = PAUSE_NS
+            return None
+        self._pause_ns = max(PAUSE_NS, self._race.lost_ns(self.chosen) / COST)
+        if self.chosen not in self._race.left:
+            self.chosen = self._race.fastest
+            self.changes += 1
+        return None
 
-    def _fastest(self) -> int:
-        """Returns the fastest way by the median of its times, each divided by the chosen way's time in the same round.
-        Returns the chosen way unless another has a clearly lower median and was faster in all rounds except one.
+    def _ends_with(self, times: dict[int, int]) -> bool:
+        """Whether the race ends with this round. The first one goes on until the fastest way is clear. A later one is
+        a check: it ends at once unless another way was faster, and as soon as the chosen way leads.
         """
-        shares = {way: sorted(times[way] / times[self.chosen] for times in self._rounds) for way in self._ways}
-        best = min(shares, key=lambda way: shares[way][ROUNDS // 2])
-        return best if shares[best][ROUNDS // 2] < BETTER and shares[best][-2] < 1 else self.chosen
+        race = self._race
+        if self._first_choice or race.over:
+            return race.over
+        if race.rounds == 1:
+            return min(times.values()) >= BETTER * times[self.chosen]
+        return race.rounds >= LEAST_ROUNDS and race.fastest == self.chosen
 
 
 class ReadingChoices:

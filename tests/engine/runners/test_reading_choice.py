@@ -9,7 +9,7 @@ import torch
 from helpers.models.engines import fused, prompt
 
 from labkit.engine.runners.one_call import OneCallRunner
-from labkit.engine.runners.reading_choice import ROUNDS, ReadingChoice, ReadingChoices
+from labkit.engine.runners.reading_choice import LEAST_ROUNDS, MOST_ROUNDS, ReadingChoice, ReadingChoices
 from labkit.engine.runners.step import StepInput
 from labkit.kernels.reading import READINGS, USUAL
 
@@ -40,9 +40,19 @@ def test_the_fastest_way_serves_after_a_few_rounds(fastest: int) -> None:
     chosen = []
     for seed in range(40):
         choice = ReadingChoice(WAYS)
-        steps(choice, partial(one_fast, fastest, 1.15), ROUNDS * len(WAYS) * 0.0125, seed)
+        steps(choice, partial(one_fast, fastest, 1.15), 2 * LEAST_ROUNDS * len(WAYS) * 0.0125, seed)
         chosen.append(choice.chosen)
     assert chosen.count(fastest) >= 38
+
+
+@pytest.mark.parametrize("fastest", WAYS)
+def test_two_engines_come_to_the_same_way_even_if_the_others_are_little_slower(fastest: int) -> None:
+    chosen = []
+    for seed in range(40):
+        choice = ReadingChoice(WAYS)
+        steps(choice, partial(one_fast, fastest, 1.025), MOST_ROUNDS * len(WAYS) * 0.0125, seed)
+        chosen.append(choice.chosen)
+    assert chosen.count(fastest) >= 36
 
 
 def test_ways_that_are_equally_fast_rarely_take_turns() -> None:
