@@ -41,6 +41,7 @@ class Controls:
     def __init__(self, declared: Mapping[str, StudySetting], settings: Mapping[str, Any], measure: Measure) -> None:
         self._measure = measure
         self._stop = threading.Event()
+        self._raised = False  # whether the run has got `Stopped`
         self._thread: threading.Thread | None = None
         self._ending = threading.Lock()
         self._interruptible = False
@@ -104,6 +105,7 @@ class Controls:
         self.say("stopping…")
         with self._ending:
             if self._thread is not None and self._interruptible:
+                self._raised = True
                 interrupt(self._thread, Stopped)
 
     @contextmanager
@@ -114,6 +116,7 @@ class Controls:
         if not self._running.acquire(blocking=False):
             raise RunError(OUTSIDE)
         self._stop.clear()
+        self._raised = False
         self._disable(inputs=True, stop=False)
         self._last.layout.display = "none"
         self._bar.bar_style = ""
@@ -151,7 +154,8 @@ class Controls:
             interrupt(threading.current_thread(), None)
 
     def _follow(self, done: float, total: float, label: str) -> None:
-        if self._stop.is_set():
+        if self._stop.is_set() and not self._raised:  # once: a run that keeps a part of its result goes on to the end
+            self._raised = True
             raise Stopped
         self._bar.max, self._bar.value = total, done or total  # without progress the whole bar pulses
         (self._bar.remove_class if done else self._bar.add_class)(WAITING)

@@ -184,8 +184,30 @@ def test_stop_ends_the_run_at_the_next_step(controls: Controls) -> None:
         controls._end.click()
         with pytest.raises(Stopped):
             follow(2, 4, "round 2")
+        follow(4, 4, "done, with the rounds until then")
     with controls.busy() as follow:
         follow(1, 4, "the next run")
+
+
+def test_a_run_that_keeps_its_part_after_stop_shows_it() -> None:
+    started, kept = threading.Event(), []
+
+    def measure(settings: dict[str, Any], follow: Progress) -> None:
+        try:
+            started.set()
+            while True:
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            follow(1, 1, "the part that was measured")
+            kept.append("a part")
+
+    controls = Controls(DECLARED, SETTINGS, measure)
+    controls.start()
+    assert started.wait(60)
+    controls.stop()
+    assert controls._thread is not None
+    controls._thread.join(60)
+    assert (kept, controls._bar.bar_style) == (["a part"], "success")
 
 
 def test_stop_is_said_at_once_and_ends_a_run_that_tells_no_progress() -> None:
