@@ -7,8 +7,10 @@ only as the kernels do would flatter them wherever both are slow.
 
 import ctypes
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import cycle, product
+from itertools import count, cycle, product
+from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ PROBE_BYTES = 384 << 20  # several times any last-level cache that a thread uses
 STREAMS = (1, 2, 4)  # how many streams a thread may read in turns
 PASSES = 2  # of every way, before the best ways are kept
 KEPT = 4  # best ways
+AWAKE_BYTES = 1 << 20  # read before a timed pass of a turn, which finds the threads asleep
 
 
 class Way(NamedTuple):
@@ -38,14 +41,14 @@ class Way(NamedTuple):
 WAYS = tuple(Way(*way) for way in product(range(len(READINGS)), STREAMS))
 
 
-def read_bandwidth_gb_s(threads: int, seconds: float = 0.05, ways: int = KEPT) -> float:
-    """GB/s (1e9 bytes) of reading 384 MiB with `threads` threads: the best pass of the best `ways`. The ways take turns
-    for `seconds`, each at least once. The first call for a number of threads takes longer, because it finds these ways.
+def read_bandwidth_gb_s(threads: int, seconds: float = 0.05) -> float:
+    """GB/s (1e9 bytes) of reading 384 MiB with `threads` threads: the best pass of the best ways. They take turns for
+    `seconds`, each at least once. The first call for a number of threads takes longer, because it finds these ways.
 
     The read bandwidth of a shared machine changes within seconds: call this right before or after the timed work.
     Raises BuildError if the kernels can't be compiled.
     """
-    tried = best_ways(threads)[:ways]
+    tried = best_ways(threads)
     best: dict[Way, float] = {}
     deadline = perf_counter() + seconds
     for way in cycle(tried):
@@ -55,6 +58,31 @@ def read_bandwidth_gb_s(threads: int, seconds: float = 0.05, ways: int = KEPT) -
     fastest = max(best, key=best.__getitem__)
     _won[threads][fastest] += 1
     return best[fastest]
+
+
+def rates_now_gb_s(threads: int) -> dict[Way, float]:
+    """GB/s of the best ways with `threads` threads, in one short turn. Each way reads a part of the memory, and another
+    part in the next turn. A single figure scatters: compare medians of many turns.
+    """
+    ways, turn, data = best_ways(threads), next(_turns), _buffer()
+    part = data.numel() // len(ways)
+    _gb_s(data[:AWAKE_BYTES], ways[0], threads)
+    return {
+        way: _gb_s(data[number * part : (number + 1) * part], way, threads)
+        for number, way in enumerate(ways[place % len(ways)] for place in range(turn, turn + len(ways)))
+    }
+
+
+def fastest_of(turns: Sequence[Mapping[Way, float]], threads: int) -> Way:
+    """The way with the highest median over some turns of `rates_now_gb_s`. `probe_winner` counts them."""
+    fastest = max(turns[0], key=lambda way: median(rates[way] for rates in turns))
+    _won[threads][fastest] += len(turns)
+    return fastest
+
+
+def probe_memory() -> list[Tensor]:
+    """The memory that this process's probes read; empty before the first one."""
+    return [_buffer()] if _buffer.cache_info().currsize else []
 
 
 def peak_gflop_s(dtype: torch.dtype, threads: int, seconds: float = 0.05) -> float:
@@ -92,10 +120,14 @@ def probe_winner(threads: int) -> str:
 
 
 _won: defaultdict[int, Counter[Way]] = defaultdict(Counter)  # by threads
+_turns = count()
 
 
 def _pass_gb_s(way: Way, threads: int) -> float:
-    data = _buffer()
+    return _gb_s(_buffer(), way, threads)
+
+
+def _gb_s(data: Tensor, way: Way, threads: int) -> float:
     return data.numel() / _library().labkit_read_ns(data.data_ptr(), data.numel(), threads, way.reading, way.streams)
 
 

@@ -5,6 +5,7 @@ bandwidth, and at least FLOPs / the processor's peak rate.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +18,14 @@ from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
 from labkit.kernels.decode_step.cases import HeadCase, StepCase
 from labkit.kernels.gpu import CPU
-from labkit.kernels.probe import peak_gflop_s, read_bandwidth_gb_s
+from labkit.kernels.probe import Way, fastest_of, peak_gflop_s, rates_now_gb_s, read_bandwidth_gb_s
 from labkit.kernels.shapes import Sizes
 from labkit.models.config import ModelConfig
 from labkit.system.validation import Listed
 
-PROBE_SECONDS, TURN_SECONDS = 0.05, 0.01
+PROBE_SECONDS = 0.05
+ONLY_WAY = Way(reading=0, streams=1)  # to read the memory of a GPU
+Rates = Mapping[Way, float]  # GB/s by way to read; empty: no probe
 NUMBERS = Sizes(matrix=1, vector=0, cache=0, scale=0)  # with these sizes, bytes count the numbers in the matrices
 
 
@@ -119,11 +122,22 @@ def probe_bandwidth(threads: int, device: torch.device = CPU) -> float | None:
     return gpu_probe.read_bandwidth_gb_s(PROBE_SECONDS)
 
 
-def probe_turn(threads: int, device: torch.device = CPU) -> float | None:
-    """As `probe_bandwidth`, in a turn beside turns of a few tokens: shorter, with the fastest way to read alone."""
+def probe_turn(threads: int, device: torch.device = CPU) -> Rates:
+    """As `probe_bandwidth`, in a short turn beside turns of a few tokens, with the rate of each of the best ways."""
     if device.type == "cpu":
-        return None if unavailable() else read_bandwidth_gb_s(threads, TURN_SECONDS, ways=1)
-    return probe_bandwidth(threads, device)
+        return {} if unavailable() else rates_now_gb_s(threads)
+    rate = probe_bandwidth(threads, device)
+    return {} if rate is None else {ONLY_WAY: rate}
+
+
+def rates_of_epoch(turns: Sequence[Rates], threads: int) -> list[float | None]:
+    """Read bandwidth in each turn of an epoch, by the way that was the fastest over the whole epoch. The fastest one of
+    each turn would be the one that chance favours, and one way for all epochs is not the fastest at all times.
+    """
+    if not all(turns):
+        return [None] * len(turns)
+    fastest = fastest_of(turns, threads)
+    return [rates[fastest] for rates in turns]
 
 
 def _computes(weights: Weights) -> torch.dtype:

@@ -10,9 +10,19 @@ from transformers import GPT2Config
 
 from labkit.harness import roofline
 from labkit.harness.regions.counting import region_bytes, region_flops
-from labkit.harness.roofline import count_work, decode_bytes, decode_flops, prefill_flops, probe_bandwidth
+from labkit.harness.roofline import (
+    ONLY_WAY,
+    count_work,
+    decode_bytes,
+    decode_flops,
+    prefill_flops,
+    probe_bandwidth,
+    probe_turn,
+    rates_of_epoch,
+)
 from labkit.harness.shapes import layer_shape
 from labkit.kernels.decode_step import STAGES_PER_LAYER
+from labkit.kernels.probe import Way
 from labkit.kernels.shapes import REAL, LayerShape
 from labkit.models.config import ModelConfig
 from labkit.models.policies import POLICIES, model_config_of
@@ -158,9 +168,18 @@ def test_the_probe_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("labkit.kernels.gpu.interpreted", lambda: False)
     assert probe_bandwidth(3) == 30
     assert probe_bandwidth(3, torch.device("cuda", 0)) == 4e3
+    assert probe_turn(3, torch.device("cuda", 0)) == {ONLY_WAY: 4e3}
     assert probe_bandwidth(3, torch.device("meta")) is None
     monkeypatch.setattr("labkit.kernels.gpu.interpreted", lambda: True)
     assert probe_bandwidth(3, torch.device("cuda", 0)) is None
+    assert probe_turn(3, torch.device("cuda", 0)) == {}
+
+
+def test_an_epoch_has_the_rates_of_the_way_that_was_fastest_over_all_of_it() -> None:
+    steady, other = Way(0, 1), Way(1, 2)
+    turns = [{steady: 20.0, other: 19.0}, {steady: 21.0, other: 30.0}, {steady: 22.0, other: 18.0}]
+    assert rates_of_epoch(turns, 3) == [20.0, 21.0, 22.0]
+    assert rates_of_epoch([{}, {}], 3) == [None, None]
 
 
 @each_model

@@ -32,6 +32,25 @@ def test_the_ways_of_a_probe_are_the_fastest_of_all(monkeypatch: pytest.MonkeyPa
     assert probe.probe_winner(3) == "l2-6k x4, the fastest in 2 of 2 probes"
 
 
+def test_in_each_turn_the_best_ways_read_other_parts_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways, read = probe.WAYS[:4], []
+
+    def rate(data: torch.Tensor, way: probe.Way, threads: int) -> float:
+        read.append((way, data.data_ptr() - probe._buffer().data_ptr(), data.numel()))
+        return float(ways.index(way))
+
+    monkeypatch.setattr(probe, "best_ways", lambda threads: ways)
+    monkeypatch.setattr(probe, "_gb_s", rate)
+    monkeypatch.setattr(probe, "_won", probe.defaultdict(probe.Counter))
+    turns = [probe.rates_now_gb_s(2) for _ in range(4)]
+    part = probe.PROBE_BYTES // 4
+    timed = [(way, begin) for way, begin, size in read if size == part]
+    assert set(timed) == {(way, number * part) for way in ways for number in range(4)}
+    assert probe.fastest_of(turns, 2) == ways[3]
+    assert probe.probe_winner(2) == f"{ways[3]}, the fastest in 4 of 4 probes"
+    assert probe.probe_memory()[0].numel() == probe.PROBE_BYTES
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_independent_reader_beats_the_probe(threads: int) -> None:
     """The C library's search for an absent byte also reads each line once."""

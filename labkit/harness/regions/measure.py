@@ -167,7 +167,7 @@ class LayerBench:
             return f"undecided are {', '.join(gains)}" if gains else "decided"
 
         probe = partial(probe_turn, self.case.threads, device)
-        epochs = CallEpochs(sides, self.stack.tensors, probe=probe, after=after)
+        epochs = CallEpochs(sides, self.stack.tensors, probe=probe, threads=self.case.threads, after=after)
         answered: Callable[[CallRounds[Result]], bool] = lambda measured: not still_open(measured)  # noqa: E731
         return records(epochs.run(schedule, answered=answered, words=words, progress=progress))
 

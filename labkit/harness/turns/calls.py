@@ -17,9 +17,10 @@ from torch import Tensor
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.compare.sampling import Steps
 from labkit.harness.quiet import OthersByRound
+from labkit.harness.roofline import Rates, rates_of_epoch
 from labkit.harness.turns.looks import Looks, epoch_goes_on
 from labkit.harness.turns.pairs import Logs, by_epoch
-from labkit.harness.turns.placing import place_anew
+from labkit.harness.turns.placing import place_anew, place_probe_anew
 from labkit.statistics.sequential import EPOCHS, centre
 from labkit.system.progress import Progress
 
@@ -31,7 +32,7 @@ class CallRound(Generic[Result]):
     """A call of each side, and a probe."""
 
     results: tuple[Result, ...]  # by side
-    bandwidth_gb_s: float | None  # None: no probe
+    rates: Rates
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,15 @@ class CallEpochs(Generic[Result]):
         sides: Sequence[Callable[[], Result]],
         tensors: Sequence[Tensor],
         *,
-        probe: Callable[[], float | None] = lambda: None,
+        probe: Callable[[], Rates] = dict,
+        threads: int = 1,
         after: Callable[[], None] = lambda: None,
     ) -> None:
         self._sides, self._tensors, self._probe, self._after = sides, tensors, probe, after
         self._random = np.random.default_rng(0)
+        self._threads = threads  # of the probe
         self._epochs: list[list[CallRound[Result]]] = []
+        self._rates_gb_s: list[float | None] = []  # of each round of the complete epochs
         self._placed_anew = True
 
     def run(
@@ -112,28 +116,30 @@ class CallEpochs(Generic[Result]):
 
     def _epoch(self) -> list[CallRound[Result]]:
         self._placed_anew = place_anew(self._tensors).anew and self._placed_anew
+        place_probe_anew()
         rounds: list[CallRound[Result]] = []
         started = monotonic()
         while epoch_goes_on(len(rounds), started):
             rounds.append(self._round())
         self._after()
         self._others.end_round()
+        self._rates_gb_s += rates_of_epoch([call_round.rates for call_round in rounds], self._threads)
         return rounds
 
     def _round(self) -> CallRound[Result]:
         """A call of each side, and of the probe, in random order."""
         results: dict[int, Result] = {}
-        rate = None
+        rates: Rates = {}
         for index in self._random.permutation(len(self._sides) + 1).tolist():
             if index == len(self._sides):
-                rate = self._probe()
+                rates = self._probe()
             else:
                 results[index] = self._sides[index]()
-        return CallRound(tuple(results[index] for index in sorted(results)), rate)
+        return CallRound(tuple(results[index] for index in sorted(results)), rates)
 
     def _so_far(self, looks: Looks, *, interrupted: bool = False) -> CallRounds[Result]:
         numbered = [(number, call_round) for number, rounds in enumerate(self._epochs) for call_round in rounds]
-        rates = [call_round.bandwidth_gb_s for _, call_round in numbered]
+        rates = self._rates_gb_s[: len(numbered)]
         cores = [busy for busy in self._others.cores[: len(self._epochs)] if busy is not None]
         return CallRounds(
             results=tuple(call_round.results for _, call_round in numbered),

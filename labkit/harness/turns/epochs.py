@@ -23,9 +23,10 @@ from labkit.harness.compare.measured_side import MeasuredSide
 from labkit.harness.compare.sampling import Sampling, Turns
 from labkit.harness.compare.weight_sharing import WeightSharing
 from labkit.harness.quiet import disturbance
-from labkit.harness.roofline import probe_turn
+from labkit.harness.roofline import Rates, probe_turn, rates_of_epoch
 from labkit.harness.runs import Run, TokenTurn
 from labkit.harness.turns.looks import FEWEST_PAIRS, epoch_goes_on
+from labkit.harness.turns.placing import place_probe_anew
 from labkit.harness.turns.turn_length import FEWEST_STEPS, next_steps, usual_steps
 from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import EPOCHS
@@ -58,6 +59,12 @@ class _SideEpoch:
     def __post_init__(self) -> None:
         if self.goes_on:
             self.generations.append([])
+
+    def note_rates(self, rates: Sequence[float | None]) -> None:
+        """Notes the read bandwidth of each pair."""
+        self.turns = [
+            turn.model_copy(update={"bandwidth_gb_s": rate}) for turn, rate in zip(self.turns, rates, strict=True)
+        ]
 
 
 def _runs(epochs: Sequence[_SideEpoch], new_tokens: int) -> Iterator[Run]:
@@ -112,6 +119,7 @@ class Epochs(Sampling):
         self._random = np.random.default_rng(self._schedule.seed)
         self._device = comparison_device()
         self._epochs: list[list[_SideEpoch]] = []  # that are complete, by side
+        self._probes: dict[int, list[Rates]] = {}  # of each pair of the present epoch, by number of threads
         self._prompts = 0  # begun so far
         self._left = 0  # steps of the present generation that are still to come
         self._steps_per_turn = 0  # not known yet
@@ -162,6 +170,7 @@ class Epochs(Sampling):
         epoch = [_SideEpoch(goes_on=self._left > 0) for _ in self.sides]
         if not self._left:
             self._begin(epoch)
+        self._probes = {side.spec.cores: [] for side in self.sides}
         started, pairs = monotonic(), 0
         while self._goes_on(pairs, started):
             if not self._left:
@@ -171,6 +180,8 @@ class Epochs(Sampling):
                 continue
             pairs += self._pair(epoch, pairs, next_steps(self._left, self._steps_per_turn))
         self._others.end_round()
+        for side, of_side in zip(self.sides, epoch, strict=True):
+            of_side.note_rates(rates_of_epoch(self._probes[side.spec.cores], side.spec.cores))
         return epoch
 
     def _goes_on(self, pairs: int, started: float) -> bool:
@@ -180,11 +191,11 @@ class Epochs(Sampling):
         return epoch_goes_on(pairs, started)
 
     def _place(self) -> None:
-        if self._sharing is not None:
-            self._sharing.place()
-            return
-        with ThreadPoolExecutor(len(self.sides)) as pool:
-            list(pool.map(lambda side: side.place(), self.sides))
+        place_sides = [side.place for side in self.sides] if self._sharing is None else [self._sharing.place]
+        with ThreadPoolExecutor(1 + len(place_sides)) as pool:
+            placed = [pool.submit(place) for place in (*place_sides, place_probe_anew)]
+        for future in placed:
+            future.result()
 
     def _begin(self, epoch: list[_SideEpoch]) -> None:
         """Begins the next prompt on every side, in random order."""
@@ -210,11 +221,12 @@ class Epochs(Sampling):
         """A turn of each side and of the probe, in random order. False if it was dropped."""
         further_tokens = self._new / 2 - self._left + steps / 2
         self._left -= steps
-        clock_offset, rates, taken = time() - monotonic(), {}, {}
+        clock_offset, taken = time() - monotonic(), {}
+        rates: dict[int, Rates] = {}
         order = self._random.permutation(len(self.sides) + 1) + PROBE
         for place, index in enumerate(order):
             if index == PROBE:
-                rates = self._probes()
+                rates = {cores: probe_turn(cores, self._device) for cores in self._probes}
                 continue
             at_s = monotonic() - self._started
             steps_ms, tokens = self.sides[index].turn(steps)
@@ -223,6 +235,8 @@ class Epochs(Sampling):
         if abs(time() - monotonic() - clock_offset) > JUMP_S:
             self._dropped += 1
             return False
+        for cores, probes in self._probes.items():
+            probes.append(rates[cores])
         for index, (place, at_s, (first_ms, *steps_ms)) in taken.items():
             epoch[index].decode_ms += steps_ms
             epoch[index].turns.append(
@@ -232,12 +246,7 @@ class Epochs(Sampling):
                     at_s=round(at_s, 3),
                     first_step_ms=first_ms,
                     step_ms=float(np.mean(steps_ms)),
-                    bandwidth_gb_s=rates[self.sides[index].spec.cores],
                     further_tokens=further_tokens,
                 )
             )
         return True
-
-    def _probes(self) -> dict[int, float | None]:
-        """Read bandwidth for each number of threads that a side has."""
-        return {cores: probe_turn(cores, self._device) for cores in {side.spec.cores for side in self.sides}}

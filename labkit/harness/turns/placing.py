@@ -34,6 +34,7 @@ from labkit.harness.turns.pages import (
     pieces_of,
 )
 from labkit.kernels.memory import HUGE_PAGE
+from labkit.kernels.probe import probe_memory
 
 MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2  # of linux/mman.h
 
@@ -66,6 +67,11 @@ def place_anew(tensors: Iterable[torch.Tensor], *, but: Iterable[AddressRange] =
     for together in [pieces] if fits(size) else [[piece] for piece in pieces]:
         _move(together)
     return PlacedBytes(size, total)
+
+
+def place_probe_anew() -> None:
+    """Puts the memory that this process's probes of the read bandwidth read into new memory."""
+    place_anew(probe_memory())
 
 
 def copy_files_anew(folder: Path) -> None:

@@ -200,7 +200,7 @@ def test_regions_are_measured_until_their_gains_are_decided(monkeypatch: pytest.
     monkeypatch.setattr(call_epochs, "OthersByRound", Nobody)
     timers = [timer(UNFUSED, 30.0), timer(FUSED, 10.0), timer(ONE_CALL, 10.0)]
     monkeypatch.setattr(bench, "_timers", lambda: (timers, [end_epoch]))
-    monkeypatch.setattr(measuring, "probe_turn", lambda threads, device: None)
+    monkeypatch.setattr(measuring, "probe_turn", lambda threads, device: {})
     labels: list[str] = []
     (decided,) = bench.regions(["qkv"])
     assert decided.looks == (3,)
@@ -218,7 +218,7 @@ def test_regions_are_measured_until_their_gains_are_decided(monkeypatch: pytest.
 def test_a_precision_goes_on_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = LayerBench(layer_case("tiny-gpt2", context=9, threads=1, layers=2))
     random = np.random.default_rng(0)
-    monkeypatch.setattr(measuring, "probe_turn", lambda threads, device: None)
+    monkeypatch.setattr(measuring, "probe_turn", lambda threads, device: {})
     monkeypatch.setattr(measuring, "_stamped_us", lambda stack: 20.0)
     monkeypatch.setattr(measuring, "RUNGS", {"unfused": ()})
     monkeypatch.setattr(measuring, "_wall_us", lambda run: 60.0 * np.exp(0.02 * random.standard_normal()))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from labkit.harness.compare.plan import Schedule
+from labkit.harness.roofline import ONLY_WAY, Rates
 from labkit.harness.turns import calls as module
 from labkit.harness.turns.calls import CallEpochs, CallRounds
 from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
@@ -28,9 +29,9 @@ def sides(order: list[str]) -> list[Callable[[], int]]:
 def test_a_round_has_each_side_and_a_probe_in_random_order() -> None:
     order: list[str] = []
 
-    def probe() -> float:
+    def probe() -> Rates:
         order.append("probe")
-        return 20.0
+        return {ONLY_WAY: 20.0}
 
     measured = CallEpochs(sides(order), (), probe=probe).run(Schedule(rounds=4))
     rounds = [tuple(order[begin : begin + 4]) for begin in range(0, len(order), 4)]

@@ -14,6 +14,7 @@ from helpers.studies.comparisons import comparison
 from labkit.harness import Comparison, load_records, quiet, save
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Steps, Turns, first_is_decided, last_is_decided
+from labkit.harness.roofline import ONLY_WAY
 from labkit.harness.runs import Run, SharedWeights
 from labkit.harness.turns import epochs as module
 from labkit.harness.turns import looks
@@ -74,7 +75,7 @@ def measured(
     sharing: Any = None,
 ) -> tuple[Turns, list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(module, "probe_turn", lambda threads, device: 1000.0 * threads)
+    monkeypatch.setattr(module, "probe_turn", lambda threads, device: {ONLY_WAY: 1000.0 * threads})
     labels: list[str] = []
     steps = Steps(9, lambda done, total, label: labels.append(label))
     epochs = Epochs(list(sides), schedule, decided, steps, new_tokens=NEW, tells_apart=tells_apart, sharing=sharing)
