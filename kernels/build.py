@@ -308,6 +308,12 @@ def in_use(weight_type: str) -> ctypes.CDLL:
     return library if library is not None and monotonic() < until else load(weight_type)
 
 
+def in_use_already() -> ctypes.CDLL | None:
+    """As `in_use`, for a weight type that this process uses already; None: no type yet. Ops without weights take any."""
+    used = [weight_type for weight_type, isa in _in_use if isa == os.environ.get("LABKIT_ISA")]
+    return in_use(used[-1]) if used else None
+
+
 def unavailable() -> str | None:
     """The reason why the C++ kernels can't run in this process, or None if they can."""
     try:

@@ -11,6 +11,7 @@
 
 #include "../attention/cpp_impl.cpp"
 #include "../cache_stream/cpp_impl.cpp"
+#include "../choice/cpp_impl.cpp"
 #include "../layer_stream/cpp_impl.cpp"
 #include "../mailbox/cpp_impl.cpp"
 #include "../mlp_gemm/cpp_impl.cpp"

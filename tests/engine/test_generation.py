@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from labkit.kernels import build
 from labkit.models.tokenizer import byte_tokenizer
 
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
@@ -84,6 +85,14 @@ def test_every_impl_samples_alike(name: str) -> None:
     for impl in IMPLS:
         expected, actual = both(name, impl, do_sample=True, top_k=30)
         assert torch.equal(actual, expected)
+
+
+def test_an_engine_without_compiled_kernels_lets_transformers_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no compiler."""
+    monkeypatch.setattr(build, "_in_use", {})
+    monkeypatch.setattr(build, "compile_library", lambda weight_type: pytest.fail("compiled"))
+    expected, actual = both("gpt2", "reference", do_sample=True, top_k=30)
+    assert torch.equal(expected, actual)
 
 
 def test_another_seed_samples_other_tokens() -> None:

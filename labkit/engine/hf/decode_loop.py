@@ -17,10 +17,14 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
+from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
 from labkit.engine.runners.step import StepInput, StepOutput
+from labkit.engine.team_size import team_size
+from labkit.kernels.build import in_use_already
+from labkit.kernels.choice import choose
 from labkit.stages import Phase, Stage, stage
 from labkit.system.errors import UserError
 
@@ -79,9 +83,12 @@ def decode_loop(
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Choice:
-    """Choice of the next tokens from logits, with the scores and logits that are kept."""
+    """Choice of the next tokens from logits, with the scores and logits that are kept.
+
+    The kernel `choose` chooses if it knows all processors, and the engine runs C++ kernels; else transformers' code.
+    """
 
     processors: LogitsProcessorList
     samples: bool
@@ -90,6 +97,8 @@ class _Choice:
     keeps_logits: bool
     scores: list[Tensor]
     raw_logits: list[Tensor]
+    rules: RulesAt | None = None  # of all processors, known from the first token on
+    tokens: int = 0  # chosen so far
 
     @classmethod
     def of(cls, config: GenerationConfig, processors: LogitsProcessorList) -> _Choice:
@@ -110,6 +119,14 @@ class _Choice:
         """Returns the next tokens int64 [B], after the `tokens` [B, T] so far, from logits [B, V]."""
         if self.keeps_logits:
             self.raw_logits.append(logits.clone())
+        if not self.tokens and not self.keeps_scores and logits.device.type == "cpu" and in_use_already():
+            self.rules = known_rules(self.processors, (logits.shape[0], logits.shape[1]))
+        self.tokens += 1
+        if self.rules is not None:
+            rules = self.rules(tokens.shape[1])
+            chosen = choose(logits, tokens, rules, samples=self.samples, threads=team_size())
+            if chosen is not None:
+                return chosen
         processed = self.processors(tokens, logits)
         if self.keeps_scores:
             self.scores.append(processed)

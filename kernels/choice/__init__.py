@@ -1,0 +1,137 @@
+"""Choice of the next token of each sequence from its logits, as Hugging Face's `generate` makes it.
+
+`Rule`s stand for its logits processors: the first ones change scores, the others remove tokens. Then the largest score
+is chosen, or a draw by `torch.multinomial`. The tokens are those of transformers for the same state of torch's random
+numbers. Where the rounding of torch's own sums would decide, there is no result, and the caller uses transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_double, c_int32, c_int64, c_uint64, c_void_p
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from labkit.system.errors import UserError
+
+from .. import build
+from ..build import INT, LONG, POINTER, mirrors, same_in_cpp
+
+PENALTY_OF_TEXT, PENALTY_OF_IDS, TEMPERATURE, SET_SCORES, ONLY_TOKENS, BIAS, DECAY, NGRAM = range(8)
+TOP_K, TOP_P, MIN_P, TYPICAL, EPSILON, ETA = range(8, 14)
+WORDS = 624  # of the Mersenne twister
+TRIED = 1000  # draws that are compared with torch's
+
+same_in_cpp({"kTemperature": TEMPERATURE, "kTopK": TOP_K, "kEta": ETA})
+build.declare(
+    "labkit_choose",
+    *(POINTER, LONG, LONG, POINTER, LONG, LONG, POINTER, LONG, POINTER, POINTER, POINTER, INT),
+    allocates=True,
+)
+
+
+@mirrors("Rule")
+class CRule(Structure):
+    _fields_ = [("kind", c_int32), ("keep", c_int32), ("value", c_double), ("ids", c_void_p), ("count", c_int64)]
+
+
+@mirrors("TwisterState")
+class CTwisterState(Structure):
+    _fields_ = [
+        ("seed", c_uint64),
+        ("left", c_int32),
+        ("seeded", c_int32),
+        ("next", c_uint64),
+        ("words", c_uint64 * WORDS),
+    ]
+
+
+class Rule(NamedTuple):
+    """One rule. Which fields it uses depends on its kind.
+
+    kind: one of the constants above. Rules from TOP_K on remove tokens, and come after all others.
+    value: the penalty, temperature, probability, mass, score, bias or factor.
+    ids: int64 [n] in the vocabulary; for PENALTY_OF_IDS [B, n], for BIAS a sequence of tokens.
+    count: k of TOP_K; tokens of an NGRAM; of PENALTY_OF_TEXT the first tokens that have no penalty.
+    keep: the least number of tokens that stay.
+    """
+
+    kind: int
+    value: float = 0.0
+    ids: Tensor | None = None
+    count: int = 0
+    keep: int = 1
+
+
+def choose(logits: Tensor, text: Tensor, rules: Sequence[Rule], *, samples: bool, threads: int = 1) -> Tensor | None:
+    """logits float32 [B, V] on the CPU, the text so far int64 [B, T] -> the next token int64 [B] of each sequence.
+
+    samples: whether to draw, with the default generator of torch, which is advanced as by transformers.
+    threads: share the sequences.
+
+    UserError for tensors of another type or shape. None where the rounding of torch's sums would decide, and for logits
+    that are NaN, infinite or all removed; then the generator has not changed.
+    """
+    if logits.dim() != 2 or logits.dtype != torch.float32 or logits.device.type != "cpu" or not logits.numel():
+        raise UserError(f"logits: got {_described(logits)}, expected float32 [B, V] on the CPU")
+    batch, vocab = logits.shape
+    if text.dim() != 2 or len(text) != batch or text.is_floating_point():
+        raise UserError(f"text: got {_described(text)}, expected int64 [{batch}, T]")
+    logits, text = logits.contiguous(), text.to("cpu", torch.int64)
+    if text.stride(-1) != 1:
+        text = text.contiguous()
+    chosen = torch.empty(batch, dtype=torch.int64)
+    before = torch.get_rng_state() if samples else None
+    draws = torch.empty_like(logits).exponential_() if samples and not draws_like_torch() else None
+    state = before.clone() if before is not None and draws is None else None
+    table = (CRule * len(rules))(*(_in_c(rule) for rule in rules))
+    library = build.in_use_already() or build.in_use("float32")
+    unsure = library.labkit_choose(
+        logits.data_ptr(),
+        batch,
+        vocab,
+        text.data_ptr(),
+        text.shape[1],
+        text.stride(0),
+        byref(table),
+        len(rules),
+        None if state is None else state.data_ptr(),
+        None if draws is None else draws.data_ptr(),
+        chosen.data_ptr(),
+        threads,
+    )
+    if unsure:
+        if draws is not None:
+            torch.set_rng_state(before)
+        return None
+    if state is not None:
+        torch.set_rng_state(state)
+    return chosen
+
+
+@cache
+def draws_like_torch() -> bool:
+    """Whether the draws of this torch are those of the C++ code: builds of torch with MKL may draw in another way."""
+    before = torch.get_rng_state()
+    try:
+        torch.manual_seed(0)
+        expected = torch.empty(TRIED).exponential_()
+        after = torch.get_rng_state()
+        torch.manual_seed(0)
+        uniform = torch.rand(TRIED, dtype=torch.float64)
+        ours = (-torch.log1p(-uniform)).float()
+        return torch.equal(ours, expected) and torch.equal(torch.get_rng_state(), after)
+    finally:
+        torch.set_rng_state(before)
+
+
+def _in_c(rule: Rule) -> CRule:
+    count = rule.count if rule.ids is None else rule.ids.shape[-1]
+    return CRule(rule.kind, rule.keep, rule.value, None if rule.ids is None else rule.ids.data_ptr(), count)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"

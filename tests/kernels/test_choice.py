@@ -1,0 +1,219 @@
+"""The choice of tokens: the same tokens, and the same state of torch's random numbers, as transformers."""
+
+from collections.abc import Callable
+from math import inf, nan
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import logits_process as hf
+
+from labkit.engine.hf.known_processors import known_rules
+from labkit.kernels.choice import choose, draws_like_torch
+
+BATCH, LENGTH = 3, 12
+Processors = list[LogitsProcessor]
+PROMPT = torch.randint(0, 90, (BATCH, 5), generator=torch.Generator().manual_seed(1))
+
+SETTINGS: dict[str, Callable[[], Processors]] = {
+    "all tokens": list,
+    "temperature": lambda: [hf.TemperatureLogitsWarper(0.7)],
+    "cold": lambda: [hf.TemperatureLogitsWarper(1e-5)],
+    "top-k 50": lambda: [hf.TopKLogitsWarper(50)],
+    "top-k 1": lambda: [hf.TopKLogitsWarper(1)],
+    "top-k 2000": lambda: [hf.TopKLogitsWarper(2000)],
+    "top-k of a million": lambda: [hf.TopKLogitsWarper(10**6)],
+    "top-k, top-p": lambda: [hf.TopKLogitsWarper(50), hf.TopPLogitsWarper(0.9)],
+    "top-p": lambda: [hf.TopPLogitsWarper(0.9)],
+    "top-p 0.3": lambda: [hf.TopPLogitsWarper(0.3)],
+    "top-p 0": lambda: [hf.TopPLogitsWarper(0.0)],
+    "top-p 1": lambda: [hf.TopPLogitsWarper(1.0)],
+    "top-p of 7": lambda: [hf.TopPLogitsWarper(0.2, min_tokens_to_keep=7)],
+    "min-p": lambda: [hf.MinPLogitsWarper(0.05)],
+    "min-p of 7": lambda: [hf.MinPLogitsWarper(0.9, min_tokens_to_keep=7)],
+    "typical": lambda: [hf.TypicalLogitsWarper(0.9)],
+    "typical 0.2": lambda: [hf.TypicalLogitsWarper(0.2)],
+    "epsilon": lambda: [hf.EpsilonLogitsWarper(3e-4)],
+    "epsilon of 7": lambda: [hf.EpsilonLogitsWarper(0.9, min_tokens_to_keep=7)],
+    "eta": lambda: [hf.EtaLogitsWarper(3e-4)],
+    "repetition": lambda: [hf.RepetitionPenaltyLogitsProcessor(1.3)],
+    "repetition after the prompt": lambda: [hf.RepetitionPenaltyLogitsProcessor(1.3, prompt_ignore_length=5)],
+    "repetition of the prompt": lambda: [hf.EncoderRepetitionPenaltyLogitsProcessor(1.3, PROMPT)],
+    "repetition of one prompt": lambda: [hf.EncoderRepetitionPenaltyLogitsProcessor(0.7, PROMPT[:1])],
+    "n-grams": lambda: [hf.NoRepeatNGramLogitsProcessor(2)],
+    "1-grams": lambda: [hf.NoRepeatNGramLogitsProcessor(1)],
+    "bad words": lambda: [hf.NoBadWordsLogitsProcessor([[5], [1, 2], [3, 2], [7, 8, 9]])],
+    "biases": lambda: [hf.SequenceBiasLogitsProcessor({(3,): 2.5, (1, 4): -3.0, (2, 5): 8.0})],
+    "least length": lambda: [hf.MinLengthLogitsProcessor(20, [2, 3])],
+    "least new tokens": lambda: [hf.MinNewTokensLengthLogitsProcessor(5, 9, 2)],
+    "enough new tokens": lambda: [hf.MinNewTokensLengthLogitsProcessor(5, 7, 2)],
+    "forced end": lambda: [hf.ForcedEOSTokenLogitsProcessor(LENGTH + 1, [2, 9])],
+    "forced end later": lambda: [hf.ForcedEOSTokenLogitsProcessor(LENGTH + 2, 2)],
+    "suppressed": lambda: [
+        hf.SuppressTokensLogitsProcessor([0, 1, 2]),
+        hf.SuppressTokensAtBeginLogitsProcessor([4, 5], LENGTH),
+    ],
+    "decay": lambda: [hf.ExponentialDecayLengthPenalty((2, 1.3), 2, 5)],
+    "many": lambda: [
+        hf.RepetitionPenaltyLogitsProcessor(1.1),
+        hf.NoRepeatNGramLogitsProcessor(3),
+        hf.MinLengthLogitsProcessor(20, 2),
+        hf.TemperatureLogitsWarper(0.8),
+        hf.TopKLogitsWarper(40),
+        hf.TopPLogitsWarper(0.95),
+        hf.MinPLogitsWarper(0.02),
+    ],
+}
+
+
+def by_transformers(processors: LogitsProcessorList, text: Tensor, logits: Tensor, *, samples: bool) -> Tensor:
+    scores = processors(text, logits.clone())
+    if not samples:
+        return scores.argmax(dim=-1)
+    return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+
+
+def agree(name: str, logits: Tensor, text: Tensor, seed: int, *, samples: bool) -> bool:
+    """Asserts that `choose` makes the choice of transformers, or none and leaves the generator. Returns whether it made
+    one.
+    """
+    processors = LogitsProcessorList(SETTINGS[name]())
+    rules = known_rules(processors, (logits.shape[0], logits.shape[1]))
+    assert rules is not None
+    torch.manual_seed(seed)
+    before = torch.get_rng_state()
+    chosen = choose(logits, text, rules(text.shape[1]), samples=samples)
+    if chosen is None:
+        assert torch.equal(torch.get_rng_state(), before)
+        return False
+    after = torch.get_rng_state()
+    torch.manual_seed(seed)
+    assert torch.equal(chosen, by_transformers(processors, text, logits, samples=samples))
+    assert torch.equal(torch.get_rng_state(), after)
+    return True
+
+
+def drawn_case(vocab: int, seed: int, spread: float) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(BATCH, vocab, generator=random)
+    return logits, torch.randint(0, min(vocab, 90), (BATCH, LENGTH), generator=random)
+
+
+@pytest.mark.parametrize("samples", [True, False])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_are_those_of_transformers(name: str, samples: bool) -> None:
+    made = [agree(name, *drawn_case(101, seed, 3.0), seed, samples=samples) for seed in range(20)]
+    assert sum(made) >= 19
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("vocab", "seeds"), [(101, 300), (49_152, 20), (250_880, 3)])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_of_every_vocabulary_are_those_of_transformers(name: str, vocab: int, seeds: int) -> None:
+    """About 100,000 choices, most of them drawn."""
+    for seed in range(seeds):
+        for spread in (0.5, 2.0, 8.0):
+            agree(name, *drawn_case(vocab, seed, spread), seed, samples=seed % 5 != 0)
+
+
+STRANGE = st.sampled_from([-inf, inf, nan, -1e30, -2.0, 0.0, -0.0, 1e-30, 1.0, 1.0000001, 3e38])
+OF_LONG_TEXTS = {"repetition of the prompt", "repetition of one prompt", "forced end", "forced end later"}
+
+
+@given(
+    st.lists(STRANGE, min_size=1, max_size=1) | st.lists(STRANGE | st.floats(width=32), min_size=9, max_size=9),
+    st.sampled_from([name for name in SETTINGS if name not in OF_LONG_TEXTS]),
+    st.booleans(),
+)
+def test_strange_scores_never_give_another_token(scores: list[float], name: str, samples: bool) -> None:
+    """Scores that are not numbers, infinite, equal or all removed, and a vocabulary of one token."""
+    logits, text = torch.tensor([scores]), torch.zeros(1, 3, dtype=torch.int64)
+    if known_rules(LogitsProcessorList(SETTINGS[name]()), (1, len(scores))) is not None:
+        agree(name, logits, text, 0, samples=samples)
+
+
+def test_ties_at_a_boundary_are_torchs() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0, 3.0]] * BATCH)
+    text = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    for name in ("top-k 1", "top-p", "top-p 0.3", "min-p", "typical", "all tokens"):
+        for seed in range(30):
+            agree(name, logits, text, seed, samples=True)
+            agree(name, logits, text, seed, samples=False)
+
+
+class OfTheUser(hf.TopKLogitsWarper):
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        return scores
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        [OfTheUser(3)],
+        [hf.TopKLogitsWarper(3), hf.TemperatureLogitsWarper(0.5)],
+        [hf.TopKLogitsWarper(3, filter_value=-1e4)],
+        [hf.SequenceBiasLogitsProcessor({(1, 4): -3.0, (2, 4): 8.0})],
+        [hf.SequenceBiasLogitsProcessor({(500,): -3.0})],
+        [hf.RepetitionPenaltyLogitsProcessor(1.3, prompt_ignore_length=torch.tensor([1, 2, 3]))],
+        [hf.LogitNormalization()],
+    ],
+    ids=[
+        "a user's class",
+        "an unusual order",
+        "another mark",
+        "two biases of a token",
+        "out of bounds",
+        "rows",
+        "unknown",
+    ],
+)
+def test_what_is_not_known_is_left_to_transformers(processors: Processors) -> None:
+    assert known_rules(LogitsProcessorList(processors), (BATCH, 101)) is None
+
+
+def test_the_draws_of_this_torch_are_known() -> None:
+    """Else choosing is slower: torch makes the draws of the whole vocabulary."""
+    state = torch.get_rng_state()
+    assert draws_like_torch()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_of_another_torch_are_taken_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.kernels.choice.draws_like_torch", lambda: False)
+    for name in ("all tokens", "top-p", "many"):
+        assert all(agree(name, *drawn_case(101, seed, 3.0), seed, samples=True) for seed in range(10))
+
+
+def test_the_generator_goes_on_where_transformers_would() -> None:
+    """From any place in its words, over many steps."""
+    torch.manual_seed(3)
+    torch.rand(77)
+    logits, text = drawn_case(307, 0, 2.0)
+    state = torch.get_rng_state()
+    ours = [choose(logits, text, (), samples=True) for _ in range(50)]
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    theirs = [by_transformers(LogitsProcessorList(), text, logits, samples=True) for _ in range(50)]
+    assert all(a is not None and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize(
+    ("logits", "text", "words"),
+    [
+        (torch.zeros(2, 5, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.int64), r"logits: got float64 \[2, 5\]"),
+        (torch.zeros(2, 0), torch.zeros(2, 3, dtype=torch.int64), r"logits: got float32 \[2, 0\] on cpu"),
+        (
+            torch.zeros(2, 5),
+            torch.zeros(3, 3, dtype=torch.int64),
+            r"text: got int64 \[3, 3\] on cpu, expected int64 \[2",
+        ),
+        (torch.zeros(2, 5), torch.zeros(2, 3), r"text: got float32"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(logits: Tensor, text: Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        choose(logits, text, (), samples=True)
