@@ -309,7 +309,7 @@ def in_use(weight_type: str) -> ctypes.CDLL:
 
 
 def in_use_already() -> ctypes.CDLL | None:
-    """As `in_use`, for a weight type that this process uses already; None: no type yet. Ops without weights take any."""
+    """As `in_use`, for a weight type that this process uses already, as ops without weights need; None: no type yet."""
     used = [weight_type for weight_type, isa in _in_use if isa == os.environ.get("LABKIT_ISA")]
     return in_use(used[-1]) if used else None
 

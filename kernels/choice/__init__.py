@@ -1,16 +1,18 @@
 """Choice of the next token of each sequence from its logits, as Hugging Face's `generate` makes it.
 
-`Rule`s stand for its logits processors: the first ones change scores, the others remove tokens. Then the largest score
-is chosen, or a draw by `torch.multinomial`. The tokens are those of transformers for the same state of torch's random
-numbers. Where the rounding of torch's own sums would decide, there is no result, and the caller uses transformers.
+`ScoreRule`s stand for its logits processors: the first ones change scores, the others remove tokens. Then the largest
+score is chosen, or a draw by `torch.multinomial`. The tokens are those of transformers for the same state of torch's
+random numbers. Where the rounding of torch's own sums would decide, there is no result, and the caller uses
+transformers.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import byref, c_double, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,13 +35,13 @@ build.declare(
 )
 
 
-@mirrors("Rule")
-class CRule(Structure):
+@mirrors("ScoreRule")
+class CScoreRule(ctypes.Structure):
     _fields_ = [("kind", c_int32), ("keep", c_int32), ("value", c_double), ("ids", c_void_p), ("count", c_int64)]
 
 
 @mirrors("TwisterState")
-class CTwisterState(Structure):
+class CTwisterState(ctypes.Structure):
     _fields_ = [
         ("seed", c_uint64),
         ("left", c_int32),
@@ -49,7 +51,8 @@ class CTwisterState(Structure):
     ]
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class ScoreRule:
     """One rule. Which fields it uses depends on its kind.
 
     kind: one of the constants above. Rules from TOP_K on remove tokens, and come after all others.
@@ -66,7 +69,9 @@ class Rule(NamedTuple):
     keep: int = 1
 
 
-def choose(logits: Tensor, text: Tensor, rules: Sequence[Rule], *, samples: bool, threads: int = 1) -> Tensor | None:
+def choose(
+    logits: Tensor, text: Tensor, rules: Sequence[ScoreRule], *, samples: bool, threads: int = 1
+) -> Tensor | None:
     """logits float32 [B, V] on the CPU, the text so far int64 [B, T] -> the next token int64 [B] of each sequence.
 
     samples: whether to draw, with the default generator of torch, which is advanced as by transformers.
@@ -84,10 +89,10 @@ def choose(logits: Tensor, text: Tensor, rules: Sequence[Rule], *, samples: bool
     if text.stride(-1) != 1:
         text = text.contiguous()
     chosen = torch.empty(batch, dtype=torch.int64)
-    before = torch.get_rng_state() if samples else None
-    draws = torch.empty_like(logits).exponential_() if samples and not draws_like_torch() else None
-    state = before.clone() if before is not None and draws is None else None
-    table = (CRule * len(rules))(*(_in_c(rule) for rule in rules))
+    draws_itself = samples and draws_like_torch()
+    state = torch.get_rng_state()  # a copy, which the call advances if it draws itself
+    draws = torch.empty_like(logits).exponential_() if samples and not draws_itself else None
+    table = (CScoreRule * len(rules))(*(_in_c(rule) for rule in rules))
     library = build.in_use_already() or build.in_use("float32")
     unsure = library.labkit_choose(
         logits.data_ptr(),
@@ -98,18 +103,14 @@ def choose(logits: Tensor, text: Tensor, rules: Sequence[Rule], *, samples: bool
         text.stride(0),
         byref(table),
         len(rules),
-        None if state is None else state.data_ptr(),
+        state.data_ptr() if draws_itself else None,
         None if draws is None else draws.data_ptr(),
         chosen.data_ptr(),
         threads,
     )
-    if unsure:
-        if draws is not None:
-            torch.set_rng_state(before)
-        return None
-    if state is not None:
+    if draws_itself or unsure:
         torch.set_rng_state(state)
-    return chosen
+    return None if unsure else chosen
 
 
 @cache
@@ -128,9 +129,9 @@ def draws_like_torch() -> bool:
         torch.set_rng_state(before)
 
 
-def _in_c(rule: Rule) -> CRule:
+def _in_c(rule: ScoreRule) -> CScoreRule:
     count = rule.count if rule.ids is None else rule.ids.shape[-1]
-    return CRule(rule.kind, rule.keep, rule.value, None if rule.ids is None else rule.ids.data_ptr(), count)
+    return CScoreRule(rule.kind, rule.keep, rule.value, None if rule.ids is None else rule.ids.data_ptr(), count)
 
 
 def _described(tensor: Tensor) -> str:

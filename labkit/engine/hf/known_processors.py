@@ -17,9 +17,9 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from labkit.kernels import choice
-from labkit.kernels.choice import Rule
+from labkit.kernels.choice import ScoreRule
 
-RulesAt = Callable[[int], Sequence[Rule]]  # by the number of tokens so far
+RulesAt = Callable[[int], Sequence[ScoreRule]]  # by the number of tokens so far
 Maker = Callable[[Any, tuple[int, int]], RulesAt | None]  # of a processor, and the shape (B, V) of its scores
 
 
@@ -40,11 +40,11 @@ def known_rules(processors: LogitsProcessorList, shape: tuple[int, int]) -> Rule
     return lambda length: [rule for rules_at in known for rule in rules_at(length)]
 
 
-def _always(*rules: Rule) -> RulesAt:
+def _always(*rules: ScoreRule) -> RulesAt:
     return lambda length: rules
 
 
-def _if(condition: Callable[[int], bool], rule: Rule) -> RulesAt:
+def _if(condition: Callable[[int], bool], rule: ScoreRule) -> RulesAt:
     return lambda length: (rule,) if condition(length) else ()
 
 
@@ -56,7 +56,7 @@ def _penalty(processor: hf.RepetitionPenaltyLogitsProcessor, shape: tuple[int, i
     if isinstance(processor.prompt_ignore_length, Tensor):
         return None
     ignored = processor.prompt_ignore_length or 0
-    return lambda length: (Rule(choice.PENALTY_OF_TEXT, processor.penalty, count=min(ignored, length)),)
+    return lambda length: (ScoreRule(choice.PENALTY_OF_TEXT, processor.penalty, count=min(ignored, length)),)
 
 
 def _penalty_of_prompt(processor: hf.EncoderRepetitionPenaltyLogitsProcessor, shape: tuple[int, int]) -> RulesAt | None:
@@ -64,7 +64,7 @@ def _penalty_of_prompt(processor: hf.EncoderRepetitionPenaltyLogitsProcessor, sh
     if ids.dim() != 2 or batch % len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         return None
     ids = ids.repeat_interleave(batch // len(ids), dim=0).to("cpu", torch.int64)
-    return _always(Rule(choice.PENALTY_OF_IDS, processor.penalty, ids.contiguous()))
+    return _always(ScoreRule(choice.PENALTY_OF_IDS, processor.penalty, ids.contiguous()))
 
 
 def _biases(processor: hf.SequenceBiasLogitsProcessor, shape: tuple[int, int]) -> RulesAt | None:
@@ -74,12 +74,12 @@ def _biases(processor: hf.SequenceBiasLogitsProcessor, shape: tuple[int, int]) -
         return None  # transformers has the words for it
     if len(set(last)) < len(last) and set(biases.values()) != {-inf}:
         return None  # biases of one token are added up before they are added to its score
-    return _always(*(Rule(choice.BIAS, bias, _ids(sequence)) for sequence, bias in biases.items()))
+    return _always(*(ScoreRule(choice.BIAS, bias, _ids(sequence)) for sequence, bias in biases.items()))
 
 
 def _decay(processor: hf.ExponentialDecayLengthPenalty, shape: tuple[int, int]) -> RulesAt:
     start, factor, ids = processor.regulation_start, processor.regulation_factor, _ids(processor.eos_token_id)
-    return lambda length: (Rule(choice.DECAY, pow(factor, length - start) - 1, ids),) if length > start else ()
+    return lambda length: (ScoreRule(choice.DECAY, pow(factor, length - start) - 1, ids),) if length > start else ()
 
 
 CHANGES: dict[type, Maker] = {
@@ -89,26 +89,26 @@ CHANGES: dict[type, Maker] = {
     hf.NoBadWordsLogitsProcessor: _biases,
     hf.ExponentialDecayLengthPenalty: _decay,
     hf.NoRepeatNGramLogitsProcessor: lambda p, _: _if(
-        lambda length: length >= p.ngram_size, Rule(choice.NGRAM, count=p.ngram_size)
+        lambda length: length >= p.ngram_size, ScoreRule(choice.NGRAM, count=p.ngram_size)
     ),
     hf.MinLengthLogitsProcessor: lambda p, _: _if(
-        lambda length: length < p.min_length, Rule(choice.SET_SCORES, -inf, _ids(p.eos_token_id))
+        lambda length: length < p.min_length, ScoreRule(choice.SET_SCORES, -inf, _ids(p.eos_token_id))
     ),
     hf.MinNewTokensLengthLogitsProcessor: lambda p, _: _if(
         lambda length: length - p.prompt_length_to_skip < p.min_new_tokens,
-        Rule(choice.SET_SCORES, -inf, _ids(p.eos_token_id)),
+        ScoreRule(choice.SET_SCORES, -inf, _ids(p.eos_token_id)),
     ),
     hf.ForcedBOSTokenLogitsProcessor: lambda p, _: _if(
-        lambda length: length == 1, Rule(choice.ONLY_TOKENS, 0.0, _ids([p.bos_token_id]))
+        lambda length: length == 1, ScoreRule(choice.ONLY_TOKENS, 0.0, _ids([p.bos_token_id]))
     ),
     hf.ForcedEOSTokenLogitsProcessor: lambda p, _: _if(
-        lambda length: length == p.max_length - 1, Rule(choice.ONLY_TOKENS, 0.0, _ids(p.eos_token_id))
+        lambda length: length == p.max_length - 1, ScoreRule(choice.ONLY_TOKENS, 0.0, _ids(p.eos_token_id))
     ),
     hf.SuppressTokensAtBeginLogitsProcessor: lambda p, _: _if(
-        lambda length: length == p.begin_index, Rule(choice.SET_SCORES, -inf, _ids(p.begin_suppress_tokens))
+        lambda length: length == p.begin_index, ScoreRule(choice.SET_SCORES, -inf, _ids(p.begin_suppress_tokens))
     ),
-    hf.SuppressTokensLogitsProcessor: lambda p, _: _always(Rule(choice.SET_SCORES, -inf, _ids(p.suppress_tokens))),
-    hf.TemperatureLogitsWarper: lambda p, _: _always(Rule(choice.TEMPERATURE, p.temperature)),
+    hf.SuppressTokensLogitsProcessor: lambda p, _: _always(ScoreRule(choice.SET_SCORES, -inf, _ids(p.suppress_tokens))),
+    hf.TemperatureLogitsWarper: lambda p, _: _always(ScoreRule(choice.TEMPERATURE, p.temperature)),
 }
 
 
@@ -118,13 +118,13 @@ def _kept(kind: int, value: str) -> Maker:
     def rules(processor: Any, shape: tuple[int, int]) -> RulesAt | None:
         if processor.filter_value != -inf:
             return None
-        return _always(Rule(kind, float(getattr(processor, value)), keep=processor.min_tokens_to_keep))
+        return _always(ScoreRule(kind, float(getattr(processor, value)), keep=processor.min_tokens_to_keep))
 
     return rules
 
 
 def _top_k(processor: hf.TopKLogitsWarper, shape: tuple[int, int]) -> RulesAt | None:
-    return None if processor.filter_value != -inf else _always(Rule(choice.TOP_K, count=processor.top_k))
+    return None if processor.filter_value != -inf else _always(ScoreRule(choice.TOP_K, count=processor.top_k))
 
 
 REMOVALS: dict[type, Maker] = {
