@@ -1,15 +1,14 @@
 """Choice of the next token of each sequence from its logits, as Hugging Face's `generate` makes it.
 
 `ScoreRule`s stand for its logits processors: the first ones change scores, the others remove tokens. Then the largest
-score is chosen, or a draw by `torch.multinomial`. The tokens are those of transformers for the same state of torch's
-random numbers. Where the rounding of torch's own sums would decide, there is no result, and the caller uses
-transformers.
+score is chosen, or a draw by `torch.multinomial`. transformers chooses the same tokens for the same state of torch's
+generator. If the rounding of torch's own sums would decide, there is no result, and the caller uses transformers.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -70,52 +69,68 @@ class ScoreRule:
 
 
 def choose(
-    logits: Tensor, text: Tensor, rules: Sequence[ScoreRule], *, samples: bool, threads: int = 1
+    logits: Tensor,
+    text: Tensor,
+    rules: Sequence[ScoreRule],
+    *,
+    samples: bool,
+    threads: int = 1,
+    process: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor | None:
     """logits float32 [B, V] on the CPU, the text so far int64 [B, T] -> the next token int64 [B] of each sequence.
 
     samples: whether to draw, with the default generator of torch, which is advanced as by transformers.
     threads: share the sequences.
+    process: does with torch what the rules do: indices of sequences int64 [n] -> their scores float32 [n, V]. It is
+    called for sequences in which the rounding of torch's sums decides; None: there is no result then.
 
-    UserError for tensors of another type or shape. None where the rounding of torch's sums would decide, and for logits
-    that are NaN, infinite or all removed; then the generator has not changed.
+    UserError for tensors of another type or shape. None also for logits that are NaN, infinite or all removed. The
+    generator has not changed then.
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or logits.device.type != "cpu" or not logits.numel():
         raise UserError(f"logits: got {_described(logits)}, expected float32 [B, V] on the CPU")
     batch, vocab = logits.shape
     if text.dim() != 2 or len(text) != batch or text.is_floating_point():
         raise UserError(f"text: got {_described(text)}, expected int64 [{batch}, T]")
-    logits, text = logits.contiguous(), text.to("cpu", torch.int64)
+    text = text.to("cpu", torch.int64)
     if text.stride(-1) != 1:
         text = text.contiguous()
-    chosen = torch.empty(batch, dtype=torch.int64)
+    chosen = torch.full((batch,), -1)
     draws_itself = samples and draws_like_torch()
     state = torch.get_rng_state()  # a copy, which the call advances if it draws itself
-    draws = torch.empty_like(logits).exponential_() if samples and not draws_itself else None
-    table = (CScoreRule * len(rules))(*(_in_c(rule) for rule in rules))
+    draws = torch.empty(batch, vocab).exponential_() if samples and not draws_itself else None
     library = build.in_use_already() or build.in_use("float32")
-    unsure = library.labkit_choose(
-        logits.data_ptr(),
-        batch,
-        vocab,
-        text.data_ptr(),
-        text.shape[1],
-        text.stride(0),
-        byref(table),
-        len(rules),
-        state.data_ptr() if draws_itself else None,
-        None if draws is None else draws.data_ptr(),
-        chosen.data_ptr(),
-        threads,
-    )
-    if draws_itself or unsure:
+
+    def unsure(scores: Tensor, rules: Sequence[ScoreRule]) -> int:
+        count: int = library.labkit_choose(
+            scores.data_ptr(),
+            batch,
+            vocab,
+            text.data_ptr(),
+            text.shape[1],
+            text.stride(0),
+            byref((CScoreRule * len(rules))(*(_in_c(rule) for rule in rules))),
+            len(rules),
+            state.data_ptr() if draws_itself else None,
+            None if draws is None else draws.data_ptr(),
+            chosen.data_ptr(),
+            threads,
+        )
+        return count
+
+    left = unsure(logits.contiguous(), rules)
+    if left and process is not None:
+        sequences, scores = (chosen < 0).nonzero().flatten(), logits.clone(memory_format=torch.contiguous_format)
+        scores[sequences] = process(sequences)
+        left = unsure(scores, ())
+    if draws_itself or left:
         torch.set_rng_state(state)
-    return None if unsure else chosen
+    return None if left else chosen
 
 
 @cache
 def draws_like_torch() -> bool:
-    """Whether the draws of this torch are those of the C++ code: builds of torch with MKL may draw in another way."""
+    """Whether this torch and the C++ code draw the same numbers: builds of torch with MKL may draw others."""
     before = torch.get_rng_state()
     try:
         torch.manual_seed(0)

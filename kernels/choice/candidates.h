@@ -96,10 +96,10 @@ inline void keep_top_k(Candidates& of, int64_t k) {
 struct Crossing {
   int64_t kept;      // number of these candidates
   double last_key;   // of the last one of them
-  double next_key;   // of the first one after them; infinite: there is none
+  double next_key;   // of the first candidate after them, or infinite
   double before;     // share of the weights before the last one
   double with_last;  // share of the weights with the last one
-  double mean_rank;  // of a token drawn by weight: for so many tokens torch's partial sums are near 1
+  double mean_rank;  // of a token drawn by weight
 };
 
 // The first candidates by key(i), a number from 0 on, that have this share of the weights and are `keep` at least. Keys

@@ -1,9 +1,9 @@
 // Choice of the next token of each sequence from its logits, as Hugging Face's `generate` makes it: rules change scores
 // or remove tokens, and then the largest score, or a draw, is the choice.
 //
-// The tokens are those of transformers for the same state of torch's generator. Scores are exact, because a rule makes
-// one rounding where torch makes one. Exponentials and their sums are rounded in another way than torch's. Where this
-// could change the choice, the call says so, and the caller lets transformers choose.
+// transformers chooses the same tokens for the same state of torch's generator. Scores are exact, because a rule rounds
+// where torch rounds. Exponentials and their sums are rounded in another way than torch's. If this could change the
+// choice, the call says so, and the caller lets transformers choose.
 #pragma once
 
 #include <cmath>
@@ -94,10 +94,11 @@ static ChoiceScratch& choice_scratch() {
 
 }  // namespace labkit
 
-// Chooses a token for each of `batch` sequences, from logits [batch][vocab] and its text [batch][length], with a
-// stride. `rules`: those that change scores come first. `state`: torch's generator, which is advanced as by
-// `torch.multinomial`; null: no draw, the largest score is chosen. `draws`: [batch][vocab], made by torch instead of
-// the generator; may be null. Returns 0; 1 where torch's rounding would decide: then the generator has not changed.
+// Chooses a token for each of `batch` sequences whose `chosen` is negative, from logits [batch][vocab] and its text
+// [batch][length], with a stride. In `rules`, changes of scores come first. `state`: torch's generator, which is
+// advanced as by `torch.multinomial`; null: no draw, the largest score is chosen. `draws`: [batch][vocab], made by
+// torch instead of the generator; may be null. Returns the number of sequences in which torch's rounding would decide.
+// They keep a negative `chosen`, and the generator is advanced only if there are none.
 extern "C" int64_t labkit_choose(const float* logits, int64_t batch, int64_t vocab, const int64_t* text, int64_t length,
                                  int64_t text_stride, const labkit::ScoreRule* rules, int64_t rule_count,
                                  labkit::TwisterState* state, const float* draws, int64_t* chosen, int32_t threads) {
@@ -117,11 +118,11 @@ extern "C" int64_t labkit_choose(const float* logits, int64_t batch, int64_t voc
     run_team(team, threads, [&](int thread) {
       team.deal(batch, thread, [&](int64_t row) {
         Twister* twister = state ? &begins[size_t(row)] : nullptr;
-        chosen[row] = call.token(row, twister, choice_scratch());
+        if (chosen[row] < 0) chosen[row] = call.token(row, twister, choice_scratch());
       });
     });
-    if (std::any_of(chosen, chosen + batch, [](int64_t token) { return token < 0; })) return 1;
-    if (state) begins.back().save(*state);
-    return 0;
+    const int64_t unsure = std::count_if(chosen, chosen + batch, [](int64_t token) { return token < 0; });
+    if (state && !unsure) begins.back().save(*state);
+    return unsure;
   });
 }

@@ -1,4 +1,4 @@
-// The rules of a choice, and those of them that change scores.
+// The rules of a choice. This file has the rules that change scores.
 #pragma once
 
 #include <algorithm>

@@ -82,7 +82,7 @@ class Twister {
   }
 
   int left_, next_;
-  bool tempered_ = false;  // whether the outputs are those of the words
+  bool tempered_ = false;  // whether the outputs were made from the present words
   uint32_t words_[kWords], outputs_[kWords];
 };
 

@@ -69,6 +69,9 @@ SETTINGS: dict[str, Callable[[], Processors]] = {
 }
 
 
+OF_BATCH = {"repetition of the prompt", "repetition of one prompt"}
+
+
 def by_transformers(processors: LogitsProcessorList, text: Tensor, logits: Tensor, *, samples: bool) -> Tensor:
     scores = processors(text, logits.clone())
     if not samples:
@@ -76,16 +79,17 @@ def by_transformers(processors: LogitsProcessorList, text: Tensor, logits: Tenso
     return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
 
 
-def agree(name: str, logits: Tensor, text: Tensor, seed: int, *, samples: bool) -> bool:
+def agree(name: str, logits: Tensor, text: Tensor, seed: int, *, samples: bool, helps: bool = False) -> bool:
     """Asserts that `choose` makes the choice of transformers, or none and leaves the generator. Returns whether it made
-    one.
+    one. helps: whether transformers processes sequences in which rounding decides.
     """
     processors = LogitsProcessorList(SETTINGS[name]())
     rules = known_rules(processors, (logits.shape[0], logits.shape[1]))
     assert rules is not None
     torch.manual_seed(seed)
     before = torch.get_rng_state()
-    chosen = choose(logits, text, rules(text.shape[1]), samples=samples)
+    process = (lambda rows: processors(text[rows], logits[rows])) if helps else None
+    chosen = choose(logits, text, rules(text.shape[1]), samples=samples, threads=2, process=process)
     if chosen is None:
         assert torch.equal(torch.get_rng_state(), before)
         return False
@@ -116,11 +120,34 @@ def test_tokens_of_every_vocabulary_are_those_of_transformers(name: str, vocab: 
     """About 100,000 choices, most of them drawn."""
     for seed in range(seeds):
         for spread in (0.5, 2.0, 8.0):
-            agree(name, *drawn_case(vocab, seed, spread), seed, samples=seed % 5 != 0)
+            helps = name not in OF_BATCH and seed % 2 == 0
+            agree(name, *drawn_case(vocab, seed, spread), seed, samples=seed % 5 != 0, helps=helps)
+
+
+def test_sequences_in_which_rounding_decides_are_processed_alone() -> None:
+    """The others keep their choice, and all get the draws of their place in the batch."""
+    logits, text = drawn_case(101, 0, 3.0)
+    logits[1] = 2.0 * torch.arange(101).clamp(max=3)  # ties at every boundary
+    processors = LogitsProcessorList([hf.TopPLogitsWarper(0.5)])
+    processed: list[list[int]] = []
+
+    def process(rows: Tensor) -> Tensor:
+        processed.append(rows.tolist())
+        return processors(text[rows], logits[rows])
+
+    rules = known_rules(processors, (BATCH, 101))
+    assert rules is not None
+    for seed in range(20):
+        torch.manual_seed(seed)
+        chosen = choose(logits, text, rules(LENGTH), samples=True, process=process)
+        torch.manual_seed(seed)
+        assert chosen is not None
+        assert torch.equal(chosen, by_transformers(processors, text, logits, samples=True))
+    assert processed == [[1]] * 20
 
 
 STRANGE = st.sampled_from([-inf, inf, nan, -1e30, -2.0, 0.0, -0.0, 1e-30, 1.0, 1.0000001, 3e38])
-OF_LONG_TEXTS = {"repetition of the prompt", "repetition of one prompt", "forced end", "forced end later"}
+OF_LONG_TEXTS = OF_BATCH | {"forced end", "forced end later"}
 
 
 @given(

@@ -6,7 +6,7 @@ A loop is a generator: it yields the steps of one batch, and receives the output
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from labkit.engine.runners.driving import Loop
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
 from labkit.kernels.build import in_use_already
-from labkit.kernels.choice import choose
+from labkit.kernels.choice import PENALTY_OF_IDS, ScoreRule, choose
 from labkit.stages import Phase, Stage, stage
 from labkit.system.errors import UserError
 
@@ -123,8 +123,7 @@ class _Choice:
             self.rules = known_rules(self.processors, (logits.shape[0], logits.shape[1]))
         self.tokens += 1
         if self.rules is not None:
-            rules = self.rules(tokens.shape[1])
-            chosen = choose(logits, tokens, rules, samples=self.samples, threads=team_size())
+            chosen = self._by_rules(self.rules(tokens.shape[1]), tokens, logits)
             if chosen is not None:
                 return chosen
         processed = self.processors(tokens, logits)
@@ -133,6 +132,22 @@ class _Choice:
         if not self.samples:
             return processed.argmax(dim=-1)
         return torch.multinomial(torch.softmax(processed, dim=-1), num_samples=1).squeeze(1)
+
+    def _by_rules(self, rules: Sequence[ScoreRule], tokens: Tensor, logits: Tensor) -> Tensor | None:
+        """As `next_tokens`; None if the kernel does not choose."""
+
+        def process(sequences: Tensor) -> Tensor:
+            return self.processors(tokens[sequences], logits[sequences])
+
+        of_batch = any(rule.kind == PENALTY_OF_IDS for rule in rules)  # its ids are those of the whole batch
+        return choose(
+            logits,
+            tokens,
+            rules,
+            samples=self.samples,
+            threads=team_size(),
+            process=None if of_batch else process,
+        )
 
 
 def _choose_from_logits(

@@ -24,7 +24,7 @@ Maker = Callable[[Any, tuple[int, int]], RulesAt | None]  # of a processor, and 
 
 
 def known_rules(processors: LogitsProcessorList, shape: tuple[int, int]) -> RulesAt | None:
-    """The rules that do the same as these processors, by the number of tokens so far; None if there are none.
+    """The rules that do the same as these processors, by the number of tokens so far; None: no rules do the same.
 
     shape: (B, V) of the scores. Only transformers' own classes are known, not classes that are derived from them.
     """
