@@ -97,7 +97,7 @@ def choose(
         text = text.contiguous()
     chosen = torch.full((batch,), -1)
     draws_itself = samples and draws_like_torch()
-    state = torch.get_rng_state()  # a copy, which the call advances if it draws itself
+    state = torch.get_rng_state() if samples else torch.empty(0)  # a copy, which the call advances if it draws itself
     draws = torch.empty(batch, vocab).exponential_() if samples and not draws_itself else None
     library = build.in_use_already() or build.in_use("float32")
 
@@ -123,7 +123,7 @@ def choose(
         sequences, scores = (chosen < 0).nonzero().flatten(), logits.clone(memory_format=torch.contiguous_format)
         scores[sequences] = process(sequences)
         left = unsure(scores, ())
-    if draws_itself or left:
+    if draws_itself or (samples and left):
         torch.set_rng_state(state)
     return None if left else chosen
 
@@ -131,17 +131,11 @@ def choose(
 @cache
 def draws_like_torch() -> bool:
     """Whether this torch and the C++ code draw the same numbers: builds of torch with MKL may draw others."""
-    before = torch.get_rng_state()
-    try:
-        torch.manual_seed(0)
-        expected = torch.empty(TRIED).exponential_()
-        after = torch.get_rng_state()
-        torch.manual_seed(0)
-        uniform = torch.rand(TRIED, dtype=torch.float64)
-        ours = (-torch.log1p(-uniform)).float()
-        return torch.equal(ours, expected) and torch.equal(torch.get_rng_state(), after)
-    finally:
-        torch.set_rng_state(before)
+    generator = torch.Generator()
+    expected = torch.empty(TRIED).exponential_(generator=generator.manual_seed(0))
+    after = generator.get_state()
+    uniform = torch.rand(TRIED, dtype=torch.float64, generator=generator.manual_seed(0))
+    return torch.equal((-torch.log1p(-uniform)).float(), expected) and torch.equal(generator.get_state(), after)
 
 
 def _in_c(rule: ScoreRule) -> CScoreRule:

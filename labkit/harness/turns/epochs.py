@@ -193,9 +193,7 @@ class Epochs(Sampling):
     def _place(self) -> None:
         place_sides = [side.place for side in self.sides] if self._sharing is None else [self._sharing.place]
         with ThreadPoolExecutor(1 + len(place_sides)) as pool:
-            placed = [pool.submit(place) for place in (*place_sides, place_probe_anew)]
-        for future in placed:
-            future.result()
+            list(pool.map(lambda place: place(), (*place_sides, place_probe_anew)))
 
     def _begin(self, epoch: list[_SideEpoch]) -> None:
         """Begins the next prompt on every side, in random order."""
