@@ -139,7 +139,7 @@ class _Choice:
         def process(sequences: Tensor) -> Tensor:
             return self.processors(tokens[sequences], logits[sequences])
 
-        of_batch = any(rule.kind == PENALTY_OF_IDS for rule in rules)  # its ids are those of the whole batch
+        of_batch = any(rule.kind == PENALTY_OF_IDS for rule in rules)  # such a rule has ids of the whole batch
         return choose(
             logits,
             tokens,
