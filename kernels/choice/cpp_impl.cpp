@@ -98,8 +98,7 @@ static ChoiceScratch& choice_scratch() {
 // [batch][length], with a stride. In `rules`, changes of scores come first. `state`: torch's generator, which is
 // advanced as by `torch.multinomial`; null: no draw, the largest score is chosen. `draws`: [batch][vocab], made by
 // torch instead of the generator; may be null. Returns the number of sequences in which torch's rounding would decide.
-// Their `chosen` stays
-// negative, and then the generator does not change.
+// Their `chosen` stays negative, and then the generator does not change.
 extern "C" int64_t labkit_choose(const float* logits, int64_t batch, int64_t vocab, const int64_t* text, int64_t length,
                                  int64_t text_stride, const labkit::ScoreRule* rules, int64_t rule_count,
                                  labkit::TwisterState* state, const float* draws, int64_t* chosen, int32_t threads) {
