@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from labkit.system.errors import RunError
-from labkit.system.lifetime import kill_session
+from labkit.system.lifetime import started
 
 LAST_LINES = 12
 LOOK_S = 0.2  # between two looks at whether this thread was interrupted
@@ -24,18 +24,12 @@ def finished(
 
     An interrupted thread ends the command. In `subprocess.run` the thread would first wait for the command.
     """
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    stdout, stderr = process.communicate(timeout=LOOK_S)
-                    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-        except BaseException:
-            process.kill()
-            process.wait()  # after a KeyboardInterrupt the context would not wait
-            raise
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(command, env=environment, text=True, **pipes) as process:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                stdout, stderr = process.communicate(timeout=LOOK_S)
+                return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def run_child(command: Sequence[str], failed: str, *, environment: Mapping[str, str] | None = None) -> str:
@@ -60,16 +54,9 @@ def child_lines(
     with tempfile.TemporaryFile("w+") as stderr, tempfile.TemporaryFile("w+") as stdin:
         stdin.write(given)
         stdin.seek(0)
-        process = subprocess.Popen(
-            command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-        )
-        try:
+        with started(command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr) as process:
             yield from _lines(process)
             code = process.wait()
-        finally:
-            kill_session(process)
-            assert process.stdout is not None
-            process.stdout.close()
         if code:
             stderr.seek(0)
             last = "\n".join(stderr.read().splitlines()[-LAST_LINES:])

@@ -1,8 +1,13 @@
 """Commands run to their end, or are ended when the waiting thread is interrupted."""
 
+import signal
+import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,3 +61,26 @@ def test_a_command_is_ended_where_nobody_takes_more_lines() -> None:
     assert psutil.pid_exists(pid)
     lines.close()  # type: ignore[attr-defined]
     assert not psutil.pid_exists(pid)
+
+
+def test_an_interrupt_while_a_process_starts_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whatever moment it comes: before the process begins, and after it began, before its id is known."""
+    begin, processes = subprocess.Popen, []
+
+    def slowly(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        interrupt(thread, KeyboardInterrupt)
+        time.sleep(0.2)
+        processes.append(begin(*args, **options))
+        interrupt(thread, KeyboardInterrupt)
+        time.sleep(0.2)
+        return processes[-1]
+
+    def wait() -> None:
+        with suppress(KeyboardInterrupt):
+            finished([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    monkeypatch.setattr(subprocess, "Popen", slowly)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert [process.poll() for process in processes] == [-signal.SIGKILL]
