@@ -22,16 +22,6 @@ struct HeadSlots {
         key_scales(kScaled ? cache.key_scales + id * cache.capacity : nullptr),
         value_scales(kScaled ? cache.value_scales + id * cache.capacity : nullptr),
         padded_dim(padded_dim) {}
-
-  vf key(int64_t slot, int d) const { return numbers(keys, key_scales, slot, d); }
-  vf value(int64_t slot, int d) const { return numbers(values, value_scales, slot, d); }
-
- private:
-  vf numbers(const T* all, const bf16* scales, int64_t slot, int d) const {
-    const vf stored = load(all + slot * padded_dim + d);
-    if constexpr (kScaled) return stored * to_float(scales[slot]);
-    return stored;
-  }
 };
 
 // row[j] *= scales[j] for `count` slots.

@@ -37,8 +37,10 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   qkv_region<Weight>(team, thread, layer.qkv, rotary, model.heads, chunk.rows, cache, input, work.qkv, qkv_stride,
                      scratch);
   clock.stamp(LayerStage::kQkv);
-  attention_region<Stored>(team, thread, layer.attention, model.heads, chunk.rows, cache, work.qkv, qkv_stride,
-                           work.context, context_stride, scratch);
+  attention_region<Stored>(team, thread,
+                           {layer.attention, model.heads, chunk.rows, cache, work.qkv, qkv_stride, work.context,
+                            context_stride},
+                           work.attention, scratch);
   clock.stamp(LayerStage::kAttention);
   Linear attn_out = layer.attn_out;
   attn_out.bias = nullptr;  // added later
@@ -162,13 +164,16 @@ int64_t labkit_workspace_bytes(const Model* model, int64_t all_rows, int64_t row
 // Returns whether a stream of any rank has failed. The results are then invalid.
 static int64_t run_step(const Model* model, const StepArgs* args) {
   Team team(args->threads, reading_of(args->reading));
-  int64_t all_rows = 0, rows = 0;
+  int64_t all_rows = 0, rows = 0, shared = 0;
   for (int64_t c = 0; c < args->num_chunks; ++c) {
     const int64_t count = args->chunks[c].count();
     all_rows += count;
     if (count > rows) rows = count;
+    const Chunk& chunk = args->chunks[c];
+    shared = std::max(shared, attention_bytes(model->heads, chunk.rows, chunk.past + chunk.rows.tokens));
   }
-  const Workspace whole(*model, all_rows, rows, args->threads, static_cast<char*>(args->workspace));
+  Workspace whole(*model, all_rows, rows, args->threads, static_cast<char*>(args->workspace));
+  whole.attention = call_buffers().attention.get<char>(size_t(shared));
   const int64_t stride = row_stride(widest(*model));
   const int64_t first_turn = args->stream ? args->stream->begin_pass() : 0;
   bool failed = false;

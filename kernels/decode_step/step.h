@@ -54,6 +54,7 @@ struct Workspace {
   float *h, *residual, *qkv, *attn_out, *mlp_out, *normed;
   Act *x, *context, *act;
   Best* best;
+  char* attention = nullptr;  // attention_bytes(), which depend on the cache, so the caller adds them
   int64_t bytes;
 
   // all_rows: rows of all chunks, whose `h` are consecutive; rows: rows of the largest chunk.

@@ -77,9 +77,10 @@ using Weight = LABKIT_WEIGHT;
 using Act = Activation<Weight>;
 using Stored = Unquantised<Weight>;  // of the KV cache and the embeddings
 
-// The calling thread's buffers for the single-op calls below. A whole step has its own workspace.
+// The calling thread's buffers for the single-op calls below. A whole step has its own workspace, and shares the memory
+// of the attention's parts.
 struct CallBuffers {
-  Scratch x, h, residual, wide, context;
+  Scratch x, h, residual, wide, context, attention;
 };
 
 static CallBuffers& call_buffers() {
