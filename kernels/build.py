@@ -314,6 +314,13 @@ def in_use_already() -> ctypes.CDLL | None:
     return in_use(used[-1]) if used else None
 
 
+def any_library() -> ctypes.CDLL:
+    """A library for what does not depend on the weight type: the one in use, or else that of float32. Raises
+    BuildError.
+    """
+    return in_use_already() or load("float32")
+
+
 def unavailable() -> str | None:
     """The reason why the C++ kernels can't run in this process, or None if they can."""
     try:

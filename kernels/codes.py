@@ -2,6 +2,8 @@
 minimum, and how the codes are laid out for the kernels. `types.Linear` says what a code stands for.
 """
 
+import ctypes
+from ctypes import byref
 from math import gcd
 
 import torch
@@ -11,7 +13,10 @@ from torch.nn import functional as F
 from labkit.system.errors import UserError
 from labkit.system.rounding import BLOCK, ceil_div, round_up
 
-from .build import same_in_cpp
+from . import build
+from .build import INT, LONG, POINTER, same_in_cpp
+
+build.declare("labkit_quantise", POINTER, INT, INT, INT)
 
 FINEST = {8: 4, 4: 32}  # by bits: the inputs of a group are a multiple of this number
 DEPTH = {8: 4, 4: 64}  # by bits: inputs that are packed together; rows are padded to them
@@ -20,6 +25,7 @@ WORD = {8: 4, 4: 8}  # codes in a word of Triton's
 PACKED = {8: torch.int8, 4: torch.uint8}  # how packed codes are stored
 LANES = {torch.bfloat16: 2, torch.int8: 4}  # adjacent inputs of a row in a packed block
 QUANTIZED_AT_ONCE = 128  # rows; they bound the memory that quantising takes besides its result
+IN_CPP = (torch.float32, torch.bfloat16, torch.float16)  # what the C++ kernels quantise
 SMALLEST_NORMAL = 2.0**-14  # of float16
 SCALE_BYTES = 2  # float16, as is a minimum
 
@@ -49,10 +55,14 @@ def scales_of(weight: Tensor, group: int, *, bits: int = 8, asymmetric: bool = F
 
     Raises UserError for numbers that are too large for float16 scales.
     """
-    scales = torch.cat([
-        (_asymmetric if asymmetric else _symmetric)(_grouped(rows, group), bits)
-        for rows in weight.split(QUANTIZED_AT_ONCE)
-    ])  # fmt: skip
+    if _in_cpp(weight):
+        scales = torch.empty(len(weight), ceil_div(weight.shape[1], group), 2 if asymmetric else 1, dtype=torch.float16)
+        _quantise(weight, group, scales, bits=bits, asymmetric=asymmetric)
+    else:
+        scales = torch.cat([
+            (_asymmetric if asymmetric else _symmetric)(_grouped(rows, group), bits)
+            for rows in weight.split(QUANTIZED_AT_ONCE)
+        ])  # fmt: skip
     if not scales.isfinite().all():
         raise UserError(
             f"got weights up to {float(weight.abs().max()):g}; their scales do not fit into float16, so use a floating "
@@ -99,6 +109,9 @@ def _flat_rows(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
 def codes_of(weight: Tensor, scales: Tensor, group: int, *, bits: int = 8) -> Tensor:
     """The nearest codes, int8 [outputs, inputs], of a matrix with these scales."""
     codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    if _in_cpp(weight):
+        _quantise(weight, group, scales.contiguous(), codes, bits=bits, asymmetric=scales.shape[2] == 2)
+        return codes
     lowest, steps = -(1 << bits - 1), (1 << bits) - 1
     for begin in range(0, len(weight), QUANTIZED_AT_ONCE):
         rows = slice(begin, begin + QUANTIZED_AT_ONCE)
@@ -110,6 +123,41 @@ def codes_of(weight: Tensor, scales: Tensor, group: int, *, bits: int = 8) -> Te
         numbers = numbers.clamp_(0, steps).add_(lowest) if minimum else numbers.clamp_(lowest, lowest + steps)
         codes[rows] = numbers.flatten(1)[:, : weight.shape[1]]
     return codes
+
+
+@build.mirrors("Quantising")
+class CQuantising(ctypes.Structure):
+    """The arguments of `labkit_quantise`, see quantise.cpp."""
+
+    _fields_ = (
+        ("rows", POINTER),
+        ("outputs", LONG),
+        ("inputs", LONG),
+        ("row_stride", LONG),
+        ("group", LONG),
+        ("bits", INT),
+        ("asymmetric", INT),
+        ("scales", POINTER),
+        ("codes", POINTER),
+    )
+
+
+def _in_cpp(weight: Tensor) -> bool:
+    """Whether the C++ kernels quantise a matrix: on a CPU, if they are in use."""
+    return weight.device.type == "cpu" and weight.dtype in IN_CPP and build.in_use_already() is not None
+
+
+def _quantise(
+    weight: Tensor, group: int, scales: Tensor, codes: Tensor | None = None, *, bits: int, asymmetric: bool
+) -> None:
+    """Writes the scales of a matrix; with `codes` its codes by these scales."""
+    if weight.stride(1) != 1:
+        weight = weight.contiguous()
+    outputs, inputs = weight.shape
+    stored = weight.data_ptr(), outputs, inputs, weight.stride(0), group
+    call = CQuantising(*stored, bits, asymmetric, scales.data_ptr(), None if codes is None else codes.data_ptr())
+    half, threads = weight.dtype == torch.float16, torch.get_num_threads()
+    build.any_library().labkit_quantise(byref(call), weight.element_size(), half, threads)
 
 
 def _grouped(rows: Tensor, group: int) -> Tensor:
@@ -202,19 +250,12 @@ def unpack_scales(packed: Tensor) -> Tensor:
     return packed.permute(0, 3, 1, 2).flatten(0, 1)
 
 
-def pack_nibbles(codes: Tensor, out: Tensor) -> None:
-    """Packs 4-bit codes [blocks * 32, K], K a multiple of 64, into `out` uint8 [blocks, K / 64, 8, 32, 4].
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """The codes int8 [blocks * 32, K] of panels of 4-bit codes, uint8 [blocks, K / 64, 8, 32, 4].
 
     A span of 64 inputs has 8 quads of 4 bytes. Byte j of quad q has input 4 q + j in its low nibble and input 32 + 4 q
     + j in its high nibble, both as code + 8. So a kernel extracts either half of a span with one mask.
     """
-    by_span = (codes + 8).view(torch.uint8).unflatten(1, (-1, 2, HALF // 4, 4)).unflatten(0, (-1, BLOCK))
-    low, high = by_span.permute(0, 2, 3, 4, 1, 5).unbind(2)  # [blocks, spans, 8, 32, 4] each
-    torch.bitwise_or(low, high << 4, out=out)
-
-
-def unpack_nibbles(packed: Tensor) -> Tensor:
-    """The inverse of `pack_nibbles`: codes int8 [blocks * 32, K]."""
     halves = torch.stack((packed & 15, packed >> 4), dim=2).view(torch.int8) - 8  # [blocks, spans, 2, 8, 32, 4]
     return halves.permute(0, 4, 1, 2, 3, 5).flatten(2).flatten(0, 1)
 

@@ -15,8 +15,10 @@
 #include "../layer_stream/cpp_impl.cpp"
 #include "../mailbox/cpp_impl.cpp"
 #include "../mlp_gemm/cpp_impl.cpp"
+#include "../packing.cpp"
 #include "../probe.cpp"
 #include "../qkv_gemm/cpp_impl.cpp"
+#include "../quantise.cpp"
 #include "../residual_add/cpp_impl.cpp"
 #include "ends.h"
 

@@ -1,5 +1,6 @@
 """Small-batch GEMM on packed weights: attention output, second MLP matrix, LM head."""
 
+import ctypes
 from ctypes import byref
 from dataclasses import replace
 
@@ -7,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from labkit.system.rounding import round_up
+
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
 from ..checks import checked, floats, unchecked
 from ..checks import linear as linear_fits
 from ..codes import (
     BLOCK,
-    DEPTH,
     LANES,
     PACKED,
     cut_groups,
     group_size,
-    pack_nibbles,
     pack_scales,
     packed_shape,
     quantize,
@@ -49,6 +50,23 @@ __all__ = [
 ]
 
 build.declare("labkit_gemm", POINTER, POINTER, LONG, POINTER, INT, allocates=True)
+build.declare("labkit_pack", POINTER, POINTER, INT, INT)
+
+
+@build.mirrors("PackedFrom")
+class CPackedFrom(ctypes.Structure):
+    """A matrix that `labkit_pack` reads, see packing.cpp."""
+
+    _fields_ = (
+        ("first", POINTER),
+        ("second", POINTER),
+        ("outputs", LONG),
+        ("inputs", LONG),
+        ("row_stride", LONG),
+        ("column_stride", LONG),
+        ("size", INT),
+        ("lanes", INT),
+    )
 
 
 @checked(linear=linear_fits, x=floats("rows", "width"))
@@ -78,32 +96,35 @@ def _triton(x: Tensor, linear: Linear, threads: int) -> Tensor:
 pack_words = checked(bits=layout_checks.bits, codes=layout_checks.codes)(words_of_codes)
 
 
-@checked(bits=layout_checks.bits, weight=layout_checks.matrix, out=layout_checks.panels)
-def pack(weight: Tensor, out: Tensor | None = None, *, bits: int = 8) -> Tensor:
+@checked(
+    bits=layout_checks.bits, weight=layout_checks.matrix, second=layout_checks.same_matrix, out=layout_checks.panels
+)
+def pack(weight: Tensor, second: Tensor | None = None, *, out: Tensor | None = None, bits: int = 8) -> Tensor:
     """[outputs, inputs] -> the packed layout of panels.h, zero-padded, in the same dtype; 4-bit codes as uint8. Writes
     into `out` if given.
+
+    second: a matrix of the same shape, whose rows alternate with those of `weight`: 16 rows of each in a block, as the
+    kernels of a gated MLP read gate and up rows.
     """
     outputs, inputs = weight.shape
     dtype = PACKED[4] if bits == 4 else weight.dtype
-    shape = packed_shape(outputs, inputs, dtype)
+    if second is not None:
+        outputs = 2 * round_up(outputs, BLOCK // 2)
+        if second.stride() != weight.stride():
+            weight, second = weight.contiguous(), second.contiguous()
     if out is None:
-        out = torch.empty(shape, dtype=dtype)
-    lanes = LANES.get(dtype, 1)
-    depth = shape[1] * (DEPTH[4] if bits == 4 else lanes)
-    whole = outputs // BLOCK
-    for packed, rows in ((out[:whole], weight[: whole * BLOCK]), (out[whole:], weight[whole * BLOCK :])):
-        if len(packed) == 0:
-            continue
-        missing = len(packed) * BLOCK - len(rows)
-        if missing or inputs != depth:
-            rows = F.pad(rows, (0, depth - inputs, 0, missing))
-        by_block = rows.unflatten(0, (-1, BLOCK))
-        if bits == 4:
-            pack_nibbles(rows, packed)
-        elif lanes > 1:
-            packed.copy_(by_block.unflatten(2, (-1, lanes)).permute(0, 2, 1, 3))
-        else:
-            packed.copy_(by_block.permute(0, 2, 1))
+        out = torch.empty(packed_shape(outputs, inputs, dtype), dtype=dtype)
+    source = CPackedFrom(
+        first=weight.data_ptr(),
+        second=None if second is None else second.data_ptr(),
+        outputs=len(weight),
+        inputs=inputs,
+        row_stride=weight.stride(0),
+        column_stride=weight.stride(1),
+        size=weight.element_size(),
+        lanes=LANES.get(weight.dtype, 1),
+    )
+    build.any_library().labkit_pack(byref(source), pointer(out), bits == 4, torch.get_num_threads())
     return out
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from labkit.system.errors import UserError, UserTypeError
+from labkit.system.rounding import BLOCK, round_up
 
 from ..checks import FLOATS, ArgumentCheck, linear
 from ..codes import PACKED, packed_shape
@@ -27,6 +28,19 @@ def matrix(name: str, value: Any, call: ArgumentCheck) -> None:
     call.sizes |= {"outputs": value.shape[0], "inputs": value.shape[1]}
     call.device = value.device
     call.later_dtypes = (PACKED[4] if call.sizes["bits"] == 4 else value.dtype,)
+
+
+def same_matrix(name: str, value: Any, call: ArgumentCheck) -> None:
+    """Checks a second matrix like `matrix`; None: there is only one."""
+    if value is None:
+        return
+    outputs, inputs = call.sizes["outputs"], call.sizes["inputs"]
+    dtype = torch.int8 if call.sizes["bits"] == 4 else call.later_dtypes[0]
+    _matrix(name, value, (dtype,))
+    _code_range(name, value, call.sizes["bits"])
+    if value.shape != (outputs, inputs):
+        raise UserError(f"{name}: expected [{outputs}, {inputs}], as the first matrix is, got {list(value.shape)}")
+    call.sizes["outputs"] = 2 * round_up(outputs, BLOCK // 2)
 
 
 def codes(name: str, value: Any, call: ArgumentCheck) -> None:

@@ -112,20 +112,27 @@ class Policy:
         A weight that is stored as one tensor is a view of the tensor from `get`. Raises UserError naming a tensor of
         the wrong shape.
         """
-        tensor = self.assembled(shard, name, index, get)
-        shape = (shard.top_shapes if index is None else shard.layer_shapes)[name]
-        if tuple(tensor.shape) != shape:
+        pieces = self.pieces(shard, name, index, get)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def pieces(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> list[Tensor]:
+        """The tensors whose rows, one after the other, are those of `tensor`."""
+        pieces = self._arranged(shard, name, index, get)
+        shape = [*pieces[0].shape]
+        if len(pieces) > 1:
+            shape[0] = sum(map(len, pieces))
+        expected = [*(shard.top_shapes if index is None else shard.layer_shapes)[name]]
+        if shape != expected:
             raise UserError(
-                f"{' + '.join(self.stored_names(name, index))} gives {name} of shape {list(tensor.shape)}, expected "
-                f"{list(shape)}; check that the weights and the config belong together"
+                f"{' + '.join(self.stored_names(name, index))} gives {name} of shape {shape}, expected {expected}; "
+                "check that the weights and the config belong together"
             )
-        return tensor
+        return pieces
 
     def assembled(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> Tensor:
         """As `tensor`, for any tensors with a matrix's rows in their first dimension, such as its scales."""
-        parts = self.stored_names(name, index)
-        cuts = self._cuts(shard, name, len(parts))
-        return self._arrange(shard.local, name, [get(part, cut) for part, cut in zip(parts, cuts, strict=True)])
+        pieces = self._arranged(shard, name, index, get)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def expected(self, config: ModelConfig) -> set[str]:
         """Hugging Face's names of all tensors that the model reads."""
@@ -225,19 +232,21 @@ class Policy:
             cut = replace(cut, dim=1 - cut.dim)
         return [cut]
 
-    def _arrange(self, config: ModelConfig, name: str, parts: list[Tensor]) -> Tensor:
-        """The canonical weight in the engine's layout, made of its stored tensors. config: of the rank's part."""
-        role = name.split(".")[0]
+    def _arranged(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> list[Tensor]:
+        """The stored tensors of a canonical weight in the engine's layout, for this rank."""
+        stored, config, role = self.stored_names(name, index), shard.local, name.split(".")[0]
+        parts = [get(part, cut) for part, cut in zip(stored, self._cuts(shard, name, len(stored)), strict=True)]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        tensor = parts[0] if len(parts) == 1 else self._joined(config, name, parts)
-        if self.interleaved_qkv and role == "qkv" and tensor.shape[:1] == (3 * config.num_heads * config.head_dim,):
-            by_head = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
-            tensor = by_head.transpose(0, 1).reshape(tensor.shape)
-        return tensor
+        if len(parts) > 1:
+            self._check_joinable(config, name, parts)
+        elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == (3 * config.num_heads * config.head_dim,):
+            by_head = parts[0].view(config.num_heads, 3, config.head_dim, *parts[0].shape[1:])
+            parts = [by_head.transpose(0, 1).reshape(parts[0].shape)]
+        return parts
 
-    def _joined(self, config: ModelConfig, name: str, parts: list[Tensor]) -> Tensor:
-        """The parts, one after the other along their rows. Raises UserError for parts of different widths."""
+    def _check_joinable(self, config: ModelConfig, name: str, parts: list[Tensor]) -> None:
+        """Raises UserError for parts of different widths, whose rows cannot be those of one matrix."""
         if len({(part.ndim, part.shape[1:]) for part in parts}) > 1 or not parts[0].ndim:
             width = [] if name.endswith(".bias") else [config.hidden_size]
             shapes = {part: list(tensor.shape) for part, tensor in zip(self.stored_names(name), parts, strict=True)}
@@ -248,7 +257,6 @@ class Policy:
                 f"the parts of {name}, {' + '.join(shapes)}, cannot be joined: {faults}, expected [{expected}]; "
                 "check that the weights and the config belong together"
             )
-        return torch.cat(parts)
 
 
 def unwrapped(name: str) -> str:

@@ -15,7 +15,7 @@ from labkit.kernels.memory import Arena, Heap, reserved, return_freed_memory
 from labkit.kernels.types import Heads, Norm, check_heads
 from labkit.models.shards import Cut, shard
 from labkit.system.errors import UserError
-from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, vectors_of
+from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix, vectors_of
 from labkit.weights.capacity import layer_bytes, model_bytes, outside_bytes
 from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.checkpoint.shard_file import Empty
@@ -158,7 +158,12 @@ class Unsaved:
         return Loading(self._part.top_shapes, self._outside)
 
     def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self._part.layer_shapes, lambda name: self._policy.tensor(self._part, name, index, self._get))
+        return Loading(self._part.layer_shapes, lambda name: self._of_layer(name, index))
+
+    def _of_layer(self, name: str, index: int) -> Weight:
+        if not is_matrix(name):
+            return self._policy.tensor(self._part, name, index, self._get)
+        return RowBlocks.joined(self._policy.pieces(self._part, name, index, self._get))
 
     def _outside(self, name: str) -> Weight:
         if name not in ("embed.weight", "head.weight"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from labkit.kernels.gemm import interleave_gate
 from labkit.kernels.types import Linear
 from labkit.system.rounding import BLOCK, ceil_div, round_up
 
@@ -28,20 +28,27 @@ class RowBlocks:
             return matrix
         return cls((matrix.shape[0], matrix.shape[1]), lambda begin, end: matrix[begin:end])
 
+    @classmethod
+    def joined(cls, pieces: Sequence[Tensor]) -> RowBlocks:
+        """The rows of several matrices of one width, one matrix after the other."""
+        first_rows = (0, *accumulate(map(len, pieces)))
+
+        def rows(begin: int, end: int) -> Tensor:
+            ranges = [(max(begin - at, 0), end - at) for at in first_rows]
+            taken = [piece[first:last] for piece, (first, last) in zip(pieces, ranges, strict=False) if last > 0]
+            taken = [rows for rows in taken if len(rows)]
+            return taken[0] if len(taken) == 1 else torch.cat(taken)
+
+        return cls((first_rows[-1], pieces[0].shape[1]), rows)
+
     def whole(self) -> Tensor:
         return self.rows(0, self.shape[0])
 
-
-def interleaved(matrix: RowBlocks) -> RowBlocks:
-    """A view of a matrix of gate rows, then up rows, in blocks that hold both."""
-    inner = matrix.shape[0] // 2
-
-    def rows(begin: int, end: int) -> Tensor:
-        first, last = begin // 2, min(end // 2, inner)
-        parts = (matrix.rows(first, last), matrix.rows(inner + first, inner + last))
-        return interleave_gate(torch.cat(parts))
-
-    return RowBlocks(matrix.shape, rows)
+    def halves(self) -> tuple[RowBlocks, RowBlocks]:
+        """The upper and the lower half of the rows, such as gate rows and up rows."""
+        half, inputs = self.shape[0] // 2, self.shape[1]
+        lower = RowBlocks((half, inputs), lambda begin, end: self.rows(half + begin, half + end))
+        return RowBlocks((half, inputs), self.rows), lower
 
 
 def interleaved_rows(outputs: int) -> int:

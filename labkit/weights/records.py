@@ -25,7 +25,7 @@ from labkit.kernels.types import AttentionParams, Heads, Linear, MlpWeights, Nor
 from labkit.models.config import ModelConfig
 from labkit.models.shards import SUMMED, Cut
 from labkit.system.rounding import BLOCK, ceil_div
-from labkit.weights.canonical import Canonical, RowBlocks, Weight, interleaved, interleaved_rows, vectors_of
+from labkit.weights.canonical import Canonical, RowBlocks, Weight, interleaved_rows, vectors_of
 from labkit.weights.quantise import Scheme
 from labkit.weights.spec import WeightSpec
 
@@ -95,7 +95,7 @@ class Builder:
         """Packs a matrix, and quantises it if there is a scheme, some rows at a time."""
         outputs, inputs = matrix.shape
         first, last = columns.ranges[0] if columns else (0, inputs)
-        rows_of = interleaved(matrix) if gated else matrix
+        parts = matrix.halves() if gated else (matrix,)
         stored = interleaved_rows(outputs) if gated else outputs
         dtype = PACKED[scheme.bits] if scheme else float_dtype(self.spec.dtype)
         panels = self.place.empty(packed_shape(stored, last - first, dtype), dtype)
@@ -104,23 +104,30 @@ class Builder:
         step = max(BLOCK, self.at_once // inputs // BLOCK * BLOCK)
         for begin in range(0, stored, step):
             end = min(begin + step, stored)
-            rows = rows_of.rows(begin, end)
             into = panels[begin // BLOCK : ceil_div(end, BLOCK)]
+            of_parts = [part.rows(begin // len(parts), min(end // len(parts), part.shape[0])) for part in parts]
             if scheme is None:
-                pack(rows.to(dtype), into)
+                pack(*(rows.to(dtype) for rows in of_parts), out=into)
                 continue
-            scales, group = scheme.scales(rows)
-            codes = scheme.codes(rows, scales, group)
-            if columns is not None:
-                codes, scales, group = _some_columns(columns, codes, scales, group, scheme.bits)
-            pack(codes, into, bits=scheme.bits)
-            scale_panels.append(pack_scales(scales))
+            codes, scales = [], []
+            for rows in of_parts:
+                some_scales, group = scheme.scales(rows)
+                some_codes = scheme.codes(rows, some_scales, group)
+                if columns is not None:
+                    some_codes, some_scales, group = _some_columns(columns, some_codes, some_scales, group, scheme.bits)
+                codes.append(some_codes)
+                scales.append(some_scales)
+            pack(*codes, out=into, bits=scheme.bits)
+            scale_panels.append(pack_scales(interleave_gate(torch.cat(scales)) if gated else scales[0]))
         linear = Linear(panels, None, stored, last - first, "panels")
         if scheme is None:
             return linear
-        scales = self._kept(torch.cat(scale_panels))
         return replace(
-            linear, scales=scales, group=group, bits=scheme.bits, activation_bits=self.spec.quant.activation_bits
+            linear,
+            scales=self._kept(torch.cat(scale_panels)),
+            group=group,
+            bits=scheme.bits,
+            activation_bits=self.spec.quant.activation_bits,
         )
 
     def _placed(self, linear: Linear, columns: Cut | None, gated: bool) -> Linear:
@@ -138,7 +145,7 @@ class Builder:
         outputs, inputs = weight.shape
         bits = linear.bits if scales is not None else 8
         dtype = PACKED[bits] if scales is not None else weight.dtype
-        panels = pack(weight, self.place.empty(packed_shape(outputs, inputs, dtype), dtype), bits=bits)
+        panels = pack(weight, out=self.place.empty(packed_shape(outputs, inputs, dtype), dtype), bits=bits)
         scales = None if scales is None else self._kept(pack_scales(scales))
         return replace(linear, weight=panels, outputs=outputs, layout="panels", scales=scales)
 

@@ -67,8 +67,8 @@ class ModelSource:
     def get(self, hf_name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
         """One tensor, or the part of it that `cut` takes.
 
-        With a `dtype` it is a copy in memory of its own. Without one it has its stored type and may be mapped from a
-        file. Random tensors are drawn as float32 and rounded to `dtype`; they do not depend on earlier calls.
+        Without a `dtype` it has its stored type. A tensor of the stored type may be mapped from a file. Random tensors
+        are drawn as float32 and rounded to `dtype`; they do not depend on earlier calls.
         """
         return self.weights.get(hf_name, dtype, cut)
 
@@ -124,7 +124,8 @@ class ModelSource:
             tensor = self.get(name, dtype)
             if tensor.shape != parameter.shape:
                 raise UserError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
-            setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
+            mapped = isinstance(self.weights, Checkpoint)
+            setattr(model.get_submodule(module), leaf, nn.Parameter(tensor.clone() if mapped else tensor))
         model.tie_weights()
         if self.generation_config is not None:
             model.generation_config = self.generation_config
@@ -208,7 +209,7 @@ class Checkpoint:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
         file, stored = self._places[name]
         tensor = cut_of(name, file.get(stored), cut)
-        return tensor if dtype is None else tensor.to(dtype, copy=True)
+        return tensor if dtype is None else tensor.to(dtype)
 
 
 def checkpoint_source(folder: Path, *, name: str, origin: str, any_architecture: bool = False) -> ModelSource:

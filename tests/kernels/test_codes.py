@@ -1,9 +1,12 @@
 """Codes of 8 and 4 bits: their error, numbers without a scale, and chunks of a flattened matrix."""
 
+from itertools import product
+
 import pytest
 import torch
-from helpers.kernels.ops import Draw
+from helpers.kernels.ops import DTYPES, Draw
 
+from labkit.kernels import build, codes
 from labkit.kernels.codes import (
     FINEST,
     codes_of,
@@ -44,6 +47,26 @@ def test_numbers_of_a_type_are_the_float32_numbers_rounded_once(
     )
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert torch.equal(linear.floats(dtype), wide.to(dtype))
+
+
+@KINDS
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.usefixtures("isa")
+def test_cpp_gives_the_codes_and_scales_of_torch(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bits: int, asymmetric: bool
+) -> None:
+    """Bit by bit, for numbers whose scales are subnormal in float16 too, and where several are the largest."""
+    build.any_library()
+    draw = Draw()
+    for (inputs, group), size in product(((64, 32), (100, 32), (37, 37), (256, 128)), (1.0, 1e-6, 3e3, 0.0)):
+        weight = (draw.normal(40, 2 * inputs) * size).to(dtype)[:, ::2]
+        weight[0] = (weight[0] / size).round() if size else 0.0
+        actual = quantize(weight, group, bits=bits, asymmetric=asymmetric)
+        with monkeypatch.context() as patch:
+            patch.setattr(codes, "_in_cpp", lambda weight: False)
+            expected = quantize(weight, group, bits=bits, asymmetric=asymmetric)
+        assert all(map(torch.equal, actual, expected))
 
 
 @KINDS

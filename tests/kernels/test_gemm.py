@@ -10,7 +10,7 @@ from helpers.kernels.ops import DTYPES, QUANTISED, WEIGHTS, Draw, assert_near, t
 from torch.nn import functional as F
 
 from labkit.kernels import gemm
-from labkit.kernels.gemm import interleave_gate, pack, pack_words, packed, packed_shape, unpack_rows
+from labkit.kernels.gemm import interleave_gate, pack, pack_words, packed, packed_shape, unpack, unpack_rows
 from labkit.kernels.types import Linear
 from labkit.system.errors import UserError
 
@@ -66,6 +66,11 @@ LAYOUT_MISUSES: list[tuple[Callable[[], object], str]] = [
     (lambda: pack(CODES, bits=3), r"got bits = 3, expected 8 or 4"),
     (lambda: pack(FLOAT[0]), r"weight: expected .* \[outputs, inputs\], got torch\.float32 \[5\]"),
     (lambda: pack([[1.0]]), r"weight: expected a tensor, got list"),  # type: ignore[arg-type]
+    (
+        lambda: pack(FLOAT, FLOAT[:2]),
+        r"second: expected \[3, 5\], as the first matrix is, got \[2, 5\]",
+    ),
+    (lambda: pack(FLOAT, FLOAT.half()), r"second: expected float32 .*, got torch\.float16"),
     (
         lambda: pack(FLOAT, out=torch.empty(3)),
         r"out: expected contiguous float32 \[1, 5, 32\], got .* \[3\]",
@@ -160,8 +165,32 @@ def test_packing_pads_with_zeros(dtype: torch.dtype) -> None:
 def test_packing_into_given_memory_fills_it() -> None:
     weight = Draw().normal(40, 21)
     out = torch.empty(packed_shape(40, 21, weight.dtype))
-    assert pack(weight, out) is out
+    assert pack(weight, out=out) is out
     assert torch.equal(out, pack(weight))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [*DTYPES.values(), torch.int8], ids=[*DTYPES, "int8"])
+def test_all_strides_are_packed_alike(dtype: torch.dtype) -> None:
+    weight = (Draw().normal(2 * 45, 3 * 70) * 50).to(dtype)
+    for view in (weight, weight[::2], weight[:, ::3], weight[7:40, 5:60], weight.T, weight[:1], weight[:, :1]):
+        panels = pack(view)
+        assert torch.equal(unpack(panels)[: len(view), : view.shape[1]], view)
+        assert panels.count_nonzero() == view.count_nonzero()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [*DTYPES.values(), torch.int8], ids=[*DTYPES, "int8"])
+@pytest.mark.parametrize("inner", [1, 16, 20, 100])
+def test_two_matrices_are_packed_like_their_interleaved_rows(inner: int, dtype: torch.dtype) -> None:
+    both = (Draw().normal(2 * inner, 70) * 3).to(dtype)
+    for gate_up in (both, both.T.contiguous().T):
+        gate, up = gate_up.chunk(2)
+        assert torch.equal(pack(gate, up), pack(interleave_gate(gate_up)))
+        assert torch.equal(pack(gate, up.contiguous()), pack(interleave_gate(gate_up)))
+    if dtype == torch.int8:
+        nibbles = both.clamp(-8, 7)
+        assert torch.equal(pack(*nibbles.chunk(2), bits=4), pack(interleave_gate(nibbles), bits=4))
 
 
 @pytest.mark.parametrize("inner", [1, 16, 20, 100])

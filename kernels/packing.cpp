@@ -1,0 +1,137 @@
+// Lays out the rows of a matrix as the kernels read them (gemm/tile.h, quantised.h), on all threads.
+//
+// A word of 32 bits of a panel holds one float, two bf16, four 8-bit or eight 4-bit codes of one row, and the words of a
+// block's 32 rows are neighbours; a word of fp16 panels holds one number in 16 bits. So packing is the transposition of
+// 32 rows of words. A thread reads a few cache lines of each row, and writes whole lines of the panel.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "rounding.h"
+#include "simd.h"
+#include "team.h"
+
+namespace labkit {
+
+// A matrix of any strides, counted in elements. With `second` its rows are those of two matrices: 16 of the first, then
+// 16 of the second (a gate and the numbers that it multiplies).
+struct PackedFrom {
+  const char *first, *second;
+  int64_t outputs, inputs;  // of each
+  int64_t row_stride, column_stride;
+  int32_t size, lanes;  // bytes of an element, and elements of a word
+};
+
+// Word `index` of a row of elements. Elements past the last input are 0.
+template <class Word>
+[[gnu::always_inline]] inline Word word_at(const char* row, const PackedFrom& from, int64_t index) {
+  const int64_t size = from.size, begin = index * from.lanes, left = from.inputs - begin;
+  Word word = 0;
+  char* bytes = reinterpret_cast<char*>(&word);
+  for (int64_t lane = 0; lane < from.lanes && lane < left; ++lane)
+    std::memcpy(bytes + lane * size, row + (begin + lane) * from.column_stride * size, size_t(size));
+  return word;
+}
+
+// The row that a lane of a block holds; null: padding.
+inline const char* row_of(const PackedFrom& from, int64_t block, int lane) {
+  constexpr int kHalfBlock = kBlock / 2;
+  const bool upper = from.second && lane >= kHalfBlock;
+  const int64_t row = from.second ? block * kHalfBlock + lane % kHalfBlock : block * kBlock + lane;
+  return row < from.outputs ? (upper ? from.second : from.first) + row * from.row_stride * from.size : nullptr;
+}
+
+// Vectors of kWidth words, and an index into two of them.
+template <class Word>
+using Words = std::conditional_t<sizeof(Word) == 4, vu, vh>;
+
+// a[0], b[0], a[1], b[1] and so on, from the elements of a's and b's halves that begin at kFrom.
+template <int kFrom, class V, size_t... kLane>
+[[gnu::always_inline]] inline V interleaved(V a, V b, std::index_sequence<kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, int(kFrom + kLane / 2 + kLane % 2 * kWidth)...);
+#else
+  return __builtin_shuffle(a, b, V{(kFrom + kLane / 2 + kLane % 2 * kWidth)...});
+#endif
+}
+
+// Transposes kWidth rows of kWidth words: interleaving each row with the row half a matrix below moves the highest bit of
+// a row's number to the lowest bit of a column's number.
+template <class V>
+[[gnu::always_inline]] inline void transpose(V (&rows)[kWidth]) {
+  constexpr auto lanes = std::make_index_sequence<kWidth>();
+#pragma GCC unroll 4
+  for (int bits = 1; bits < kWidth; bits *= 2) {
+    V next[kWidth];
+#pragma GCC unroll 8
+    for (int i = 0; i < kWidth / 2; ++i) {
+      next[2 * i] = interleaved<0>(rows[i], rows[i + kWidth / 2], lanes);
+      next[2 * i + 1] = interleaved<kWidth / 2>(rows[i], rows[i + kWidth / 2], lanes);
+    }
+    std::memcpy(rows, next, sizeof rows);
+  }
+}
+
+template <class Word>
+void pack_block(const PackedFrom& from, int64_t block, Word* to) {
+  constexpr int64_t kAhead = 512 / sizeof(Word);
+  const int64_t words = ceil_div(from.inputs, from.lanes);
+  const int64_t whole = from.column_stride == 1 ? from.inputs / from.lanes / kWidth * kWidth : 0;
+  for (int lane = 0; lane < kBlock; lane += kWidth) {
+    const char* rows[kWidth];
+    for (int i = 0; i < kWidth; ++i) rows[i] = row_of(from, block, lane + i);
+    for (int64_t begin = 0; begin < whole; begin += kWidth) {
+      Words<Word> tile[kWidth] = {};
+#pragma GCC unroll 16
+      for (int i = 0; i < kWidth; ++i) {
+        if (!rows[i]) continue;
+        const char* const at = rows[i] + begin * int64_t(sizeof(Word));
+        __builtin_prefetch(at + kAhead * sizeof(Word));
+        std::memcpy(tile + i, at, sizeof tile[i]);
+      }
+      transpose(tile);
+#pragma GCC unroll 16
+      for (int i = 0; i < kWidth; ++i) std::memcpy(to + (begin + i) * kBlock + lane, tile + i, sizeof tile[i]);
+    }
+    for (int i = 0; i < kWidth; ++i)
+      for (int64_t at = whole; at < words; ++at)
+        to[at * kBlock + lane + i] = rows[i] ? word_at<Word>(rows[i], from, at) : Word(0);
+  }
+}
+
+// Codes of 4 bits, see `unpack_nibbles` of codes.py: the low nibbles of a span's words are its first half.
+inline void pack_nibbles(const PackedFrom& from, int64_t block, uint32_t* to) {
+  constexpr int64_t kQuads = 8;  // words of a span
+  constexpr uint32_t kEights = 0x08080808, kLow = 0x0f0f0f0f;
+  const int64_t spans = ceil_div(from.inputs, 8 * kQuads);
+  for (int64_t span = 0; span < spans; ++span)
+    for (int lane = 0; lane < kBlock; ++lane) {
+      const char* const row = row_of(from, block, lane);
+      for (int64_t q = 0; q < kQuads; ++q) {
+        const int64_t low = span * 2 * kQuads + q;
+        const uint32_t a = row ? word_at<uint32_t>(row, from, low) : 0;
+        const uint32_t b = row ? word_at<uint32_t>(row, from, low + kQuads) : 0;
+        to[(span * kQuads + q) * kBlock + lane] = ((a ^ kEights) & kLow) | ((b ^ kEights) & kLow) << 4;
+      }
+    }
+}
+
+}  // namespace labkit
+
+// panels: [blocks][words][32]; nibbles: whether the matrix consists of 4-bit codes, one in each byte.
+extern "C" void labkit_pack(const labkit::PackedFrom* from, void* panels, int32_t nibbles, int32_t threads) {
+  using namespace labkit;
+  const int64_t blocks = ceil_div(from->outputs, from->second ? kBlock / 2 : kBlock);
+  const int64_t words = ceil_div(from->inputs, nibbles ? 8 : from->lanes), span = nibbles ? 8 : 1;
+  const int64_t depth = round_up(words, span);
+#pragma omp parallel for num_threads(threads)
+  for (int64_t block = 0; block < blocks; ++block) {
+    if (nibbles)
+      pack_nibbles(*from, block, static_cast<uint32_t*>(panels) + block * depth * kBlock);
+    else if (from->size * from->lanes == 2)
+      pack_block(*from, block, static_cast<uint16_t*>(panels) + block * depth * kBlock);
+    else
+      pack_block(*from, block, static_cast<uint32_t*>(panels) + block * depth * kBlock);
+  }
+}
