@@ -14,10 +14,10 @@ namespace labkit {
 // multiply-add, and leave AVX-512 registers for the operands.
 constexpr int kQueries = 4;
 
-// Of a unit of work. All of them use a block of keys and values while it is in the first-level cache.
+// Of a unit of work. All of them use a block of keys and values while it is in a cache.
 constexpr int kMostQueries = 16;
 
-constexpr int64_t kBlockBytes = 8 << 10;  // of a block's keys; its values take as many
+constexpr int64_t kBlockBytes = 16 << 10;  // of a block's keys; its values take as many
 constexpr int64_t kMostBlockSlots = 256;
 
 // Queries that read the same keys and values: of one or several tokens, and of the heads that share a KV head.
@@ -29,70 +29,121 @@ struct Queries {
   Range seen() const { return seen_by(sights, count); }
 };
 
+// The stored numbers of kVectors vectors. Two vectors of bf16 are one vector of 32-bit lanes, whose lower and upper halves
+// become floats with one instruction each, so their order is: even numbers, then odd numbers. Queries and contexts have
+// the same order meanwhile.
+template <class T, int kCount>
+[[gnu::always_inline]] inline void load_numbers(const T* from, vf (&to)[kCount]) {
+#pragma GCC unroll 4
+  for (int c = 0; c < kCount; ++c) {
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (c + 1 < kCount) {
+        vu both;
+        std::memcpy(&both, from + c * kWidth, sizeof both);
+        to[c] = (vf)(both << 16);
+        to[++c] = (vf)(both & 0xffff0000u);
+        continue;
+      }
+    }
+    to[c] = load(from + c * kWidth);
+  }
+}
+
+// Gives a row of floats the order of `load_numbers`, or takes it back.
+template <class T>
+void reorder(float* row, int64_t dim, bool back) {
+  if constexpr (!std::is_same_v<T, bf16>) return;
+  for (int64_t d = 0; d + 2 * kWidth <= dim; d += 2 * kWidth) {
+    float copy[2 * kWidth];
+    std::memcpy(copy, row + d, sizeof copy);
+    for (int i = 0; i < kWidth; ++i)
+      for (int odd = 0; odd < 2; ++odd) {
+        const int apart = odd * kWidth + i, together = 2 * i + odd;
+        row[d + (back ? together : apart)] = copy[back ? apart : together];
+      }
+  }
+}
+
+// Prefetches `bytes` at `from`, if it is not null.
+template <class T>
+[[gnu::always_inline]] inline void prefetch_bytes(Into into, const T* from, int64_t bytes) {
+  if (from)
+    for (int64_t line = 0; line < bytes; line += kLine) prefetch(into, reinterpret_cast<const char*>(from) + line);
+}
+
+// sums[r][i] += q_r . k_i over kCount vectors of R queries and four keys.
+template <class T, int R, int kCount>
+[[gnu::always_inline]] inline void multiply_keys(const float* q, int padded_dim, const T* const (&keys)[4], int d,
+                                                 vf (&acc)[R][4]) {
+  vf key[4][kCount];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) load_numbers(keys[i] + d, key[i]);
+#pragma GCC unroll 4
+  for (int c = 0; c < kCount; ++c)
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vf query = load(q + r * padded_dim + d + c * kWidth);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) acc[r][i] += query * key[i][c];
+    }
+}
+
 // scores[r][j] = scale * q_r . k_j for R queries and `count` keys; for int8 keys without the keys' own scales. Prefetches
 // as many bytes from `next`, if it is not null.
 template <class T, int R>
 void score(const float* q, const T* keys, int padded_dim, int64_t count, float scale, Into into, const T* next,
            float* scores) {
-  constexpr int kKeys = 4;
-  const int64_t group_bytes = kKeys * padded_dim * sizeof(T);
-  for (int64_t j = 0; j < count; j += kKeys) {
-    const int n = count - j < kKeys ? int(count - j) : kKeys;
-    if (next)
-      for (int64_t line = 0; line < group_bytes; line += kLine)
-        prefetch(into, reinterpret_cast<const char*>(next + j * padded_dim) + line);
-    const T* k[kKeys];  // past the end the last key is repeated; its scores are not used
-    for (int i = 0; i < kKeys; ++i) k[i] = keys + (j + (i < n ? i : n - 1)) * padded_dim;
-    vf acc[R][kKeys] = {};
-    for (int d = 0; d < padded_dim; d += kWidth) {
-      vf key[kKeys];
-#pragma GCC unroll 4
-      for (int i = 0; i < kKeys; ++i) key[i] = load(k[i] + d);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const vf query = load(q + r * padded_dim + d);
-#pragma GCC unroll 4
-        for (int i = 0; i < kKeys; ++i) acc[r][i] += query * key[i];
-      }
-    }
+  for (int64_t j = 0; j < count; j += 4) {
+    const int n = count - j < 4 ? int(count - j) : 4;
+    prefetch_bytes(into, next ? next + j * padded_dim : nullptr, 4 * padded_dim * int64_t(sizeof(T)));
+    const T* k[4];  // past the end the last key is repeated; its scores are not used
+    for (int i = 0; i < 4; ++i) k[i] = keys + (j + (i < n ? i : n - 1)) * padded_dim;
+    vf acc[R][4] = {};
+    int d = 0;
+    for (; d + 2 * kWidth <= padded_dim; d += 2 * kWidth) multiply_keys<T, R, 2>(q, padded_dim, k, d, acc);
+    if (d < padded_dim) multiply_keys<T, R, 1>(q, padded_dim, k, d, acc);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) sums(acc[r], scale, scores + r * kMostBlockSlots + j);
   }
 }
 
-// out_r = factor_r * out_r + the sum of p[r][j] * v_j over `count` values. A few vectors of the head at a time, so that
-// their sums stay in registers over all slots; with 128-bit vectors there are fewer registers. Prefetches as many bytes
-// from `next`, if it is not null.
+// out_r = factor_r * out_r + the sum of p[r][j] * v_j over `count` values, for kCount vectors of the head. Their sums
+// stay in registers over all slots.
+template <class T, int R, int kCount>
+void add_vectors(const T* values, int padded_dim, int64_t count, const float* p, const float* factors, Into into,
+                 const T* next, float* out) {
+  constexpr int64_t kBytes = kCount * kWidth * sizeof(T);
+  vf acc[R][kCount];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < kCount; ++c) acc[r][c] = load(out + r * padded_dim + c * kWidth) * factors[r];
+  for (int64_t j = 0; j < count; ++j) {
+    prefetch_bytes(into, next ? next + j * padded_dim : nullptr, kBytes);
+    vf value[kCount];
+    load_numbers(values + j * padded_dim, value);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vf weight = broadcast(p[r * kMostBlockSlots + j]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kCount; ++c) acc[r][c] += weight * value[c];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < kCount; ++c) store(out + r * padded_dim + c * kWidth, acc[r][c]);
+}
+
+// As `add_vectors`, for all vectors of the head. Prefetches as many bytes from `next`, if it is not null.
 template <class T, int R>
 void add_values(const T* values, int padded_dim, int64_t count, const float* p, const float* factors, Into into,
                 const T* next, float* out) {
-  constexpr int kChunk = kWidth == 4 ? 2 : 4;
-  for (int d = 0; d < padded_dim; d += kChunk * kWidth) {
-    const int vectors = (padded_dim - d) / kWidth < kChunk ? (padded_dim - d) / kWidth : kChunk;
-    const int64_t bytes = vectors * kWidth * int64_t(sizeof(T));
-    vf acc[R][kChunk] = {};
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < vectors; ++c) acc[r][c] = load(out + r * padded_dim + d + c * kWidth) * factors[r];
-    for (int64_t j = 0; j < count; ++j) {
-      const T* v = values + j * padded_dim + d;
-      if (next)
-        for (int64_t line = 0; line < bytes; line += kLine)
-          prefetch(into, reinterpret_cast<const char*>(next + j * padded_dim + d) + line);
-      if (vectors == kChunk) {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          const vf weight = broadcast(p[r * kMostBlockSlots + j]);
-#pragma GCC unroll 4
-          for (int c = 0; c < kChunk; ++c) acc[r][c] += weight * load(v + c * kWidth);
-        }
-      } else {
-        for (int r = 0; r < R; ++r)
-          for (int c = 0; c < vectors; ++c) acc[r][c] += p[r * kMostBlockSlots + j] * load(v + c * kWidth);
-      }
-    }
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < vectors; ++c) store(out + r * padded_dim + d + c * kWidth, acc[r][c]);
-  }
+  constexpr int kMost = kWidth == 4 ? 2 : 4;  // there are fewer registers of 128 bits
+  int d = 0;
+  const auto add = [&](auto vectors) {
+    add_vectors<T, R, vectors.value>(values + d, padded_dim, count, p, factors, into, next ? next + d : nullptr, out + d);
+    d += vectors.value * kWidth;
+  };
+  while (d + kMost * kWidth <= padded_dim) add(std::integral_constant<int, kMost>());
+  if (d + 2 * kWidth <= padded_dim) add(std::integral_constant<int, 2>());
+  if (d < padded_dim) add(std::integral_constant<int, 1>());
 }
 
 // Calls use(rows, first) for tiles of up to kQueries of `count` queries; rows: an integral constant.
@@ -104,7 +155,8 @@ void by_tiles(int count, Use&& use) {
     if (first < count) by_tiles<R - 1>(count - first, [&](auto rows, int at) { use(rows, first + at); });
 }
 
-// The context of the queries over some slots. sums: [count], context: [count][padded_dim], not yet divided by the sums.
+// The context of the queries over some slots. sums: [count], context: [count][padded_dim], not yet divided by the sums. Both the
+// queries and the context have the order of `load_numbers`.
 // next: the keys that the thread reads afterwards. A value's scale is applied to its probability, so that the values
 // are multiplied in their stored type.
 template <class T>

@@ -96,6 +96,7 @@ void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* s
     for (int r = 0; r < queries.count; ++r) {
       const int64_t token = (first + r) / group, head = id % heads.kv * group + (first + r) % group;
       to_activation(call.query(b, token, head), heads.dim, dim, rows + r * dim);
+      reorder<T>(rows + r * dim, dim, false);
       queries.sights[r] = call.sight(b, token, head);
     }
     const HeadSlots<T> head(call.cache, id, heads.padded_dim);
@@ -103,6 +104,7 @@ void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* s
     const T* next = head.keys + (part + 1 < tiles.parts ? slots.end : call.cache.capacity + seen.begin) * dim;
     Softmax sums[kMostQueries];
     attend(queries, head, call.params, call.facts(b), slots, team.reading().between(), next, sums, context);
+    for (int r = 0; r < queries.count; ++r) reorder<T>(context + r * dim, dim, true);
     if (tiles.parts > 1) return partial.keep(tile, part, queries.count, sums, context);
     for (int r = 0; r < queries.count; ++r) {
       sums[r].divide(context + r * dim, dim);

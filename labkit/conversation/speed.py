@@ -7,6 +7,7 @@ import torch
 from labkit.conversation.answer import Answer
 from labkit.engine import InferenceEngine
 from labkit.harness.disk import read_rate_gb_s
+from labkit.harness.kept_rate import kept_rate_gb_s
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.stored_weights import stored_by
 
@@ -14,15 +15,16 @@ from labkit.harness.stored_weights import stored_by
 def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
     """Share of the limit: least time of a token / measured time of a token.
 
-    The least time is the bytes that a token reads / the read bandwidth, probed now. For a model with streamed layers it
-    is the time of the disk if that is longer; layers that were in the slots before the first of these tokens do not
-    count as read.
+    The least time is the bytes that a token reads / the highest rate at which the memory of this machine was ever read
+    (`labkit.harness.kept_rate`), or that of the GPU, probed now. For a model with streamed layers it is the time of the
+    disk if that is longer; layers that were in the slots before the first of these tokens do not count as read.
 
-    None if the bandwidth cannot be probed, and for an answer of fewer than two tokens.
+    None if no rate is known, and for an answer of fewer than two tokens.
     """
     if answer.per_token_ms is None:
         return None
-    bandwidth = probe_bandwidth(torch.get_num_threads(), engine.device)
+    threads, on_cpu = torch.get_num_threads(), engine.device.type == "cpu"
+    bandwidth = kept_rate_gb_s(threads) if on_cpu else probe_bandwidth(threads, engine.device)
     if bandwidth is None:
         return None
     work = count_work(

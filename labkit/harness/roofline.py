@@ -7,11 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import torch
 from pydantic import ConfigDict
 
+from labkit.harness.kept_rate import keep_rate
 from labkit.harness.shapes import model_shape
 from labkit.harness.stored_weights import StoredWeights, Weights
 from labkit.kernels import gpu
@@ -111,10 +113,14 @@ def probe_peak(weights: Weights, threads: int, device: torch.device = CPU) -> fl
 
 def probe_bandwidth(threads: int, device: torch.device = CPU) -> float | None:
     """GB/s that `threads` threads read from memory now, or that the current GPU reads from its own memory. None where
-    the probe cannot be compiled, and for other kinds of devices.
+    the probe cannot be compiled, and for other kinds of devices. A CPU's rate is kept, see `kept_rate`.
     """
     if device.type == "cpu":
-        return None if unavailable() else read_bandwidth_gb_s(threads, PROBE_SECONDS)
+        if unavailable():
+            return None
+        rate = read_bandwidth_gb_s(threads, PROBE_SECONDS)
+        keep_rate(rate, threads)
+        return rate
     if device.type != "cuda" or gpu.unavailable() or gpu.interpreted():
         return None
     from labkit.kernels import gpu_probe
@@ -137,6 +143,8 @@ def rates_of_epoch(turns: Sequence[Rates], threads: int) -> list[float | None]:
     if not all(turns):
         return [None] * len(turns)
     fastest = fastest_of(turns, threads)
+    if len(turns[0]) > 1:  # of a CPU
+        keep_rate(median(rates[fastest] for rates in turns), threads)
     return [rates[fastest] for rates in turns]
 
 

@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
     """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("labkit.conversation.speed.probe_bandwidth", lambda threads, device: 1.0)
+    monkeypatch.setattr("labkit.conversation.speed.kept_rate_gb_s", lambda threads: 1.0)
     monkeypatch.chdir(tmp_path)
     return command_line(monkeypatch, capsys)
 
@@ -54,6 +54,17 @@ def test_a_chat_model_answers_and_nothing_else_is_printed(labkit: Labkit, checkp
     origin, speed = errors.splitlines()
     assert origin == f"checkpoint {checkpoint}; float32 weights"
     assert re.fullmatch(SPEED.format(9), speed)
+
+
+def test_an_answer_waits_for_no_probe_of_the_memory(
+    labkit: Labkit, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a kept rate the line has no share of the limit."""
+    monkeypatch.setattr("labkit.conversation.speed.kept_rate_gb_s", lambda threads: None)
+    monkeypatch.setattr("labkit.conversation.speed.probe_bandwidth", lambda threads, device: pytest.fail("a probe"))
+    code, _, errors = labkit("generate", checkpoint, *HELLO, "--new", "9")
+    assert code == 0, errors
+    assert re.fullmatch(SPEED.format(9).partition(r", \d+%")[0], errors.splitlines()[-1])
 
 
 def test_dtype_and_system_prompt_reach_the_engine(labkit: Labkit, checkpoint: str) -> None:
@@ -95,8 +106,8 @@ def test_a_text_is_continued_as_transformers_streams_it(
 
 
 def test_where_the_weights_come_from_is_said(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is not mentioned if the memory bandwidth cannot be probed."""
-    monkeypatch.setattr("labkit.conversation.speed.probe_bandwidth", lambda threads, device: None)
+    """The limit is not mentioned if no rate of the memory is kept."""
+    monkeypatch.setattr("labkit.conversation.speed.kept_rate_gb_s", lambda threads: None)
     code, output, errors = labkit("generate", "tiny-gpt2", "--prompt", "Once upon", "--new", "5")
     assert code == 0, errors
     assert output.startswith("Once upon")

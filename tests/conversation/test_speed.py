@@ -15,7 +15,7 @@ def test_layers_that_the_first_token_finds_in_the_slots_count_as_read_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """The disk reads 1 MB/s, memory is far faster, and the answer took as long as the disk needs for its bytes."""
-    monkeypatch.setattr(speed, "probe_bandwidth", lambda threads, device: 1e6)
+    monkeypatch.setattr(speed, "kept_rate_gb_s", lambda threads: 1e6)
     monkeypatch.setattr(speed, "read_rate_gb_s", lambda file: 1e-3)
     engine = streamed("llama", tmp_path)
     layers = stream_of(engine)
