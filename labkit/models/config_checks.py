@@ -8,11 +8,11 @@ largest value of any published model of these families.
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from labkit.system.errors import UserError
+from labkit.system.shown import shown_value
 
 MOST_LAYERS = 1 << 12
 MOST_HEADS = 1 << 12
@@ -160,4 +160,4 @@ def check_fields(values: Mapping[str, Any], where: str) -> None:
     for name, value in values.items():
         check = FIELDS.get(name)
         if check is not None and (expected := check(value)):
-            raise UserError(f"{where}: {name} = {reprlib.repr(value)}; expected {expected}")
+            raise UserError(f"{where}: {name} = {shown_value(value)}; expected {expected}")

@@ -5,7 +5,6 @@ A switch that the engine does not compute exactly raises UserError with its name
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from labkit.models.config import RotarySpec
 from labkit.system.errors import UserError
+from labkit.system.shown import shown_value
 
 Fields = dict[str, Any]
 
@@ -51,7 +51,9 @@ def _fields(
     heads, layers = hf.num_attention_heads, hf.num_hidden_layers
     head_dim = head_dim or _head_dim(hf)
     if activation not in ACTIVATIONS:
-        raise UserError(f"activation {activation!r} is not supported; expected one of {', '.join(ACTIVATIONS)}")
+        raise UserError(
+            f"activation {shown_value(activation)} is not supported; expected one of {', '.join(ACTIVATIONS)}"
+        )
     known = {
         "hidden_size": hf.hidden_size,
         "num_layers": layers,
@@ -117,7 +119,9 @@ def read_gptj(hf: PretrainedConfig) -> Fields:
 def read_gpt_neo(hf: PretrainedConfig) -> Fields:
     kinds = {"global": None, "local": hf.window_size}
     if unknown := set(hf.attention_layers or ()) - set(kinds):
-        raise UserError(f"attention_layers names {sorted(unknown)}; expected only {sorted(kinds)}")
+        raise UserError(
+            f"attention_layers names {shown_value(sorted(unknown))}; expected only {shown_value(sorted(kinds))}"
+        )
     return _fields(
         hf,
         activation=hf.activation_function,
@@ -260,7 +264,7 @@ def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
 def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
     kinds, named = {"full_attention": None, "sliding_attention": hf.sliding_window}, hf.layer_types or ()
     if unknown := set(named) - set(kinds):
-        raise UserError(f"layer_types names {sorted(unknown)}; expected only {sorted(kinds)}")
+        raise UserError(f"layer_types names {shown_value(sorted(unknown))}; expected only {shown_value(sorted(kinds))}")
     if "sliding_attention" in named and hf.sliding_window is None:
         raise UserError(
             "layer_types names sliding_attention and sliding_window is null; expected the window's number of tokens"
@@ -279,7 +283,10 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
     constant = kind in CONSTANT_ROPES
     constant |= kind == "longrope" and rope.get("short_factor") == rope.get("long_factor")
     if not constant:
-        raise UserError(f"rope_parameters with rope_type = {kind!r} is not supported; expected one of {CONSTANT_ROPES}")
+        raise UserError(
+            f"rope_parameters with rope_type = {shown_value(kind)} is not supported; expected one of "
+            f"{', '.join(CONSTANT_ROPES)}"
+        )
     factor = rope.get("partial_rotary_factor", 1.0)
     if factor != 1.0 and not partial:
         raise UserError(f"partial_rotary_factor = {factor} is not supported for {hf.model_type}; expected 1.0")
@@ -293,8 +300,8 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
             frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:  # from unchecked fields
         raise UserError(
-            f"rope_parameters = {reprlib.repr(rope)} cannot be computed ({type(error).__name__}: {error}); "
-            f"expected what rope_type {kind!r} of transformers needs"
+            f"rope_parameters = {shown_value(rope)} cannot be computed ({type(error).__name__}: {error}); "
+            f"expected what rope_type {shown_value(kind)} of transformers needs"
         ) from error
     return RotarySpec(
         2 * len(frequencies), interleaved=False, inv_freq=tuple(frequencies.tolist()), attention_scaling=scaling
@@ -305,4 +312,6 @@ def _require(hf: PretrainedConfig, **switches: object) -> None:
     """Raises UserError for a switch of another value. None counts as False, as in transformers' models."""
     for name, expected in switches.items():
         if (got := getattr(hf, name, expected)) != expected and (got is not None or expected is not False):
-            raise UserError(f"{name} = {got!r} is not supported for {hf.model_type}; expected {expected!r}")
+            raise UserError(
+                f"{name} = {shown_value(got)} is not supported for {hf.model_type}; expected {shown_value(expected)}"
+            )

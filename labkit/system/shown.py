@@ -1,14 +1,16 @@
-"""Strangers' text, made safe for a terminal."""
+"""Strangers' text and values, made safe for a terminal."""
 
 from __future__ import annotations
 
 import re
+from reprlib import Repr
 
 # C0 and DEL, C1, the marks and overrides of text direction, and the two separators that some terminals take for line
 # ends. Lone surrogates, which cannot be encoded, stand for bytes of a file name that are not UTF-8.
 CONTROLS = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 CONTROL = re.compile(f"[{CONTROLS}]")
 CONTROL_OF_LINES = re.compile(f"(?![\n\t])[{CONTROLS}]")
+MOST_SHOWN = 40  # characters of a text, and bytes
 
 
 def shown(text: str) -> str:
@@ -23,6 +25,35 @@ def shown(text: str) -> str:
 def shown_lines(text: str) -> str:
     """Like `shown`, but line feeds and tabs stay: for text of several lines, such as messages and answers."""
     return CONTROL_OF_LINES.sub(_escape, text)
+
+
+def shown_value(value: object) -> str:
+    r"""A value of a stranger's file, in one short line, as JSON writes it: "text", null, true, [1, 2], {"key": 1}.
+
+    Bytes are shown as text; those that are not UTF-8 as `\xff`. Long texts, lists and objects are cut.
+    """
+    return _VALUES.repr(value)
+
+
+class _Values(Repr):
+    def repr_str(self, text: str, level: int) -> str:
+        cut = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+        return f'"{shown(cut)}"'
+
+    def repr_bytes(self, data: bytes, level: int) -> str:
+        return self.repr_str(data[: 4 * MOST_SHOWN].decode(errors="backslashreplace"), level)
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return str(value).lower()
+
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "null"
+
+    def repr_tuple(self, items: tuple[object, ...], level: int) -> str:
+        return self.repr_list(list(items), level)
+
+
+_VALUES = _Values()
 
 
 def _escape(control: re.Match[str]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import reprlib
 from pathlib import Path, PurePath
 from typing import Any
 
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
+from labkit.system.shown import shown_value
 
 MOST_OF_PART, MOST_OF_PATH = 255, 1024  # bytes of a name
 
@@ -25,7 +25,7 @@ def listed_path(folder: Path, name: Any, listing: Path) -> Path:
     links to another folder of that cache. Raises UserError for a name that is no text, is absolute, or has `..` in it.
     """
     if not _is_name(name):
-        raise UserError(f"{listing} lists {reprlib.repr(name)} as a file; expected the name of a file in {folder}")
+        raise UserError(f"{listing} lists {shown_value(name)} as a file; expected the name of a file in {folder}")
     if not stays_inside(name):
         raise UserError(
             f"{listing} lists {name!r}, which leaves {folder}; a checkpoint may only name files of its own folder: "

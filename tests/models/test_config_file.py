@@ -1,6 +1,7 @@
 """config.json is only data: any content gives a model, or a UserError that names the wrong field."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -93,20 +94,42 @@ def test_no_field_of_a_config_in_memory_makes_another_error(config: PretrainedCo
     ("name", "changed", "message"),
     [
         ("gpt2", {"n_head": 0}, r"n_head = 0; expected an integer from 1 to 4096"),
-        ("gpt2", {"n_layer": "12"}, rf"n_layer = '12'; expected an integer from 1 to {MOST_LAYERS}"),
+        ("gpt2", {"n_layer": "12"}, rf'n_layer = "12"; expected an integer from 1 to {MOST_LAYERS}'),
         ("gpt2", {"n_embd": 60.0}, rf"n_embd = 60.0; expected an integer from 1 to {MOST_WIDTH}"),
-        ("llama", {"num_attention_heads": None}, "num_attention_heads = None; expected an integer"),
+        ("llama", {"num_attention_heads": None}, "num_attention_heads = null; expected an integer"),
         ("llama", {"hidden_size": [72]}, r"hidden_size = \[72\]; expected an integer"),
         ("llama", {"rms_norm_eps": -1e-6}, "rms_norm_eps = -1e-06; expected a number of at least 0"),
         ("opt", {"enable_bias": 1}, "enable_bias = 1; expected true or false"),
         ("gpt2", {"activation_function": ["gelu"]}, "activation_function = .*; expected a string"),
         ("gpt2", {"architectures": "GPT2LMHeadModel"}, "architectures = .*; expected a list of strings"),
         ("llama", {"rope_parameters": {"rope_theta": 0}}, "rope_parameters = .*; expected rope_theta to be a number"),
+        ("llama", {"pad_token_id": "x"}, r'pad_token_id = "x"; expected an integer or null; correct it'),
+        ("llama", {"eos_token_id": [1, "a"]}, r'eos_token_id = \[1, "a"\]; expected an integer or a list of integers'),
+        ("gpt2", {"attn_pdrop": "x"}, r'attn_pdrop = "x"; expected a number or an integer; correct it'),
     ],
 )
 def test_a_field_of_a_wrong_type_is_named(name: str, changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"config.json: {message}"):
         read_config(written(tmp_path, fields_of(name) | changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "reason"),
+    [
+        ("llama", {"hidden_size": 73}, r"the hidden size \(73\) is not a multiple of the number of attention heads"),
+        ("llama", {"num_attention_heads": 7}, r"not a multiple of the number of attention heads \(7\)"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "must be equal to the number of layer_types"),
+        ("gpt2", {"id2label": 5}, "'int' object"),
+    ],
+)
+def test_fields_that_do_not_fit_together_are_named_in_one_line_without_names_of_python(
+    name: str, changed: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        read_config(written(tmp_path, fields_of(name) | changed))
+    message = str(refusal.value)
+    assert re.search(rf"config.json: these fields make no {name}: .*{reason}.*; correct it", message)
+    assert not re.search(r"\w+Error|<class|LMHeadModel|\n", message)
 
 
 @pytest.mark.parametrize(

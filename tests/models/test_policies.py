@@ -291,20 +291,20 @@ def test_the_model_type_decides_as_in_transformers() -> None:
 @pytest.mark.parametrize(
     ("name", "switch", "overrides"),
     [
-        ("gpt2", "add_cross_attention = True", {"add_cross_attention": True}),
-        ("gpt2", "activation 'tanh'", {"activation_function": "tanh"}),
+        ("gpt2", "add_cross_attention = true", {"add_cross_attention": True}),
+        ("gpt2", 'activation "tanh"', {"activation_function": "tanh"}),
         ("gpt2", "quantization_config", {"quantization_config": {"quant_method": "gptq"}}),
         ("gpt2", "hidden size 61 cannot be split over 3 heads", {"n_embd": 61}),
         ("gptj", "rotary_dim = 24", {"rotary_dim": 24}),
-        ("opt", "layer_norm_elementwise_affine = False", {"layer_norm_elementwise_affine": False}),
+        ("opt", "layer_norm_elementwise_affine = false", {"layer_norm_elementwise_affine": False}),
         ("llama", "6 query heads cannot share 4", {"num_key_value_heads": 4}),
-        ("llama", "rope_type = 'dynamic'", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+        ("llama", 'rope_type = "dynamic"', {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
         (
             "llama",
             "partial_rotary_factor = 0.5",
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         ),
-        ("qwen3", "layer_types names .'chunked_attention'", {"layer_types": ["chunked_attention"] * 3}),
+        ("qwen3", 'layer_types names ."chunked_attention"', {"layer_types": ["chunked_attention"] * 3}),
         ("gemma2", "layer_types names sliding_attention and sliding_window is null", {"sliding_window": None}),
     ],
 )

@@ -2,10 +2,11 @@
 
 import sys
 import unicodedata
+from typing import Any
 
 import pytest
 
-from labkit.system.shown import shown, shown_lines
+from labkit.system.shown import shown, shown_lines, shown_value
 
 EVERY = "".join(map(chr, range(sys.maxunicode + 1)))
 DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -45,3 +46,28 @@ def test_what_was_shown_stays_as_it_is() -> None:
 def test_lines_of_a_message_stay_lines() -> None:
     assert shown_lines("one\n\ttwo\r\x1b[2J") == "one\n\ttwo\\r\\x1b[2J"
     assert shown_lines(EVERY) == shown(EVERY).replace(r"\n", "\n", 1).replace(r"\t", "\t", 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1e-6, "1e-06"),
+        ("3", '"3"'),
+        (b"3", '"3"'),
+        ("[1]".encode("utf-16-le"), r'"[\x001\x00]\x00"'),
+        (b"\xff\xfe\x1b[2J", r'"\xff\xfe\x1b[2J"'),
+        ({"a": [1, "b", None], "c": (False,)}, '{"a": [1, "b", null], "c": [false]}'),
+        ("x" * 100, f'"{"x" * 40}…"'),
+    ],
+)
+def test_a_value_is_shown_as_json_writes_it(value: Any, expected: str) -> None:
+    assert shown_value(value) == expected
+
+
+@pytest.mark.parametrize("huge", ["x" * 10**6, b"x" * 10**6, list(range(10**6)), {"a": ["b" * 10**6] * 99}, EVERY])
+def test_a_huge_value_is_shown_in_a_short_line_without_controls(huge: Any) -> None:
+    line = shown_value(huge)
+    assert len(line) < 400
+    assert line == shown(line)

@@ -8,6 +8,7 @@ from helpers.models.small_models import small_model
 from helpers.ranks.checkpoints import save
 
 from labkit.system.errors import UserError
+from labkit.system.shown import shown_value
 from labkit.weights.checkpoint.files import TensorFile
 from labkit.weights.gguf.header import read_header
 from labkit.weights.resolve import resolve
@@ -40,10 +41,10 @@ def test_an_empty_file_is_called_empty(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("pytorch_model.bin", "PyTorch"), ("model.safetensors", "safetensors")])
-@pytest.mark.parametrize("content", [b"<html>Not found</html>", b"hello", b"."])
+@pytest.mark.parametrize("content", [b"<html>Not found</html>", b"hello", b".", b"\xff\xfe{\0"])
 def test_a_file_of_another_kind_is_named_by_its_beginning(name: str, kind: str, content: bytes, tmp_path: Path) -> None:
     message = refusal_of(name, content, tmp_path)
-    assert f"begins with {content[:16]!r}, so it is no {kind} file" in message
+    assert f"begins with {shown_value(content[:16])}, so it is no {kind} file" in message
 
 
 def test_a_pickle_that_is_cut_short_ends_too_early(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from labkit.nsys.reader.json_text import DeepOrLong, JsonText
 from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, Source, Trace, TraceError, typed
+from labkit.system.shown import shown_value
 
 GZIP = b"\x1f\x8b"
 ABOUT = {
@@ -96,7 +97,7 @@ def _add(events: Events, event: Any, name: str) -> None:
     try:
         events.add(event)
     except AttributeError:  # not an object
-        raise TraceError(f"{name}: element {events.count} is no event, but {str(event)[:40]!r}; {EXPECTED}") from None
+        raise TraceError(f"{name}: element {events.count} is no event, but {shown_value(event)}; {EXPECTED}") from None
     except TraceError as error:
         raise TraceError(f"{name}: element {events.count} is no event: {error}; {EXPECTED}") from None
 

@@ -22,6 +22,7 @@ from labkit.nsys.reader.limits import GREATEST, LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, COLLECTIVE, INPUTS, KINDS, TraceError
 from labkit.stages import DOMAIN, parse
+from labkit.system.shown import shown_value
 
 RANGE = "user_annotation"
 # The second line of each has the names of PyTorch's categories before 1.11.
@@ -302,7 +303,7 @@ def _microseconds(event: Mapping[str, Any], key: str) -> int | Decimal:
             return time
         shown = f"{time:.4g}"
     except InvalidOperation:  # not a number, or NaN
-        shown = "none" if key not in event else repr(value)[:40]
+        shown = "none" if key not in event else shown_value(value)
         raise TraceError(f"got {key} = {shown}, expected a time in microseconds") from None
     raise TraceError(f"got a time of {shown} us, expected less than {LATEST_US} us (146 years)")
 

@@ -23,6 +23,7 @@ from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.tool import find_nsys
 from labkit.nsys.trace import SCHEMA, EmptyTraceError, Source, Trace, TraceError, typed
 from labkit.system.first_bytes import first_bytes, instead_of_content
+from labkit.system.shown import shown_value
 
 SQLITE = b"SQLite format 3\0"
 STREAM, REPORT = b"NVIDIA Nsight Systems Stream", b"NVIDIA Tegra Profiler Report"
@@ -114,7 +115,7 @@ def _reader(path: Path) -> Callable[[Path], Trace]:
         return read_report
     if not head:
         raise TraceError(f"{path.name} is empty: it was cut short, or the disk was full; {EXPECTED}. Record again")
-    raise TraceError(f"{path.name} begins with {head[:16]!r}; {EXPECTED}")
+    raise TraceError(f"{path.name} begins with {shown_value(head[:16])}; {EXPECTED}")
 
 
 def read_report(path: Path) -> Trace:

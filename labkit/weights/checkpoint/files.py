@@ -17,6 +17,7 @@ from torch import Tensor
 
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
+from labkit.system.shown import shown_value
 from labkit.weights.protocol import require_floats
 
 MOST_LEVELS = 32  # of nested dicts; Megatron's have five
@@ -113,7 +114,9 @@ class TensorFile:
         of_safetensors = self.path.suffix == ".safetensors"
         kind = "safetensors" if of_safetensors else "PyTorch"
         if not (self._head[8:9] == b"{" if of_safetensors else self._head.startswith(OF_TORCH)):
-            return UserError(f"{self.path} begins with {self._head[:16]!r}, so it is no {kind} file; download it again")
+            return UserError(
+                f"{self.path} begins with {shown_value(self._head[:16])}, so it is no {kind} file; download it again"
+            )
         reason = "it ends too early" if isinstance(error, EOFError) else first_line(error)
         return UserError(f"{self.path} cannot be read ({reason}); download it again")
 

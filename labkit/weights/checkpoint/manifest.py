@@ -17,6 +17,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.dtypes import DTYPES
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
+from labkit.system.shown import shown_value
 from labkit.system.validation import first_problem
 from labkit.weights.quantise import Quantization
 
@@ -114,7 +115,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise UserError(f"{path} is damaged: it holds a {type(values).__name__}; save the checkpoint again")
     if values.get("format") not in READABLE:
         raise UserError(
-            f"{path} has format {values.get('format')!r}; expected {FORMAT}: save it again with this labkit"
+            f"{path} has format {shown_value(values.get('format'))}; expected {FORMAT}: save it again with this labkit"
         )
     try:
         return Manifest.model_validate(values)

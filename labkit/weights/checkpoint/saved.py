@@ -21,6 +21,7 @@ from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.system.rounding import ceil_div
+from labkit.system.shown import shown_value
 from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
@@ -43,7 +44,10 @@ def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWei
         return None
     if manifest.model != (model := described_model(config)):
         different = [key for key in model if manifest.model.get(key) != model[key]]
-        got = ", ".join(f"{key} = {manifest.model.get(key)!r}, expected {model[key]!r}" for key in different[:3])
+        got = ", ".join(
+            f"{key} = {shown_value(manifest.model.get(key))}, expected {shown_value(model[key])}"
+            for key in different[:3]
+        )
         raise UserError(f"{folder / MANIFEST} is of another model than the config given with it: {got}")
     if len(manifest.files) != manifest.tp_size:
         raise UserError(

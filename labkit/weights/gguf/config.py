@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from labkit.models.config_checks import check_fields
+from labkit.models.config_file import REFUSALS, refused_fields
 from labkit.system.errors import UserError
 from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.gguf.metadata import Metadata
@@ -49,9 +48,9 @@ def read_config(
         fields["rope_parameters"] = _rope(architecture, metadata, fields, tensors.get(ROPE_FACTORS))
     try:
         return AutoConfig.for_model(architecture, **fields)
-    except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
-        raise UserError(f"{metadata.path} describes no {architecture} ({reason}); convert it again") from error
+    except REFUSALS as error:
+        reason = refused_fields(error, architecture, fields)
+        raise UserError(f"{metadata.path}: {reason}; convert it again") from error
 
 
 def _gpt2(architecture: str, metadata: Metadata) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import HEAD, instead_of_content
 from labkit.system.rounding import round_up
+from labkit.system.shown import shown_value
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -101,7 +102,7 @@ def read_header(path: Path) -> Header:
     if magic != MAGIC:
         if fault := instead_of_content(bytes(data[:HEAD])):
             raise UserError(f"{path} {fault}")
-        raise UserError(f"{path} begins with {magic!r}, expected {MAGIC!r}: it is no GGUF file")
+        raise UserError(f"{path} begins with {shown_value(magic)}, expected {shown_value(MAGIC)}: it is no GGUF file")
     if version not in VERSIONS:
         order = " in big-endian order" if int.from_bytes(data[4:8], "big") in VERSIONS else ""
         raise UserError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from labkit.system.errors import UserError
+from labkit.system.shown import shown_value
 from labkit.weights.gguf.header import StringList, Value
 
 TOKENIZER = "tokenizer.ggml"
@@ -97,5 +97,5 @@ class Metadata:
 
     def _other(self, key: str, expected: str, value: object = None) -> UserError:
         value = self._values[key] if value is None else value
-        got = f"a list of {len(value)}" if isinstance(value, StringList | np.ndarray) else reprlib.repr(value)
+        got = f"a list of {len(value)}" if isinstance(value, StringList | np.ndarray) else shown_value(value)
         return UserError(f"{self.path}: {key} is {got}, expected {expected}; convert the file again")

@@ -14,6 +14,7 @@ from transformers import (
 
 import labkit
 from labkit.engine import InferenceEngine
+from labkit.system.shown import shown_value
 
 
 @pytest.mark.parametrize(
@@ -30,12 +31,12 @@ def test_a_switch_that_is_not_computed_is_refused_by_name(name: str, switch: dic
     for key, value in switch.items():
         setattr(model.config, key, value)
     key, value = next(iter(switch.items()))
-    with pytest.raises(ValueError, match=f"{key} = {value!r} is not supported for {name}; expected"):
+    with pytest.raises(ValueError, match=f"{key} = {shown_value(value)} is not supported for {name}; expected"):
         labkit.init_inference(model)
 
 
 def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(ValueError, match="activation 'tanh' is not supported"):
+    with pytest.raises(ValueError, match='activation "tanh" is not supported'):
         labkit.init_inference(BertModel(BertConfig(**TOKENS, **SIZES, hidden_act="tanh")))
 
 

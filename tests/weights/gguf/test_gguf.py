@@ -153,7 +153,7 @@ def llama(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("position", "new", "message"),
     [
-        (0, b"GGML", "begins with b'GGML', expected b'GGUF': it is no GGUF file"),
+        (0, b"GGML", 'begins with "GGML", expected "GGUF": it is no GGUF file'),
         (4, b"\x01\0\0\0", "is of GGUF version 1; expected 2 or 3"),
         (8, b"\xff" * 8, "is damaged or cut off"),
     ],

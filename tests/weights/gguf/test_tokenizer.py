@@ -205,11 +205,7 @@ def test_named_roles_end_an_answer(tmp_path: Path) -> None:
         (byte_level(["a", "b"], [1], [], "gpt-2"), {}, "has 2 tokens and kinds of 1"),
         (byte_level(["a", "b"], [1, 1], ["a b"], "gpt-2"), {}, "merges 'a b', which makes no token"),
         (sentencepiece, {"add_bos_token": 3}, "add_bos_token is 3, expected true"),
-        (
-            sentencepiece,
-            {"eos_token_id": "b"},
-            "eos_token_id is b'b', expected a whole",
-        ),
+        (sentencepiece, {"eos_token_id": "b"}, 'eos_token_id is "b", expected a whole'),
     ],
 )
 def test_what_is_wrong_with_a_vocabulary_is_said(
