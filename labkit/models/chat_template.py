@@ -34,17 +34,20 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> T
     Raises UserError for a conversation that the template refuses, and for a template that fails in any other way.
     """
     conversation = list(messages)
+    roles = ", ".join(message["role"] for message in conversation)
     try:
         text = bounded_call(
             lambda: str(tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False))
         )
     except BoundedCallError as error:
         raise UserError(
-            f"the model's chat template refuses the roles {', '.join(message['role'] for message in conversation)} "
-            f"({shown(str(error))}); leave out a system prompt if it takes none, or correct the template"
+            f"the model's chat template refuses the roles {roles} ({shown(str(error))}); leave out a system prompt if "
+            "it takes none, or correct the template"
         ) from error
-    encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-    return cast(Tensor, encoded["input_ids"])
+    ids = cast(Tensor, tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"])
+    if not ids.shape[1]:
+        raise UserError(f"the model's chat template writes no token for the roles {roles}; correct the template")
+    return ids
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:

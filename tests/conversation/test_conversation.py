@@ -220,6 +220,13 @@ def test_a_template_that_takes_no_system_prompt_says_so() -> None:
         conversation.say("hello", ignore)
 
 
+@pytest.mark.parametrize("template", ["", "{# nothing #}"])
+def test_a_template_that_writes_nothing_is_named(template: str) -> None:
+    conversation = Conversation(engine("llama"), chat_tokenizer(template), new=5)
+    with pytest.raises(ValueError, match="the model's chat template writes no token for the roles user; correct the"):
+        conversation.say("hello", ignore)
+
+
 def test_an_answer_says_how_fast_it_came() -> None:
     answer = Answer(5, (1, 2, 3), "x", "length", 7.0, (2.0, 4.0))
     assert (answer.per_token_ms, answer.context) == (3.0, 8)
