@@ -106,6 +106,9 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
 }
 
 
+EXPORT_AGAIN = "export the report with an nsys of a known version: see `labkit doctor`"  # for work that is not read
+
+
 class TraceError(UserError):
     """A file that is not a readable trace, or a trace that lacks needed data: got, expected, what to do."""
 
@@ -125,6 +128,11 @@ class Source:
     skipped: tuple[str, ...] = ()  # a line for each thing in the file that was left out, with the reason
     unread: tuple[str, ...] = ()  # kinds of events that a Trace has no column for, with counts: "4,262 python_function"
     unread_work: tuple[str, ...] = ()  # kinds in `unread` that are a device's work; with any, its idle time is unknown
+
+    @property
+    def not_read(self) -> str:
+        """The work of a device that was not read, in words; "" without any."""
+        return f"work of the GPU that is not read ({', '.join(self.unread_work)})" if self.unread_work else ""
 
     @classmethod
     def kept(cls, about: Mapping[str, Any]) -> Source:

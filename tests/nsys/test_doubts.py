@@ -19,7 +19,7 @@ from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.compare import compare_traces
 from labkit.nsys.tables.doubts import doubts
 from labkit.nsys.tables.gaps import gaps
-from labkit.nsys.tables.losses import sentence
+from labkit.nsys.tables.losses import HELPS, sentence
 from labkit.nsys.tables.operators import NO_OPERATOR, operators
 from labkit.nsys.tables.selection import Selection
 from labkit.nsys.tables.summary import summarise
@@ -59,9 +59,25 @@ def test_work_that_is_not_read_is_no_idle_time(table: str, tmp_path: Path) -> No
     assert summary.idle.empty
     assert summary.losses.empty
     assert any(f"not read (2 {table}), so idle time is not known" in line for line in summary.remarks)
+    assert not any("no GPU work" in line for line in summary.remarks)
     with pytest.raises(TraceError, match="it is not known when the GPU was idle"):
         gaps(trace)
     assert any("busy time is compared" in line for line in compare_traces(trace, trace).remarks)
+
+
+def test_work_that_is_not_read_is_named_where_it_is_all_work() -> None:
+    trace = launched(3).trace(profiler="torch.profiler")
+    table = "3 CUPTI_ACTIVITY_KIND_KERNEL_V3"
+    unread = replace(
+        trace, operations=trace.operations.iloc[:0], source=replace(trace.source, unread_work=(table,), files=("a.x",))
+    )
+    (remark,) = summarise(unread).remarks
+    assert remark.startswith(f"there is only work of the GPU that is not read ({table}); export the report")
+    for analysis in (gaps, operators, lambda trace: compare_traces(trace, trace)):
+        with pytest.raises(
+            TraceError, match=rf"work of the GPU that is not read \({table}\).*; export the report with"
+        ):
+            analysis(unread)
 
 
 def test_a_start_end_range_on_one_thread_is_kept_and_one_on_two_is_named(tmp_path: Path) -> None:
@@ -100,7 +116,16 @@ def test_one_correlation_of_all_kernels_names_no_call() -> None:
     shared = replace(trace, operations=trace.operations.assign(correlation=1))
     assert (first_calls(shared) == -1).all()
     assert operators(shared)["name"].tolist() == [NO_OPERATOR]
-    assert any("6 operations share the correlation" in line for line in summarise(shared).remarks)
+    summary = summarise(shared)
+    assert any("6 operations share the correlation" in line for line in summary.remarks)
+    assert summary.idle["cause"].tolist() == ["launch not known"]
+    (loss,) = summary.losses.to_dict("records")
+    assert "their launches cannot be told apart" in loss["helps"]
+    unmatched = replace(trace, operations=trace.operations.assign(correlation=0))
+    (loss,) = summarise(unmatched).losses.to_dict("records")
+    assert loss["helps"] == HELPS["recorded"]
+    without_operators = replace(unmatched, calls=trace.calls[(trace.calls["kind"] != "op").to_numpy()])
+    assert "record" in summarise(without_operators).losses.iloc[0]["helps"]
     graph = replace(
         shared, calls=shared.calls.assign(name=names.cat.rename_categories({"cudaLaunchKernel": "cudaGraphLaunch"}))
     )
@@ -116,6 +141,22 @@ def test_a_kernel_of_absurd_length_is_remarked() -> None:
     assert remark.startswith("endless takes 3,999,999.590 of the 3,999,999.988 ms")
     recorder.kernel(401, 3e9, 3e9 + 100)
     assert "begin before the one before them on their stream" in list(doubts(recorder.trace()))[1]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_few_kernels_of_absurd_length_are_remarked_whatever_their_number(count: int) -> None:
+    """More than one operation in twenty is no exception."""
+
+    def remarks_of(kernels: int) -> list[str]:
+        recorder = launched(kernels)
+        for stream in range(count):
+            recorder.kernel(1, 2 + stream, 1e8 * (stream + 1), name="endless", stream=20 + stream)
+        return list(doubts(recorder.trace()))
+
+    (remark,) = remarks_of(20 * count)
+    assert remark.startswith(f"endless and {count - 1} more each take at least 99,999.998 of the")
+    assert "no other operation longer than 0.008 ms: if their times are damaged" in remark
+    assert not remarks_of(10 * count)
 
 
 @pytest.mark.parametrize(("columns", "doubtful"), [({}, True), ({"graph_node": 5}, False), ({"stream": 8}, False)])

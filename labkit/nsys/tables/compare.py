@@ -22,7 +22,7 @@ from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.kernel_names import brief
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.units import Units, units_of
-from labkit.nsys.trace import Trace, TraceError
+from labkit.nsys.trace import EXPORT_AGAIN, Trace, TraceError
 from labkit.system.asked_from import on_command_line, setting
 
 UNEQUAL, UNEQUAL_ALONE = 1.5, 1.02  # ratios of operations that cause a remark: per unit (fusing changes them), without
@@ -76,10 +76,10 @@ def compare_traces(a: Trace, b: Trace, selection: Selection = EVERYTHING) -> Tra
     sides = (a, b)
     for side, letter in zip(sides, "AB", strict=True):
         if not side.on_gpu:
-            raise TraceError(
-                f"got no GPU operation in trace {letter} ({', '.join(side.source.files)}); `labkit explain` compares "
-                "annotated traces of CPUs"
-            )
+            not_read, where = side.source.not_read, f"in trace {letter} ({', '.join(side.source.files)})"
+            if not_read:
+                raise TraceError(f"got only {not_read} {where}; {EXPORT_AGAIN}")
+            raise TraceError(f"got no GPU operation {where}; `labkit explain` compares annotated traces of CPUs")
     units = units_of(a, b, selection)
     rows = [_rows(side, selection) for side in sides]
     idle, idle_remarks = _idle(sides, selection)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from labkit.nsys.analysis.launches import shared_launches
 from labkit.nsys.analysis.rank_numbers import rank_word
@@ -15,6 +16,7 @@ from labkit.nsys.trace import Trace
 
 ROUNDED_NS = 1_000  # to which old profilers round times
 LONGER, MOST_OF_SPAN, LONGEST_NS = 100, 0.5, 3_600_000_000_000
+FEW = 20  # outliers are at most one in so many operations, or a single one
 
 
 def doubts(trace: Trace) -> Iterator[str]:
@@ -34,7 +36,7 @@ def doubts(trace: Trace) -> Iterator[str]:
 
 
 def _too_long(trace: Trace) -> Iterator[str]:
-    """Operations that take most of the span of their device, and far longer than any other."""
+    """Few operations that take most of the span of their device, and far longer than all others."""
     operations = trace.operations
     length = (operations["end_ns"] - operations["start_ns"]).to_numpy()
     places = devices(trace)
@@ -42,18 +44,26 @@ def _too_long(trace: Trace) -> Iterator[str]:
         rows = np.flatnonzero(
             ((operations["process"] == place.process) & (operations["device"] == place.device)).to_numpy()
         )
-        longest = np.argmax(length[rows])
-        row, others = rows[longest], np.delete(length[rows], longest)
-        span = int(operations["end_ns"].to_numpy()[rows].max() - operations["start_ns"].to_numpy()[rows].min())
-        outlier = len(others) > 1 and length[row] > LONGER * max(int(others.max()), 1)
-        if (outlier and length[row] > MOST_OF_SPAN * span) or length[row] > LONGEST_NS:
-            name = cut(brief(str(operations["name"].iloc[row])), 60)
+        span = float(operations["end_ns"].to_numpy()[rows].max() - operations["start_ns"].to_numpy()[rows].min())
+        lengths = np.append(np.sort(length[rows].astype(float))[::-1], 0)
+        if count := _outliers(lengths, span):
+            name = cut(brief(str(operations["name"].iloc[rows[np.argmax(length[rows])]])), 60)
             owner = f" of {rank_word(trace)} {place.rank}'s GPU {place.device}" if len(places) > 1 else ""
+            take = "takes" if count == 1 else f"and {count - 1:,} more each take at least"
             yield (
-                f"{name} takes {length[row] / 1e6:,.3f} of the {span / 1e6:,.3f} ms{owner}, and no other operation "
-                f"longer than {others.max(initial=0) / 1e6:,.3f} ms: if its times are damaged, so are busy time and "
-                "shares"
+                f"{name} {take} {lengths[count - 1] / 1e6:,.3f} of the {span / 1e6:,.3f} ms{owner}, and no other "
+                f"operation longer than {lengths[count] / 1e6:,.3f} ms: if {'its' if count == 1 else 'their'} times "
+                "are damaged, so are busy time and shares"
             )
+
+
+def _outliers(lengths: NDArray[np.float64], span: float) -> int:
+    """How many operations are far longer than all others. `lengths`: of a device's operations, the longest first."""
+    total = len(lengths) - 1
+    most = max(1, total // FEW) if total > 2 else 0
+    far = lengths[:most] > LONGER * np.maximum(lengths[1 : most + 1], 1)
+    far &= np.cumsum(lengths[:most]) > MOST_OF_SPAN * span
+    return max(int((np.flatnonzero(far) + 1).max(initial=0)), int((lengths > LONGEST_NS).sum()))
 
 
 def _overlapping(trace: Trace) -> int:

@@ -25,9 +25,9 @@ from labkit.nsys.tables.host_causes import HOST_CAUSES, Texts, host_causes
 from labkit.nsys.tables.places import devices
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import graph_launches
-from labkit.nsys.trace import Trace, TraceError
+from labkit.nsys.trace import EXPORT_AGAIN, Trace, TraceError
 
-LAUNCHING, LATENCY, QUEUED, UNKNOWN = "launch call", "launch latency", "between queued", "launch not recorded"
+LAUNCHING, LATENCY, QUEUED, UNKNOWN = "launch call", "launch latency", "between queued", "launch not known"
 CAUSES = (*HOST_CAUSES, LAUNCHING, LATENCY, QUEUED, UNKNOWN)
 SHORT_NS = 10_000
 
@@ -49,13 +49,10 @@ def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     are unknown: without operations, or because CUDA graphs lack their kernels.
     """
     narrow = replace(selection, name=None, range=None)
+    if not_read := trace.source.not_read:
+        raise TraceError(f"got {not_read}, so it is not known when the GPU was idle; {EXPORT_AGAIN}")
     if not trace.on_gpu:
         raise TraceError("got a trace without GPU operations, so it has no gaps between them")
-    if trace.source.unread_work:
-        raise TraceError(
-            f"got work of the GPU that is not read ({', '.join(trace.source.unread_work)}), so it is not known "
-            "when the GPU was idle; export the report with an nsys of a known version: see `labkit doctor`"
-        )
     selected = narrow.of(trace, "operations")
     launches = graph_launches(trace)
     incomplete = set(launches.loc[~launches["seen"], "process"])

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
+from labkit.nsys.analysis.launches import shared_launches
 from labkit.nsys.analysis.rank_numbers import rank_word
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.catalogue import LOSSES
@@ -37,6 +38,8 @@ HELPS = {
     "first": "a warm-up before the measurement: the first launch of a kernel loads its code",
     "short": "fused kernels, or CUDA graphs, which launch many at once",
     "idle": "record ranges, and look at what the CPU did in this time",
+    "recorded": "look at what the CPU did in this time",
+    "shared": "a profiler that numbers launches: here kernels share one number, so their launches cannot be told apart",
     "pageable": "pinned memory and asynchronous copies on a stream of their own, so that copies overlap kernels",
     "copy": "asynchronous copies on a stream of their own, which overlap kernels; fewer or smaller copies",
     "own copy": "layouts that need no copy: fused kernels, writing results where they are needed",
@@ -119,7 +122,7 @@ def _of_idle_time(trace: Trace, place: dict, all_gaps: pd.DataFrame) -> Iterator
     operations = trace.operations
     lasted = (operations["end_ns"] - operations["start_ns"]).to_numpy()[own["row"].to_numpy()]
     short = (lasted < SHORT_NS) & (own["time_ns"].to_numpy() < LAUNCH_NS)
-    waited = own["latency_ns"] + own["queued_ns"]
+    waited, unknown = own["latency_ns"] + own["queued_ns"], own["unknown_ns"]
     host = {cause: own["host_ns"].where(own["host_cause"] == cause, 0) for cause in HOST_CAUSES}
     first = (~operations.duplicated(["process", "name"])).to_numpy()[own["row"].to_numpy()]
     first &= (own["launch_ns"] >= LAUNCH_NS).to_numpy()
@@ -129,11 +132,19 @@ def _of_idle_time(trace: Trace, place: dict, all_gaps: pd.DataFrame) -> Iterator
         ("idle, because the host waited for the GPU", SYNCHRONISED, host[SYNCHRONISED]),
         ("idle, while the host allocated memory", ALLOCATED, host[ALLOCATED]),
         ("idle before kernels shorter than 10 µs", "short", waited.where(short, 0)),
-        ("idle, for reasons that the trace does not tell", "idle", waited.where(~short, 0) + own["unknown_ns"]),
+        ("idle, for reasons that the trace does not tell", _untold(trace, own), waited.where(~short, 0) + unknown),
     )
     for kind, helps, time in parts:
         if time.sum():
             yield _loss(kind, place, int(time.sum()), *_evidence(trace, own, time), _helps(trace)[helps])
+
+
+def _untold(trace: Trace, own: pd.DataFrame) -> str:
+    """The remedy for idle time without a known reason: a key of HELPS."""
+    shared = shared_launches(trace)[own["row"].to_numpy()]
+    if own["unknown_ns"].where(shared, 0).sum() > own["time_ns"].sum() / 2:
+        return "shared"
+    return "recorded" if len(trace.ranges) or (trace.calls["kind"] == "op").any() else "idle"
 
 
 def _helps(trace: Trace) -> dict[str, str]:

@@ -16,7 +16,7 @@ from labkit.nsys.tables.families import operator_family
 from labkit.nsys.tables.operator_work import operator_work, parsed
 from labkit.nsys.tables.peaks import Peak, peak_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
-from labkit.nsys.trace import Trace, TraceError
+from labkit.nsys.trace import EXPORT_AGAIN, Trace, TraceError
 
 NO_OPERATOR = "(no operator)"
 NO_ROOFLINE = "the roofline of this GPU is not known, or no shapes were recorded (record_shapes=True)"
@@ -47,7 +47,9 @@ def operators(trace: Trace, selection: Selection = EVERYTHING, *, peak: Peak | N
             "got a trace without operators of PyTorch; record with torch.profiler and record_shapes=True, or see "
             "`labkit trace kernels` and `labkit trace ranges`"
         )
-    if not len(trace.operations):
+    if not trace.on_gpu:
+        if not_read := trace.source.not_read:
+            raise TraceError(f"got {not_read}, and no other that gives operators their times; {EXPORT_AGAIN}")
         raise TraceError(
             "got a trace without GPU operations, which give operators their times; `labkit trace calls` has their "
             "times on the CPU"

@@ -21,7 +21,7 @@ from labkit.nsys.tables.operations import calls, copies, kernels
 from labkit.nsys.tables.ranges import ranges
 from labkit.nsys.tables.rank_waits import RankWaits, rank_waits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
-from labkit.nsys.trace import Source, Trace, TraceError
+from labkit.nsys.trace import EXPORT_AGAIN, Source, Trace, TraceError
 
 WHOLE_GRAPHS = "CUDA graphs were traced whole: idle time inside of them is not seen, and their kernels have no rows"
 NO_GAPS = pd.DataFrame(
@@ -131,13 +131,12 @@ def _calls_of_runtime(trace: Trace) -> str:
 
 def _remarks(trace: Trace, spent: pd.DataFrame) -> list[str]:
     remarks = []
-    if not trace.on_gpu:
-        remarks.append("no GPU work was recorded" + ", so times of ranges are on the CPU" * bool(len(trace.ranges)))
-    if trace.source.unread_work:
-        remarks.append(
-            f"work of the GPU is not read ({', '.join(trace.source.unread_work)}), so idle time is not known, and busy "
-            "time is without it"
-        )
+    on_cpu = ", so times of ranges are on the CPU" * bool(len(trace.ranges))
+    if not_read := trace.source.not_read:
+        consequence = ", so idle time is not known, and busy time is without it" if trace.on_gpu else on_cpu
+        remarks.append(f"there is {'' if trace.on_gpu else 'only '}{not_read}{consequence}; {EXPORT_AGAIN}")
+    elif not trace.on_gpu:
+        remarks.append(f"no GPU work was recorded{on_cpu}")
     unseen = int(spent.drop_duplicates("process")["graphs_unseen"].sum()) if len(spent) else 0
     if unseen:
         remarks.append(
