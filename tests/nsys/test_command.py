@@ -15,6 +15,7 @@ from labkit.nsys.capture.command import (
     torch_profiler_command,
 )
 from labkit.stages import Phase
+from labkit.system.asked_from import from_command_line
 
 NSYS, OUT = Path("/opt/nsys"), Path("/out/report")
 SCRIPT = ["python", "train.py", "--lr", "1"]
@@ -104,13 +105,17 @@ def test_what_starts_no_ranks_is_refused(command: list[str]) -> None:
 def test_python_is_split_from_its_program(command: list[str], interpreter: list[str], program: list[str]) -> None:
     assert split_python(command) == (interpreter, program)
     line = torch_profiler_command(command, OUT, Window.of_phase(Phase.DECODE, 2))
-    assert line == [*interpreter, "-m", "labkit.nsys.capture.torch_child", str(OUT), "decode", "2", *program]
+    words = ["-m", "labkit.nsys.capture.torch_child", str(OUT), "decode", "2", "source='nsys'"]
+    assert line == [*interpreter, *words, *program]
+    with from_command_line():
+        assert "--source nsys" in torch_profiler_command(command, OUT, Window.of_phase(Phase.DECODE, 2))
 
 
 def test_torch_profiler_goes_into_every_rank() -> None:
     line = torch_profiler_command(["torchrun", "--nproc-per-node=2", "x.py"], OUT, Window())
     assert line[:3] == ["torchrun", "--nproc-per-node=2", "--no-python"]
-    assert line[3:] == [sys.executable, "-u", "-m", "labkit.nsys.capture.torch_child", str(OUT), "all", "1", "x.py"]
+    assert line[3:7] == [sys.executable, "-u", "-m", "labkit.nsys.capture.torch_child"]
+    assert line[7:] == [str(OUT), "all", "1", "source='nsys'", "x.py"]
 
 
 @pytest.mark.parametrize("command", [[], ["./server"], ["python"], ["python", "-u"], ["python", "-X", "dev"]])

@@ -10,6 +10,7 @@ from typing import Literal
 
 from labkit.nsys.capture.redaction import without_secrets
 from labkit.stages import DOMAIN, Phase
+from labkit.system.asked_from import given
 from labkit.system.errors import UserError
 
 RankReports = Literal["one", "per-rank"]
@@ -118,7 +119,7 @@ def torch_profiler_command(command: Sequence[str], output: Path, window: Window)
     interpreter, program = split_python(command)
     part = window.phase or window.name or "all"
     child = ["-m", "labkit.nsys.capture.torch_child", str(output), part, str(window.occurrence)]
-    return [*launcher, *interpreter, *child, *program]
+    return [*launcher, *interpreter, *child, given("source", "nsys"), *program]
 
 
 def is_torchrun(command: Sequence[str]) -> bool:

@@ -1,9 +1,9 @@
-"""Runs a Python program inside torch.profiler: `-m labkit.nsys.capture.torch_child OUTPUT PART OCCURRENCE PROGRAM...`.
+"""Runs a Python program inside torch.profiler: `-m labkit.nsys.capture.torch_child OUTPUT PART OCCURRENCE ASK PROGRAM`.
 
 It replaces nsys where nsys is not installed. PART is "all", or the phase ("prefill" or "decode") whose run number
 OCCURRENCE is captured, or "cudaProfilerApi": what the program runs between torch.cuda.profiler.start() and stop(), the
-pair of calls number OCCURRENCE. PROGRAM is a script, `-m module` or `-c code`, with its arguments. Writes OUTPUT.json,
-and under torchrun OUTPUT-rN.json.
+pair of calls number OCCURRENCE. ASK says how the caller asks for nsys. PROGRAM is a script, `-m module` or `-c code`,
+with its arguments. Writes OUTPUT.json, and under torchrun OUTPUT-rN.json.
 
 PyTorch has one profiler in a process at a time, and crashes if a second one ends before the first. A program that
 starts its own while this one runs is therefore ended with a message. Forked processes are not recorded; each notes
@@ -31,15 +31,15 @@ STARTERS = {  # functions that start profilers, by the module from which they ar
 }
 ANOTHER = (
     "got a program with a torch.profiler of its own, and PyTorch has one at a time: labkit's, which records this run; "
-    "remove the program's, or profile it under nsys (labkit profile --source nsys)"
+    "remove the program's, or profile it under nsys ({ask})"
 )
 
 
 def main() -> None:
-    output, part, occurrence, *program = sys.argv[1:]
+    output, part, occurrence, ask, *program = sys.argv[1:]
     rank = os.environ.get("RANK")
     path = Path(f"{output}-r{rank}.json" if rank else f"{output}.json")
-    capture = WindowedProfiler(part, int(occurrence))
+    capture = WindowedProfiler(part, int(occurrence), ANOTHER.format(ask=ask))
     own = os.getpid()
     os.register_at_fork(after_in_child=note_fork)
     try:
@@ -68,14 +68,16 @@ class WindowedProfiler:
 
     The part is all of it from now on ("all"), one run of a phase, or the time between two calls of the program
     ("cudaProfilerApi").
+
+    another: the message for a program that starts a profiler of its own.
     """
 
-    def __init__(self, part: str, occurrence: int) -> None:
+    def __init__(self, part: str, occurrence: int, another: str) -> None:
         import torch.cuda.profiler
         from torch.profiler import ProfilerActivity, profile
 
         self._profiler: Any = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
-        self._part, self._ahead, self._state = part, occurrence, "waiting"
+        self._part, self._ahead, self._state, self._another = part, occurrence, "waiting", another
         self._refuse_another()
         if part == PROFILER_API:
             torch.cuda.profiler.start, torch.cuda.profiler.stop = self._begin, self._end
@@ -101,7 +103,7 @@ class WindowedProfiler:
         def refusing(start: Callable[..., Any]) -> Callable[..., Any]:
             def refuse_or_start(*arguments: Any, **options: Any) -> Any:
                 if self._state == "running":
-                    raise SystemExit(ANOTHER)
+                    raise SystemExit(self._another)
                 return start(*arguments, **options)
 
             return refuse_or_start
@@ -115,7 +117,7 @@ class WindowedProfiler:
         from torch.autograd import _profiler_enabled
 
         if _profiler_enabled():
-            raise SystemExit(ANOTHER)
+            raise SystemExit(self._another)
         self._profiler.start()
         self._state = "running"
 
