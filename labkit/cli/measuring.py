@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit.cli.words import Command
+from labkit.system.asked_from import offered, setting
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 
@@ -56,7 +57,8 @@ def fraction(name: str, text: str) -> float:
     try:
         return float(number) / (1 if number == text.strip() else 100)
     except ValueError:
-        raise UserError(f"got {name} = {text!r}, expected a part, such as 2% or 0.02") from None
+        of_weights = f"; the data type of the weights is {setting('dtype')}" * (offered("dtype") != ())
+        raise UserError(f"got {name} = {text!r}, expected a part, such as 2% or 0.02{of_weights}") from None
 
 
 class MeasuringCommand(Command):

@@ -32,6 +32,14 @@ _EXAMPLES = {list: "[4]", tuple: "(3, 4)", set: "{3, 4}", frozenset: "{3, 4}", d
 _UNREADABLE = (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError)  # of a literal
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 LITERAL = "Literal["
+OTHER_NAMES = {  # of settings elsewhere, with the parameters that mean the same
+    "dtype": ("precision", "precisions"),
+    "precision": ("dtype",),
+    "precisions": ("dtype",),
+    "tp": ("tp_sizes",),
+    "pp": ("stages",),
+    "cycles": ("rounds",),
+}
 _MODULES = ("typing.", "collections.abc.", "t.")
 
 
@@ -151,7 +159,7 @@ def checked_values(parameters: Sequence[Parameter], values: Mapping[str, object]
     problems, checked = [], {}
     for name, value in values.items():
         if name not in known:
-            problems.append(f"unknown parameter {name!r}{did_you_mean(name, known)}")
+            problems.append(f"unknown parameter {name!r}{_suggestion(name, known)}")
             continue
         try:
             checked[name] = known[name].convert(value)
@@ -166,6 +174,12 @@ def checked_values(parameters: Sequence[Parameter], values: Mapping[str, object]
         listing = "\n".join(f"  {parameter}" for parameter in parameters) or "  none"
         raise ParameterError("\n".join(problems) + f"\nthe notebook's parameters are:\n{listing}")
     return checked
+
+
+def _suggestion(name: str, known: Mapping[str, Parameter]) -> str:
+    """The parameters of the same meaning; without any, the parameters with a similar name."""
+    same = [other for other in known if (name and other.startswith(name)) or other in OTHER_NAMES.get(name, ())]
+    return did_you_mean(name, same, likeness=0) or did_you_mean(name, known)
 
 
 def _convert(value: object, type_name: str) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.notebooks import NotebookError, ParameterError, checked_values, read_parameters
+from labkit.notebooks.parameters import Parameter
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 CELL = """
@@ -116,6 +117,25 @@ def test_an_unknown_parameter_lists_all_and_suggests_the_closest() -> None:
     text = str(error_info.value)
     assert all(f"\n  {parameter}" in text for parameter in parameters())
     assert "got batch = 'x', expected int" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("new", "new_tokens"),
+        ("prompt", "prompt_tokens"),
+        ("dtype", "precision"),
+        ("batch", "batches"),
+        ("tp", "tp_sizes"),
+        ("cycles", "rounds"),
+        ("max_batches", "batches"),
+    ],
+)
+def test_another_name_of_a_setting_is_told_the_notebooks_own(name: str, own: str) -> None:
+    names = ("model", "precision", "batches", "prompt_tokens", "new_tokens", "tp_sizes", "rounds")
+    own_parameters = [Parameter(known, ("int",), 1, "") for known in names]
+    with pytest.raises(ParameterError, match=rf"unknown parameter '{name}' \(did you mean '{own}'\?\)"):
+        checked_values(own_parameters, {name: 1})
 
 
 @pytest.mark.parametrize(("value", "text"), [(3, "3"), (0.5, "0.5"), ([1, 4], "1, 4"), (("a", "b"), "a, b")])
