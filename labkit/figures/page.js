@@ -27,6 +27,19 @@ function draw(place, figure, sheet) {
   drawing.drawnAt = width;
   const layout = { ...figure.layout, width, height };
   Plotly.react(drawing, figure.data, layout, { displaylogo: false, ...figure.config, responsive: false, plotlyServerURL: "" });
+  place.classList.remove("covered");
+  place.classList.toggle("covered", buttonsLieOnWords(drawing));
+}
+
+function buttonsLieOnWords(drawing) {
+  const boxes = (selector) => [...drawing.querySelectorAll(selector)].map((element) => element.getBoundingClientRect());
+  const buttons = boxes(".modebar-group");
+  return boxes(".main-svg text").some((word) =>
+    buttons.some(
+      (button) =>
+        word.left < button.right && button.left < word.right && word.top < button.bottom && button.top < word.bottom,
+    ),
+  );
 }
 
 function show(figures) {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from helpers.notebooks.browser_lab import needs_browser
 from helpers.studies.comparisons import comparison
+from helpers.studies.pipeline_studies import study as pipeline_study
 from helpers.studies.precision_studies import study
 from helpers.studies.streaming_studies import study as streaming_study
 from helpers.traces.handmade import FUSED, VANILLA, decode
@@ -61,6 +62,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         figures.errors_figure(precisions),
         *(draw(streamed) for draw in (figures.batch_figure, figures.memory_figure, figures.residency_figure)),
         *(draw(streamed) for draw in (figures.offload_figure, figures.stream_timeline_figure)),
+        figures.ideal_figure(pipeline_study()),
         figures.cut_figure(model_config_of(PRESETS["qwen2-0.5b"].hf_config), 4),
         figures.difference_figure(explain(*traces)),
         figures.stage_table_figure(stage_table(traces[0], ("stage",))),
@@ -78,11 +80,22 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [400, 1000, 1400])
+@pytest.mark.parametrize("width", [400, 600, 700, 1000, 1400])
 def test_nothing_is_clipped_and_no_words_lie_on_others(page: Any, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_function(f"({WIDTHS})()[0] === Math.max(480, document.querySelector('.plot').clientWidth)")
     assert page.evaluate(FAULTS) == []
+
+
+@needs_browser
+def test_buttons_are_shown_where_they_lie_on_no_words(page: Any) -> None:
+    hidden = {}
+    for width in (600, 1400):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(f"({WIDTHS})()[0] === Math.max(480, document.querySelector('.plot').clientWidth)")
+        hidden[width] = page.locator(".plot.covered").count()
+    assert 0 < hidden[600] < page.locator(".plot").count()
+    assert hidden[1400] == 0
 
 
 @needs_browser
