@@ -123,7 +123,7 @@ class StreamingStudy(Study, FrozenRecord):
         return Notes(tuple(sentences), tuple(doubt.why for doubt in self.plan.trust.doubts))
 
     def case(self) -> dict[str, Any]:
-        return self.plan.case.model_dump()
+        return self.plan.case.columns
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each batch, and for each baseline at the batch of its comparison."""
@@ -172,7 +172,7 @@ class StreamingStudy(Study, FrozenRecord):
 def _row(side: str, batch: int, step_ms: float, tokens_per_s: float, trust: Trust) -> dict[str, Any]:
     return {
         "side": side,
-        "at_batch": batch,
+        "batch": batch,
         "step_ms": step_ms,
         "tokens_per_s": tokens_per_s,
         "trustworthy": trust.trustworthy,

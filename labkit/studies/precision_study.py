@@ -156,7 +156,7 @@ class PrecisionStudy(Study, FrozenRecord):
             speed = None if comparison is None else comparison.ratio("per_token")
             rows.append(
                 {
-                    "precision": side.precision,
+                    "dtype": side.precision,
                     "per_token_ms": side.measurement.per_token_ms,
                     "times_faster": speed and speed.value,
                     "low": speed and speed.low,

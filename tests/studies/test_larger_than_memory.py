@@ -186,7 +186,5 @@ def test_a_study_has_the_grade_of_every_result(change: dict[str, Any], why: str)
 def test_a_frame_has_a_row_for_each_batch_and_each_baseline() -> None:
     frame = study().to_frame()
     assert list(frame["side"]) == ["fused-streamed"] * 3 + ["hf-eager"]
-    assert {"model", "precision", "prompt_tokens", "machine", "at_batch", "step_ms", "trustworthy"} <= set(
-        frame.columns
-    )
+    assert {"machine", "model", "dtype", "batch", "prompt_tokens", "step_ms", "trustworthy"} <= set(frame.columns)
     assert len(repr(study())) < 600

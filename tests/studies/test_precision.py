@@ -138,8 +138,9 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
 def test_a_frame_has_a_row_for_each_precision_and_the_repr_is_short() -> None:
     result = study()
     frame = result.to_frame()
-    assert list(frame["precision"]) == [side.precision for side in result.sides]
-    assert {"model", "batch", "prompt_tokens", "machine", "per_token_ms", "kl", "trustworthy"} <= set(frame.columns)
+    assert list(frame["dtype"]) == [side.precision for side in result.sides]
+    assert {"machine", "model", "dtype", "batch", "prompt_tokens"} <= set(frame.columns)
+    assert {"per_token_ms", "kl", "trustworthy"} <= set(frame.columns)
     assert len(repr(result)) < 600
 
 

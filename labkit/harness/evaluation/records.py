@@ -122,10 +122,13 @@ class Evaluation(Tabular, FrozenRecord):
         return tuple(limits)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each window: its index, and the fields of `WindowScore`."""
+        """A row for each window: the machine and the case, the window's index, and the fields of `WindowScore`."""
         import pandas as pd  # imported on use, because it takes half a second
 
-        return pd.DataFrame([{"window": index} | score.model_dump() for index, score in enumerate(self.windows)])
+        case = self.case.model_dump(include={"model", "origin", "dtype", "kv_dtype", "against", "text", "threads"})
+        head = {"machine": self.environment.machine, **case, "impl": self.impl}
+        rows = ({"window": index} | score.model_dump() for index, score in enumerate(self.windows))
+        return pd.DataFrame([head | row for row in rows])
 
     def table(self) -> ResultTable:
         """Perplexity (of trained weights), divergence and agreement, with their intervals over windows."""

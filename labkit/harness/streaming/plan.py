@@ -235,11 +235,12 @@ class StreamingPlan(FrozenRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each predicted batch, each number of resident layers, and each measured batch. Their column
-        `figures` is "predicted", "trade" or "measured".
+        `figures` is "predicted", "trade" or "measured". Each row has the machine and the case.
         """
         import pandas as pd  # imported on use, because it takes half a second
 
-        return pd.DataFrame(list(self._rows()))
+        head = {"machine": self.environment.machine, **self.case.columns}
+        return pd.DataFrame([head | row for row in self._rows()])
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, as `labkit plan-batch --json` shows them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -31,6 +31,11 @@ class StreamCase(FrozenRecord):
     def tokens(self) -> int:
         """Tokens of a sequence at its end."""
         return self.prompt_tokens + self.new_tokens
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The fields as columns of a frame. The precision is called `dtype`, as in the frames of other results."""
+        return {"dtype" if name == "precision" else name: value for name, value in self.model_dump().items()}
 
     @property
     def title(self) -> str:

@@ -137,6 +137,14 @@ def test_a_trained_models_record_has_its_perplexity_and_is_read_back(int8: Evalu
     assert load_records(save(trained, tmp_path)) == [trained]
 
 
+def test_a_frame_can_be_joined_with_those_of_other_results(int8: Evaluation) -> None:
+    frame = int8.to_frame()
+    assert {"machine", "model", "dtype"} <= set(frame.columns)
+    assert frame["window"].tolist() == list(range(len(int8.windows)))
+    assert frame["tokens"].tolist() == [window.tokens for window in int8.windows]
+    assert set(frame["dtype"]) == {int8.case.dtype}
+
+
 def test_the_default_text_is_the_same_on_every_machine_and_long() -> None:
     written, name = read_text(None)
     assert name == DEFAULT_TEXT

@@ -124,6 +124,8 @@ def test_tables_tell_predicted_from_measured_and_say_what_went_over() -> None:
     frame = planned.to_frame()
     assert frame["figures"].value_counts()["measured"] == 2
     assert set(frame["figures"]) == {"predicted", "trade", "measured"}
+    assert set(frame["dtype"]) == {planned.case.precision}
+    assert {"machine", "model", "dtype", "batch", "prompt_tokens"} <= set(frame.columns)
 
 
 def test_steps_that_outrun_the_probe_are_doubted() -> None:
