@@ -65,6 +65,10 @@ def _texts(value: Any) -> str | None:
     return None if right else "a list of strings"
 
 
+def _names(value: Any) -> str | None:
+    return None if value is None or isinstance(value, dict) else "an object or null"
+
+
 def _attention_types(value: Any) -> str | None:
     """GPT-Neo's pairs of (kinds of attention, how often they repeat), which transformers expands into a list."""
     expected = f"a list of pairs of a list of strings and an integer from 1 to {MOST_LAYERS}"
@@ -117,6 +121,7 @@ FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit 
     | dict.fromkeys(("hidden_size", "n_embd", "dim", "ffn_dim", "hidden_dim"), WIDTH)
     | dict.fromkeys(("intermediate_size", "n_inner", "word_embed_proj_dim"), OPTIONAL_WIDTH)
     | {"head_dim": _size(MOST_HEAD_DIM, optional=True), "rotary_dim": _size(MOST_HEAD_DIM)}
+    | {"id2label": _names, "label2id": _names}
     | {"vocab_size": _size(MOST_VOCABULARY), "num_labels": _size(MOST_LABELS, least=0)}
     | dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), _size(MOST_POSITIONS))
     | {"sliding_window": WINDOW, "window_size": WINDOW}

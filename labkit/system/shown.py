@@ -30,7 +30,7 @@ def shown_lines(text: str) -> str:
 def shown_value(value: object) -> str:
     r"""A value of a stranger's file, in one short line, as JSON writes it: "text", null, true, [1, 2], {"key": 1}.
 
-    Bytes are shown as text; those that are not UTF-8 as `\xff`. Long texts, lists and objects are cut.
+    Bytes are shown as text; bytes that are not UTF-8 are shown as `\xff`. Long texts, lists and objects are cut.
     """
     return _VALUES.repr(value)
 

@@ -16,7 +16,7 @@ from labkit.nsys.trace import Trace
 
 ROUNDED_NS = 1_000  # to which old profilers round times
 LONGER, MOST_OF_SPAN, LONGEST_NS = 100, 0.5, 3_600_000_000_000
-FEW = 20  # outliers are at most one in so many operations, or a single one
+FEW = 20  # at most one in 20 operations is an outlier, or a single one
 
 
 def doubts(trace: Trace) -> Iterator[str]:

@@ -53,8 +53,9 @@ def read_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
     """
     kind = metadata.text(f"{TOKENIZER}.model")
     if kind not in (BYTE_LEVEL, SENTENCEPIECE):
+        got = "no tokenizer" if kind is None else f"a tokenizer of the kind {kind!r}"
         raise UserError(
-            f"{metadata.path} has a tokenizer of the kind {kind!r}; expected {BYTE_LEVEL!r} or {SENTENCEPIECE!r}: give "
+            f"{metadata.path} has {got}; expected {BYTE_LEVEL!r} or {SENTENCEPIECE!r}: give "
             "token ids, or convert it again with its vocabulary"
         )
     tokens = _tokens(metadata)

@@ -198,7 +198,7 @@ def test_named_roles_end_an_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "values", "message"),
     [
-        (lambda writer: None, {}, "a tokenizer of the kind None"),
+        (lambda writer: None, {}, "has no tokenizer; expected"),
         (lambda writer: writer.add_tokenizer_model("rwkv"), {}, "a tokenizer of the kind 'rwkv'"),
         (lambda writer: writer.add_tokenizer_model("gpt2"), {}, "has no vocabulary"),
         (byte_level(["a", "a"], [1, 1], [], "gpt-2"), {}, "has 'a' twice"),
