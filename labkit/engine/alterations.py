@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 from transformers import PreTrainedModel
 
 from labkit.engine.configured import configured, differences
@@ -24,7 +26,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-POINTS = torch.linspace(-3, 3, 13)
+LARGE = torch.logspace(0, 5, 51)  # a clipped activation differs only beyond its bounds
+POINTS = torch.cat((-LARGE, torch.linspace(-4, 4, 160), LARGE))
 ROUNDING = 1e-4  # between formulas of the same activation; GELU and its approximation by tanh are 4e-4 apart
 
 
@@ -32,12 +35,14 @@ def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConf
     """Raises UserError with the name of a module or attribute if the engine would compute something else than the
     model.
 
-    Checks for forward hooks, a replaced `forward`, classes from outside torch and transformers, and activations,
-    attributes and tables that differ from the config. Only the layers of an encoder are checked, because the
-    engine keeps everything else.
+    Checks for forward hooks of modules and global ones, a replaced `forward`, classes from outside torch and
+    transformers, and activations, attributes and tables that differ from the config. Only the layers of an encoder are
+    checked, because the engine keeps everything else.
     """
     root = model if config.causal else model.base_model
     start = "" if config.causal else policy.layers.split(".")[0]
+    if hook := _strangers_hook(modules._global_forward_hooks, modules._global_forward_pre_hooks):
+        raise _refused("torch.nn.Module", f"has the global forward hook {hook}", "remove the hook")
     for path, module in root.get_submodule(start).named_modules(prefix=start):
         if change := _changed_code(module):
             raise _refused(path or type(model).__name__, change)
@@ -62,8 +67,8 @@ def _changed_code(module: nn.Module) -> str | None:
         return f"is a {kind.__name__} of {kind.__module__}"
     if _library(kind.forward) not in LIBRARIES or not _is_own(module):
         return "has a forward that replaces its own"
-    hook = next((hook for hook in _hooks(module) if _library(hook) not in WATCHING), None)
-    return None if hook is None else f"has the forward hook {getattr(hook, '__qualname__', type(hook).__name__)}"
+    hook = _strangers_hook(module._forward_hooks, module._forward_pre_hooks)
+    return f"has the forward hook {hook}" if hook else None
 
 
 def _is_own(module: nn.Module) -> bool:
@@ -74,9 +79,10 @@ def _is_own(module: nn.Module) -> bool:
     return forward is None or wrapper or getattr(compiled, "__func__", None) is type(module).forward
 
 
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    yield from module._forward_hooks.values()
-    yield from module._forward_pre_hooks.values()
+def _strangers_hook(*hooks: Mapping[int, Any]) -> str | None:
+    """Returns the name of the first hook that may change what a module computes."""
+    hook = next((hook for hook in chain(*(kind.values() for kind in hooks)) if _library(hook) not in WATCHING), None)
+    return None if hook is None else getattr(hook, "__qualname__", type(hook).__name__)
 
 
 def _library(code: Any) -> str:
@@ -86,13 +92,15 @@ def _library(code: Any) -> str:
 
 
 def _changed_activation(module: nn.Module, config: ModelConfig) -> str | None:
-    """Compares an activation (a module without parts and weights) with the config's activation. Dropout and Identity do
-    nothing after training.
+    """Compares an activation (a module without weights, or a sequence of them) with the config's activation. Dropout
+    and Identity do nothing after training.
     """
-    if isinstance(module, nn.Dropout | nn.Identity) or next(module.children(), None) is not None:
+    has_parts = next(module.children(), None) is not None and not isinstance(module, nn.Sequential)
+    if isinstance(module, nn.Dropout | nn.Identity) or has_parts:
         return None
     if next(module.parameters(), None) is not None:
         return None
     with torch.no_grad():
-        same = torch.allclose(module(POINTS), FUNCTIONS[config.activation](POINTS), atol=ROUNDING)
+        output, expected = module(POINTS), FUNCTIONS[config.activation](POINTS)
+    same = output.shape == expected.shape and torch.allclose(output, expected, atol=ROUNDING)
     return None if same else f"computes {type(module).__name__} (the config's activation: {config.activation})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+from transformers import PreTrainedModel
+
 from labkit.engine.build import Built, Team
 from labkit.engine.engine import DecoderEngine, EncoderEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
@@ -37,6 +39,8 @@ def wrap(plan: Plan, team: Team, built: Built) -> InferenceEngine:
     )
     staged = StagedRunner(layer_range)
     module = FusedCausalLM(request.hf_config, choose_runner(plan, team, staged), staged.layers)
+    if isinstance(request.model, PreTrainedModel):
+        module.loss_function = request.model.loss_function
     if request.generation_config is not None:
         module.generation_config = copy.deepcopy(request.generation_config)
     return DecoderEngine(module, options, spec.impl)

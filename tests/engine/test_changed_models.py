@@ -1,5 +1,6 @@
 """Changes that a user made to a model take effect, or are refused by name; none is ignored silently."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from helpers.models.encoders import in_groups
 from helpers.models.engines import greedy, prompt
 from helpers.models.small_models import small_model
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrizations, prune, weight_norm
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN, ClippedGELUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import labkit
@@ -62,6 +65,15 @@ def test_a_head_of_its_own_is_saved_with_the_model(tmp_path: Path) -> None:
     model, ids = with_own_head("qwen2"), prompt(1, 7)
     engine = labkit.init_inference(model, save_mp_checkpoint_path=tmp_path)
     assert torch.equal(labkit.init_inference(tmp_path)(ids).logits, engine(ids).logits)
+
+
+def activation_field(model: PreTrainedModel) -> str:
+    return next(name for name in ("activation_function", "hidden_act") if hasattr(model.config, name))
+
+
+def activation_of(model: PreTrainedModel) -> str:
+    name: str = getattr(model.config, activation_field(model))
+    return name
 
 
 def hooked(model: PreTrainedModel) -> None:
@@ -149,6 +161,54 @@ def test_a_change_that_the_kernels_would_leave_out_is_refused_by_name(change: Ch
         labkit.init_inference(model)
 
 
+OTHER_ACTIVATIONS: dict[str, list[nn.Module]] = {
+    "opt": [nn.ReLU6(), nn.LeakyReLU(1e-4), nn.GLU(), *(nn.Hardtanh(0, most) for most in (0.1, 4.0, 31.0, 9e4))],
+    "gpt2": [nn.GELU(), *(ClippedGELUActivation(-10, most) for most in (6.0, 10.0, 9e4))],
+    "llama": [nn.Hardswish(), nn.Sequential(nn.SiLU(), nn.SiLU()), nn.Sequential(nn.SiLU(), nn.Hardtanh(-1, 9e4))],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ACTIVATIONS)
+def test_an_activation_that_differs_anywhere_is_refused(name: str) -> None:
+    model = small_model(name)
+    path = next(path for path, module in model.named_modules() if type(module) is type(ACT2FN[activation_of(model)]))
+    parent, _, attribute = path.rpartition(".")
+    for other in OTHER_ACTIVATIONS[name]:
+        setattr(model.get_submodule(parent), attribute, other)
+        with pytest.raises(UserError, match=rf"{re.escape(path)}\S* computes \w+ \(the config's activation: "):
+            labkit.init_inference(model)
+
+
+def test_an_activation_of_another_class_that_computes_the_same_is_none() -> None:
+    model, plain, ids = small_model("llama"), small_model("llama"), prompt(1, 7)
+    model.model.layers[0].mlp.act_fn = nn.Sequential(nn.SiLU())
+    model.model.layers[1].mlp.act_fn = nn.SiLU()
+    assert torch.equal(labkit.init_inference(model)(ids).logits, labkit.init_inference(plain)(ids).logits)
+
+
+@pytest.mark.parametrize("register", [register_module_forward_hook, register_module_forward_pre_hook])
+def test_a_global_hook_is_refused_by_name(register: Callable[[Any], Any]) -> None:
+    def doubled(module: nn.Module, *values: Any) -> None: ...
+
+    handle = register(doubled)
+    try:
+        for model in (small_model("llama"), in_groups("bert")):
+            with pytest.raises(
+                UserError, match=r"torch\.nn\.Module has the global forward hook .*doubled.*: remove the"
+            ):
+                labkit.init_inference(model)
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def test_a_loss_of_the_user_is_taken() -> None:
+    model, ids = small_model("gpt2"), prompt(2, 7)
+    model.loss_function = lambda logits, labels, vocab_size, **others: (logits.mean() + labels.sum()) * vocab_size
+    engine = labkit.init_inference(model)
+    torch.testing.assert_close(engine(ids, labels=ids).loss, model(ids, labels=ids).loss)
+
+
 def test_a_forward_that_a_class_was_given_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("llama")
     original = LlamaMLP.forward
@@ -190,8 +250,7 @@ def test_a_change_that_computes_the_same_is_none(change: Change, consume: bool) 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "gpt-neo", "gpt-neox-parallel", "opt", "qwen3"])
 def test_a_config_that_was_changed_after_the_model_was_made_is_refused(name: str) -> None:
     model = small_model(name)
-    field = next(name for name in ("activation_function", "hidden_act") if hasattr(model.config, name))
-    setattr(model.config, field, "relu" if getattr(model.config, field) != "relu" else "silu")
+    setattr(model.config, activation_field(model), "relu" if activation_of(model) != "relu" else "silu")
     with pytest.raises(UserError, match=r"(act|gelu_impl|act_fn|activation_fn) computes \w+ \(the config's activation"):
         labkit.init_inference(model)
 
