@@ -17,7 +17,7 @@ from labkit.system.errors import RunError, UserError
 from labkit.system.interrupts import INTERRUPTED
 from labkit.system.output_folder import reason
 from labkit.system.problem_words import problem_words
-from labkit.system.shown import shown, shown_lines
+from labkit.system.shown import shown, shown_lines, shown_logs
 from labkit.system.terminal import terminal
 
 REFUSED, FAILED = 2, 1
@@ -33,9 +33,11 @@ def run_command(command: Callable[[], object]) -> None:
     - 130: Ctrl-C.
 
     A number that `command` returns is the exit code. Any other error is a defect of labkit and keeps its traceback.
+    Control characters in log lines and warnings are escaped.
     """
     try:
-        code = command()
+        with shown_logs():
+            code = command()
         sys.stdout.flush()
     except UserError as error:
         _end(str(error), REFUSED)

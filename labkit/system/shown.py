@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from reprlib import Repr
+from typing import Any
 
 # C0 and DEL, C1, the marks and overrides of text direction, and the two separators that some terminals take for line
 # ends. Lone surrogates, which cannot be encoded, stand for bytes of a file name that are not UTF-8.
@@ -54,6 +59,28 @@ class _Values(Repr):
 
 
 _VALUES = _Values()
+
+
+@contextmanager
+def shown_logs() -> Iterator[None]:
+    """Inside this context the messages of all loggers and the warnings of Python are escaped as by `shown_lines`."""
+    factory, formatted = logging.getLogRecordFactory(), warnings.formatwarning
+
+    def formatted_and_shown(*facts: Any, **more: Any) -> str:
+        return shown_lines(formatted(*facts, **more))
+
+    logging.setLogRecordFactory(_ShownRecord)
+    warnings.formatwarning = formatted_and_shown
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(factory)
+        warnings.formatwarning = formatted
+
+
+class _ShownRecord(logging.LogRecord):
+    def getMessage(self) -> str:
+        return shown_lines(super().getMessage())
 
 
 def _escape(control: re.Match[str]) -> str:

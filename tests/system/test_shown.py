@@ -1,11 +1,16 @@
 """No character of untrusted text moves the cursor, reverses the direction of text, or begins a new line."""
 
+import io
+import logging
 import sys
 import unicodedata
+import warnings
 from typing import Any
 
 import pytest
+from transformers.utils import logging as transformers_logging
 
+from labkit.system.command import run_command
 from labkit.system.shown import shown, shown_lines, shown_value
 
 EVERY = "".join(map(chr, range(sys.maxunicode + 1)))
@@ -71,3 +76,27 @@ def test_a_huge_value_is_shown_in_a_short_line_without_controls(huge: Any) -> No
     line = shown_value(huge)
     assert len(line) < 400
     assert line == shown(line)
+
+
+@pytest.mark.parametrize("name", ["root", "labkit", "transformers.modeling_rope_utils", "another"])
+def test_log_lines_and_warnings_of_a_command_are_shown(name: str) -> None:
+    text = EVERY.replace("%", "")
+    written, logger = io.StringIO(), logging.getLogger(None if name == "root" else name)
+    transformers_logging.get_logger(name)  # gives the library's logger its handler, which is older than the command
+    handler = logging.StreamHandler(written)
+    top = logging.getLogger(name.partition(".")[0] if name != "root" else None)
+    top.addHandler(handler)
+
+    def command() -> None:
+        logger.error("%s is read", text)
+        logger.error(text)
+        written.write(warnings.formatwarning(text, UserWarning, f"{text}.py", 3, text))
+
+    try:
+        with pytest.raises(SystemExit):
+            run_command(command)
+    finally:
+        top.removeHandler(handler)
+    assert written.getvalue().count(shown_lines(text)) >= 4
+    assert shown_lines(written.getvalue()) == written.getvalue()
+    assert logging.getLogRecordFactory() is logging.LogRecord
