@@ -100,9 +100,10 @@ class ArgumentCheck:
             raise UserError(f"got {name} = {value}, {expected}")
         return value
 
-    def real(self, name: str, value: Any, least: float = -math.inf) -> None:
-        if not isinstance(value, int | float) or not abs(value) <= MOST_REAL or value < least:
+    def real(self, name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
+        if not isinstance(value, int | float) or not abs(value) <= MOST_REAL or not least <= value <= most:
             expected = "a finite float32" + (f" of {least:g} or more" if least > -math.inf else "")
+            expected += f", at most {most:g}" if most < math.inf else ""
             raise UserError(f"got {name} = {value!r}, expected {expected}")
 
     def one_of(self, name: str, value: Any, values: Sequence[Any]) -> None:
@@ -313,9 +314,7 @@ def _cache(name: str, cache: LayerCache, call: ArgumentCheck) -> None:
     slots, capacity = past + rows.tokens, call.sizes["capacity"]
     if slots > capacity:
         raise UserError(f"cache of {capacity} slots can't take {rows.tokens} tokens after {past}; grow it")
-    for part, table in (("visible", rows.visible), ("key_positions", rows.key_positions)):
-        if table is not None and table.shape[1] < slots:
-            raise UserError(f"rows.{part}: expected [{rows.batch}, {slots} or more], got {list(table.shape)}")
+    require_slots(rows, slots)
     parts = [cache.keys, cache.values]
     for part, scales in (("key_scales", cache.key_scales), ("value_scales", cache.value_scales)):
         if cache.keys.dtype == torch.int8:
@@ -328,6 +327,13 @@ def _cache(name: str, cache: LayerCache, call: ArgumentCheck) -> None:
         raise UserError(f"{name}: keys, values and their scales share memory; expected memory of its own for each")
     if cache.counter is not None:
         call.tensor(f"{name}.counter", cache.counter, torch.int32, 1)
+
+
+def require_slots(rows: Rows, slots: int) -> None:
+    """Raises UserError if a table of the rows has fewer slots than the keys that they see."""
+    for part, table in (("visible", rows.visible), ("key_positions", rows.key_positions)):
+        if table is not None and table.shape[1] < slots:
+            raise UserError(f"rows.{part}: expected [{rows.batch}, {slots} or more], got {list(table.shape)}")
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -12,17 +12,21 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.system.errors import UserError
+from labkit.system.errors import UserError, UserTypeError
 
 from .. import build
 from ..build import INT, LONG, POINTER, mirrors, same_in_cpp
+from ..checks import ArgumentCheck, checked, flag
 
 PENALTY_OF_TEXT, PENALTY_OF_IDS, TEMPERATURE, SET_SCORES, ONLY_TOKENS, BIAS, DECAY, NGRAM = range(8)
 TOP_K, TOP_P, MIN_P, TYPICAL, EPSILON, ETA = range(8, 14)
+WITH_IDS = (PENALTY_OF_IDS, SET_SCORES, ONLY_TOKENS, BIAS, DECAY)
 WORDS = 624  # of the Mersenne twister
 TRIED = 1000  # draws that are compared with torch's
 
@@ -68,6 +72,55 @@ class ScoreRule:
     keep: int = 1
 
 
+def _logits(name: str, logits: Tensor, call: ArgumentCheck) -> None:
+    call.device = torch.device("cpu")
+    call.tensor(name, logits, torch.float32, "batch", "vocabulary")
+
+
+def _text(name: str, text: Tensor, call: ArgumentCheck) -> None:
+    call.tensor(name, text, torch.int64, "batch", "length")
+
+
+def _rules(name: str, rules: Sequence[ScoreRule], call: ArgumentCheck) -> None:
+    if not isinstance(rules, list | tuple):
+        raise UserTypeError(f"{name}: expected a list or tuple of ScoreRules, got {type(rules).__name__}")
+    for place, rule in enumerate(rules):
+        _rule(f"{name}[{place}]", rule, call)
+        if place and rule.kind < TOP_K <= rules[place - 1].kind:
+            raise UserError(
+                f"{name}[{place}]: got kind {rule.kind} after kind {rules[place - 1].kind}; put the rules that remove "
+                f"tokens, of kind {TOP_K} to {ETA}, after all others"
+            )
+
+
+def _rule(name: str, rule: ScoreRule, call: ArgumentCheck) -> None:
+    if not isinstance(rule, ScoreRule):
+        raise UserTypeError(f"{name}: expected a ScoreRule, got {type(rule).__name__}")
+    kind = call.number(f"{name}.kind", rule.kind, 0, ETA)
+    call.number(f"{name}.keep", rule.keep, 1)
+    least, most = (0, 1) if kind > TOP_K else (0, inf) if kind <= TEMPERATURE else (-inf, inf)
+    if rule.value != -inf or kind not in (SET_SCORES, ONLY_TOKENS, BIAS):
+        call.real(f"{name}.value", rule.value, least, most)
+    if kind in (TOP_K, NGRAM):
+        call.number(f"{name}.count", rule.count, 1)
+    elif kind == PENALTY_OF_TEXT:
+        call.number(f"{name}.count", rule.count, 0, call.sizes["length"])
+    else:
+        call.one_of(f"{name}.count", rule.count, (0,))
+    if kind in WITH_IDS:
+        call.tensor(f"{name}.ids", rule.ids, torch.int64, *("batch",) * (kind == PENALTY_OF_IDS), None)
+        assert rule.ids is not None
+        call.within(f"{name}.ids", rule.ids, call.sizes["vocabulary"], "the tokens of the vocabulary")
+    elif rule.ids is not None:
+        raise UserError(f"{name}.ids: got {type(rule.ids).__name__}, expected None for kind {kind}")
+
+
+def _process(name: str, process: Any, call: ArgumentCheck) -> None:
+    if process is not None and not callable(process):
+        raise UserTypeError(f"{name}: expected a function or None, got {type(process).__name__}")
+
+
+@checked(logits=_logits, text=_text, rules=_rules, samples=flag, process=_process)
 def choose(
     logits: Tensor,
     text: Tensor,
@@ -84,14 +137,10 @@ def choose(
     process: does with torch what the rules do: indices of sequences int64 [n] -> their scores float32 [n, V]. It is
     called for sequences in which the rounding of torch's sums decides; None: there is no result then.
 
-    UserError for tensors of another type or shape. None also for logits that are NaN, infinite or all removed. The
-    generator has not changed then.
+    None also for logits that are NaN, infinite or all removed. The generator has not changed then. The engine's own,
+    unchecked calls may pass text of any integer type and with any strides.
     """
-    if logits.dim() != 2 or logits.dtype != torch.float32 or logits.device.type != "cpu" or not logits.numel():
-        raise UserError(f"logits: got {_described(logits)}, expected float32 [B, V] on the CPU")
     batch, vocab = logits.shape
-    if text.dim() != 2 or len(text) != batch or text.is_floating_point():
-        raise UserError(f"text: got {_described(text)}, expected int64 [{batch}, T]")
     text = text.to("cpu", torch.int64)
     if text.stride(-1) != 1:
         text = text.contiguous()
@@ -141,7 +190,3 @@ def draws_like_torch() -> bool:
 def _in_c(rule: ScoreRule) -> CScoreRule:
     count = rule.count if rule.ids is None else rule.ids.shape[-1]
     return CScoreRule(rule.kind, rule.keep, rule.value, None if rule.ids is None else rule.ids.data_ptr(), count)
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"

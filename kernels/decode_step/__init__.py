@@ -18,12 +18,12 @@ from torch import Tensor
 
 from labkit.system.errors import UserError
 
-from .. import build
+from .. import build, checks
 from ..abi import CCache, CRotary, CRows
 from ..all_reduce import Exchange
 from ..build import LONG, POINTER
 from ..cache_stream import CachePass, CacheStream
-from ..checks import MOST
+from ..dispatch import MOST_THREADS
 from ..layer_stream import LayerStream
 from ..layer_stream.device import DeviceStream
 from ..memory import ALIGNMENT, aligned
@@ -198,13 +198,22 @@ class DecodeStep:
             self._args.first_slot = streamed.stream.memory(0).data_ptr()
 
     def __call__(
-        self, chunks: Sequence[ChunkArgs], rotary: Rotary | None, caches: "ctypes.Array[CCache]", **options: Any
+        self,
+        chunks: Sequence[ChunkArgs],
+        rotary: Rotary | None,
+        caches: "ctypes.Array[CCache]",
+        *,
+        threads: int,
+        **options: Any,
     ) -> None:
-        """Runs a step like `run`, and raises UserError for sizes that do not fit. The engine calls `run`, because the
-        check takes 2 % of a step of tiny-llama.
+        """Runs a step like `run`, and raises UserError for arguments that do not fit. The engine calls `run`, because
+        the checks take several percent of a step of tiny-llama.
         """
+        checks.ArgumentCheck("DecodeStep", "cpp").number("threads", threads, 1, MOST_THREADS)
         self._require_sizes(chunks, caches)
-        self.run(chunks, rotary, caches, **options)
+        for chunk in chunks:
+            self._require_tensors(chunk, rotary)
+        self.run(chunks, rotary, caches, threads=threads, **options)
 
     def run(
         self,
@@ -243,19 +252,43 @@ class DecodeStep:
             require_whole([part.stream for part in (self.streamed, kv_pass) if part is not None], bool(failed))
 
     def _require_sizes(self, chunks: Sequence[ChunkArgs], caches: "ctypes.Array[CCache]") -> None:
-        """Raises UserError for sizes that do not fit. The numbers within the tensors are the caller's business."""
+        """Raises UserError for sizes that do not fit."""
         layers = len(self.model.layers)
         if not chunks or len(caches) != layers:
             raise UserError(f"got {len(chunks)} chunks and {len(caches)} caches, expected chunks, and {layers} caches")
-        capacity = min((cache.capacity for cache in caches), default=MOST)
+        capacity = min((cache.capacity for cache in caches), default=checks.MOST)
         for chunk in chunks:
             end, tokens = chunk.past + chunk.rows.tokens, chunk.rows.tokens
             if not 0 <= chunk.past < end <= capacity:
                 raise UserError(f"cache of {capacity} slots can't take {tokens} tokens after {chunk.past}; grow it")
             if not 0 <= chunk.keep <= tokens:
                 raise UserError(f"got keep = {chunk.keep}, expected 0 to {tokens}, the tokens of a sequence")
-            if chunk.tokens is not None and chunk.tokens.numel() != chunk.num_rows:
-                raise UserError(f"tokens: expected {chunk.num_rows} of them, got shape {list(chunk.tokens.shape)}")
+
+    def _require_tensors(self, chunk: ChunkArgs, rotary: Rotary | None) -> None:
+        """Raises UserError for tensors of another type, shape or device. The numbers of tokens and the memory of caches
+        are the caller's business.
+        """
+        model, batch, call = self.model, chunk.rows.batch, checks.ArgumentCheck("DecodeStep", "cpp")
+        checks.heads("heads", model.heads, call)
+        checks.rows("rows", chunk.rows, call)
+        checks.require_slots(chunk.rows, chunk.past + chunk.rows.tokens)
+        checks.maybe(checks.rotary)("rotary", rotary, call)
+        needed = "tokens" if model.embedding else "inputs"
+        if getattr(chunk, needed) is None:
+            raise UserError(f"got no {needed}, expected them: this range of layers begins with {needed}")
+        if model.head is None and not chunk.logits is chunk.argmax is None:
+            raise UserError("got logits or argmax for a range of layers without a head, expected outputs")
+        every, last = (chunk.num_rows, model.hidden), (batch * chunk.keep, model.hidden)
+        for name, dtype, shape in (
+            ("tokens", torch.int64, (batch, chunk.rows.tokens)),
+            ("logits", torch.float32, (last[0], model.head.vocab_size if model.head else None)),
+            ("argmax", torch.int64, last[:1]),
+            ("hidden", torch.float32, last),
+            ("inputs", torch.float32, every),
+            ("outputs", torch.float32, every),
+        ):
+            if (tensor := getattr(chunk, name)) is not None:
+                call.tensor(name, tensor, dtype, *shape)
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
         most_in_all, most, most_threads = self._sized_for

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import inf, nan
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,24 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from labkit.engine.hf.known_processors import known_rules
-from labkit.kernels.choice import choose, draws_like_torch
+from labkit.kernels.checks import unchecked
+from labkit.kernels.choice import (
+    BIAS,
+    DECAY,
+    ETA,
+    NGRAM,
+    ONLY_TOKENS,
+    PENALTY_OF_IDS,
+    PENALTY_OF_TEXT,
+    SET_SCORES,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    ScoreRule,
+    choose,
+    draws_like_torch,
+)
+from labkit.system.errors import UserError, UserTypeError
 
 BATCH, LENGTH = 3, 12
 Processors = list[LogitsProcessor]
@@ -80,8 +98,8 @@ def by_transformers(processors: LogitsProcessorList, text: Tensor, logits: Tenso
 
 
 def agree(name: str, logits: Tensor, text: Tensor, seed: int, *, samples: bool, helps: bool = False) -> bool:
-    """Asserts that `choose` makes the choice of transformers, or none and leaves the generator. Returns whether it made
-    one. helps: whether transformers processes sequences in which rounding decides.
+    """Asserts that `choose`, as the engine calls it, makes the choice of transformers, or none and leaves the
+    generator. Returns whether it made one. helps: whether transformers processes sequences in which rounding decides.
     """
     processors = LogitsProcessorList(SETTINGS[name]())
     rules = known_rules(processors, (logits.shape[0], logits.shape[1]))
@@ -89,7 +107,7 @@ def agree(name: str, logits: Tensor, text: Tensor, seed: int, *, samples: bool, 
     torch.manual_seed(seed)
     before = torch.get_rng_state()
     process = (lambda rows: processors(text[rows], logits[rows])) if helps else None
-    chosen = choose(logits, text, rules(text.shape[1]), samples=samples, threads=2, process=process)
+    chosen = unchecked(choose)(logits, text, rules(text.shape[1]), samples=samples, threads=2, process=process)
     if chosen is None:
         assert torch.equal(torch.get_rng_state(), before)
         return False
@@ -228,19 +246,77 @@ def test_the_generator_goes_on_where_transformers_would() -> None:
     assert torch.equal(torch.get_rng_state(), after)
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_rules_of_processors_are_accepted(name: str) -> None:
+    logits, text = drawn_case(101, 0, 3.0)
+    rules = known_rules(LogitsProcessorList(SETTINGS[name]()), (BATCH, 101))
+    assert rules is not None
+    torch.manual_seed(0)
+    expected = unchecked(choose)(logits, text, rules(LENGTH), samples=True)
+    torch.manual_seed(0)
+    chosen = choose(logits, text, rules(LENGTH), samples=True)
+    if chosen is None or expected is None:
+        assert chosen is expected
+    else:
+        assert torch.equal(chosen, expected)
+
+
+IDS = torch.tensor([1, 2])
+LOGITS, TEXT = torch.zeros(2, 5), torch.zeros(2, 3, dtype=torch.int64)
+
+
 @pytest.mark.parametrize(
-    ("logits", "text", "words"),
+    ("arguments", "words"),
     [
-        (torch.zeros(2, 5, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.int64), r"logits: got float64 \[2, 5\]"),
-        (torch.zeros(2, 0), torch.zeros(2, 3, dtype=torch.int64), r"logits: got float32 \[2, 0\] on cpu"),
-        (
-            torch.zeros(2, 5),
-            torch.zeros(3, 3, dtype=torch.int64),
-            r"text: got int64 \[3, 3\] on cpu, expected int64 \[2",
-        ),
-        (torch.zeros(2, 5), torch.zeros(2, 3), r"text: got float32"),
+        ({"logits": LOGITS.double()}, r"logits: expected contiguous float32 .*, got torch.float64 \[2, 5\]"),
+        ({"logits": torch.zeros(2, 0)}, r"logits: expected .*, got torch.float32 \[2, 0\]"),
+        ({"logits": LOGITS.to("meta")}, "logits: .* on meta instead of cpu"),
+        ({"logits": LOGITS[:, ::2]}, "logits: .* that is not contiguous"),
+        ({"text": TEXT[:1]}, r"text: expected contiguous int64 \[2, .*, got torch.int64 \[1, 3\]"),
+        ({"text": TEXT.int()}, "text: .* got torch.int32"),
+        ({"text": [[1, 2, 3]] * 2}, "text: .* got list"),
+        ({"samples": 1}, "got samples = 1, expected False or True"),
+        ({"threads": 0}, "got threads = 0, expected 1"),
+        ({"threads": -1}, "got threads = -1, expected 1"),
+        ({"process": 3}, "process: expected a function or None, got int"),
+        ({"rules": ScoreRule(TOP_K, count=3)}, "rules: expected a list or tuple of ScoreRules, got ScoreRule"),
+        ({"rules": [TOP_K]}, r"rules\[0\]: expected a ScoreRule, got int"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(logits: Tensor, text: Tensor, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        choose(logits, text, (), samples=True)
+def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], words: str) -> None:
+    fitting: dict[str, Any] = {"logits": LOGITS, "text": TEXT, "rules": (), "samples": False}
+    with pytest.raises((UserError, UserTypeError), match=words):
+        choose(**fitting | arguments)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ([ScoreRule(99, 1.3)], r"got rules\[0\]\.kind = 99, expected 0 to 13"),
+        ([ScoreRule(SET_SCORES, 1.3, count=5)], r"got rules\[0\]\.count = 5, expected 0"),
+        ([ScoreRule(SET_SCORES, 1.3)], r"rules\[0\]\.ids: expected contiguous int64 \[any\], got NoneType"),
+        ([ScoreRule(ONLY_TOKENS, 0.0, IDS.int())], r"ids: .* got torch.int32"),
+        ([ScoreRule(DECAY, 0.5, torch.tensor([1, 3, 2, 3])[::2])], r"ids: .* not contiguous"),
+        (
+            [ScoreRule(SET_SCORES, -inf, torch.tensor([3, 5]))],
+            r"ids: got 3 to 5, expected 0 to 4: the tokens of the voc",
+        ),
+        ([ScoreRule(BIAS, 1.0, torch.tensor([-1, 2]))], r"ids: got -1 to 2, expected 0 to 4"),
+        ([ScoreRule(PENALTY_OF_IDS, 1.3, IDS)], r"ids: expected contiguous int64 \[2, any\], got torch.int64 \[2\]"),
+        ([ScoreRule(TEMPERATURE, 0.5, IDS)], r"rules\[0\]\.ids: got Tensor, expected None for kind 2"),
+        ([ScoreRule(TEMPERATURE, nan)], r"rules\[0\]\.value = nan, expected a finite float32 of 0 or more"),
+        ([ScoreRule(DECAY, -inf, IDS)], r"rules\[0\]\.value = -inf, expected a finite float32"),
+        ([ScoreRule(TOP_P, 1.5)], r"rules\[0\]\.value = 1\.5, expected a finite float32 of 0 or more, at most 1"),
+        ([ScoreRule(TOP_K)], r"rules\[0\]\.count = 0, expected 1 or more"),
+        ([ScoreRule(NGRAM, count=-1)], r"rules\[0\]\.count = -1, expected 1 or more"),
+        ([ScoreRule(PENALTY_OF_TEXT, 1.3, count=4)], r"rules\[0\]\.count = 4, expected 0 to 3"),
+        ([ScoreRule(ETA, 0.1, keep=0)], r"rules\[0\]\.keep = 0, expected 1 or more"),
+        (
+            [ScoreRule(TOP_K, count=3), ScoreRule(TEMPERATURE, 0.5)],
+            r"rules\[1\]: got kind 2 after kind 8; put the rules",
+        ),
+    ],
+)
+def test_rules_that_do_not_fit_are_named(rules: list[ScoreRule], words: str) -> None:
+    with pytest.raises((UserError, UserTypeError), match=words):
+        choose(LOGITS, TEXT, rules, samples=False)

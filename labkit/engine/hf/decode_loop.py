@@ -24,6 +24,7 @@ from labkit.engine.runners.driving import Loop
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
 from labkit.kernels.build import in_use_already
+from labkit.kernels.checks import unchecked
 from labkit.kernels.choice import PENALTY_OF_IDS, ScoreRule, choose
 from labkit.stages import Phase, Stage, stage
 from labkit.system.errors import UserError
@@ -140,7 +141,7 @@ class _Choice:
             return self.processors(tokens[sequences], logits[sequences])
 
         of_batch = any(rule.kind == PENALTY_OF_IDS for rule in rules)  # such a rule has ids of the whole batch
-        return choose(
+        return unchecked(choose)(
             logits,
             tokens,
             rules,

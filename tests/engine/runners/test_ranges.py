@@ -1,6 +1,8 @@
 """A range of layers takes and returns rows if it has no embedding or no head; layers can share memory."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.types import Norm
 from labkit.models.policies import model_config_of
 from labkit.models.shards import Shard, shard
-from labkit.system.errors import UserError
+from labkit.system.errors import UserError, UserTypeError
 from labkit.weights.build import Unsaved
 from labkit.weights.capacity import layer_bytes
 from labkit.weights.model_tensors import ModelTensors
@@ -106,12 +108,44 @@ def test_sizes_that_do_not_fit_a_step_are_refused() -> None:
         ([ChunkArgs(rows, 4, ids)], (fitting._type_ * 2)(), "1 chunks and 2 caches"),
         ([ChunkArgs(rows, 10**6, ids)], fitting, "cache of .* slots can't take 4 tokens after 1000000"),
         ([ChunkArgs(rows, -1, ids)], fitting, "can't take 4 tokens after -1"),
-        ([ChunkArgs(rows, 0, ids[:, :2])], fitting, r"tokens: expected 4 of them, got shape \[1, 2\]"),
+        ([ChunkArgs(rows, 0, ids[:, :2])], fitting, r"tokens: expected contiguous int64 \[1, 4\], got .* \[1, 2\]"),
         ([ChunkArgs(rows, 0, ids, keep=5)], fitting, "got keep = 5, expected 0 to 4"),
     ]
     for chunks, caches, expected in misuses:
         with pytest.raises(UserError, match=expected):
             step(chunks, None, caches, threads=1)  # type: ignore[arg-type]
+
+
+def test_tensors_that_do_not_fit_a_step_are_refused() -> None:
+    engine, ids = fused("gpt2"), prompt(2, 4)
+    cache = engine.module.new_cache()
+    engine(ids, past_key_values=cache)
+    step, width, vocab = DecodeStep(engine.weights), engine.weights.hidden, engine.module.config.vocab_size
+    rows = engine.module.new_cache(4).place(2, 4)
+    fitting = ChunkArgs(
+        rows, 0, ids, 1, torch.empty(2, vocab), torch.empty(2, dtype=torch.int64), torch.empty(2, width)
+    )
+    step([fitting], None, cache.c, threads=1)
+    assert fitting.logits is not None
+    torch.testing.assert_close(fitting.logits, engine(ids).logits[:, -1], atol=1e-4, rtol=1e-4)
+    changes: list[Callable[[torch.Tensor], Any]] = [
+        lambda x: x[:1],
+        lambda x: x[None],
+        lambda x: x.to("meta"),
+        lambda x: x.int() if x.dtype == torch.int64 else x.half(),
+        lambda x: torch.stack((x, x), dim=-1)[..., 0],
+        lambda x: x.tolist(),
+    ]
+    for name in ("tokens", "logits", "argmax", "hidden"):
+        for change in changes:
+            with pytest.raises((UserError, UserTypeError), match=f"^{name}: expected contiguous "):
+                step([fitting._replace(**{name: change(getattr(fitting, name))})], None, cache.c, threads=1)
+    with pytest.raises(UserError, match="got no tokens, expected them"):
+        step([fitting._replace(tokens=None)], None, cache.c, threads=1)
+    with pytest.raises(UserError, match=r"rows\.positions: expected contiguous int32 \[8\]"):
+        step([fitting._replace(rows=replace(rows, positions=rows.positions.long()))], None, cache.c, threads=1)
+    with pytest.raises(UserError, match="got threads = 0, expected 1"):
+        step([fitting], None, cache.c, threads=0)
 
 
 @pytest.mark.parametrize("layers", [range(0), range(2, 4), range(0, 3, 2), range(-1, 1)])
