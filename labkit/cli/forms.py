@@ -31,7 +31,17 @@ class Form(StrEnum):
         if form is cls.TERMINAL and output is not None:
             raise UserError(f"got --output {output} without a form; add --json, --csv, --markdown or --parquet")
         if output is not None:
-            check_no_input(output, inputs)
+            check_no_capture(output, inputs)
             if not (form is cls.PARQUET and output.is_dir()):  # several tables are files in a folder
                 check_output_file(output)
         return form
+
+
+def check_no_capture(output: Path, captures: Iterable[Path]) -> None:
+    """Raises UserError if the output is one of the captures, or the record next to one: it would be replaced."""
+    from labkit.nsys.capture.record import record_file_beside
+
+    for capture in captures:
+        check_no_input(output, [capture])
+        if (beside := record_file_beside(capture)) is not None:
+            check_no_input(output, [beside[0]], kind=f"the record of {capture},")

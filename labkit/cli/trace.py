@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from labkit.cli.forms import check_no_capture
 from labkit.cli.measuring import output_option
 from labkit.cli.traces import Range, Rank, Window, window_of
 from labkit.stages import Phase
@@ -20,7 +21,7 @@ from labkit.system.interrupts import INTERRUPTED
 from labkit.system.progress import progress_bar
 from labkit.system.shown import shown
 from labkit.system.terminal import line_writer, terminal
-from labkit.system.whole_file import check_no_input, check_output_file
+from labkit.system.whole_file import check_output_file
 
 if TYPE_CHECKING:
     from labkit.nsys.capture.command import CaptureSource, RankReports
@@ -215,7 +216,7 @@ def explain(
     from labkit.nsys.reader.reading import read
 
     if output is not None:
-        check_no_input(output, (vanilla, fused))
+        check_no_capture(output, (vanilla, fused))
         check_output_file(output)
     first, second = _names(vanilla, fused)
     difference = explained(read(vanilla), read(fused), phase, names=(first, second))
@@ -245,7 +246,7 @@ def timeline(
     from labkit.nsys.tables.selection import Selection
     from labkit.nsys.timeline.export import write_chrome
 
-    check_no_input(output, files)
+    check_no_capture(output, files)
     check_output_file(output)
     if output.name.endswith((".json", ".json.gz")):
         narrowing = {"--window": window, "--range": range_, "--rank": rank, "--lane": lane, "--steps": steps}

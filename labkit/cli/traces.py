@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli.forms import Form
+from labkit.cli.forms import Form, check_no_capture
 from labkit.cli.words import Command
 from labkit.nsys.tables.catalogue import (
     BY_UNIT,
@@ -25,7 +25,7 @@ from labkit.nsys.tables.catalogue import (
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import RUNS
-from labkit.system.whole_file import check_no_input, check_output_file
+from labkit.system.whole_file import check_output_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,7 +199,7 @@ def replay(
 
     name = re.sub(r"[^\w.]+", "_", op.rpartition("::")[2])
     target = output or Path(RUNS, f"replay_{name}.py")
-    check_no_input(target, files)
+    check_no_capture(target, files)
     check_output_file(target)
     out.print(str(write_replay(read(files), op, target, nth=nth)), soft_wrap=True)
 
@@ -217,7 +217,7 @@ def merge(
 
     if not output.name.endswith((".json", ".json.gz")):
         raise UserError(f"got --output {output}, expected a name that ends in .json or .json.gz")
-    check_no_input(output, files)
+    check_no_capture(output, files)
     check_output_file(output)
     merged = on_one_clock(read(files))
     for line in merged.source.skipped:

@@ -73,12 +73,12 @@ def check_output_file(target: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
 
 
-def check_no_input(output: Path, inputs: Iterable[Path], option: str = "--output") -> None:
+def check_no_input(output: Path, inputs: Iterable[Path], option: str = "--output", kind: str = "the input") -> None:
     """Raises UserError if the output is one of the inputs, by any name or link: the input would be replaced."""
     for path in inputs:
         with suppress(OSError):  # one of the files does not exist
             if output.samefile(path) and not _is_stream(output, output.stat()):
-                raise UserError(f"got {option} {output}, which is the input {path}; name another file")
+                raise UserError(f"got {option} {output}, which is {kind} {path}; name another file")
 
 
 def check_two_outputs(**outputs: Path | None) -> None:

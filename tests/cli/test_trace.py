@@ -34,6 +34,18 @@ def recorded(tmp_path: Path) -> str:
     return str(write_chrome(recorder.trace(), tmp_path / FOLDER / "[red]capture.json"))
 
 
+def with_record(recorded: str, name: str, suffix: str) -> tuple[Path, Path]:
+    """The capture under another name, and its record next to it."""
+    capture = Path(recorded).rename(Path(recorded).with_name(name + suffix))
+    record = CaptureRecord(
+        created=datetime.now(UTC), files=(capture.name,), command=("x",), case={}, window=None,
+        profiler="torch.profiler", exit_code=0, seconds=9.0, tax=None, environment=None, taken_cores=1.5,
+    )  # fmt: skip
+    record_file = capture.with_name(f"{name.removesuffix('-r1')}.json")
+    record_file.write_text(record.model_dump_json())
+    return capture, record_file
+
+
 def test_a_path_is_printed_as_it_is(labkit: Labkit, recorded: str) -> None:
     for target in (f"{FOLDER}/x.html", f"{FOLDER}/x.json.gz"):
         assert labkit("timeline", recorded, "--output", target) == (0, f"{target}\n", "")
@@ -87,14 +99,35 @@ def test_what_an_interrupted_capture_kept_is_named(
 
 
 def test_captures_of_a_busy_machine_are_named(labkit: Labkit, recorded: str) -> None:
-    capture = Path(recorded).with_name("[red]busy.json.gz")
-    Path(recorded).rename(capture)
-    record = CaptureRecord(
-        created=datetime.now(UTC), files=(capture.name,), command=("x",), case={}, window=None,
-        profiler="torch.profiler", exit_code=0, seconds=9.0, tax=None, environment=None, taken_cores=1.5,
-    )  # fmt: skip
-    capture.with_name("[red]busy.json").write_text(record.model_dump_json())
+    capture, _ = with_record(recorded, "[red]busy", ".json.gz")
     for arguments in (("explain", str(capture), str(capture)), ("stages", str(capture))):
         code, _, errors = labkit(*arguments)
         assert code == 0
         assert "note: [red]busy.json.gz: not trustworthy: other programs used 1.5 of the processors" in errors
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("x", ".sqlite"), ("x-r1", ".json.gz")])
+def test_the_record_next_to_a_capture_is_not_replaced(name: str, suffix: str, labkit: Labkit, recorded: str) -> None:
+    capture, record = with_record(recorded, name, suffix)
+    (link := Path("link.json")).symlink_to(record)
+    text = record.read_text()
+    for output in (record, link):
+        for arguments in (
+            ("timeline", str(capture)),
+            ("explain", str(capture), str(capture)),
+            ("trace", "kernels", str(capture), "--csv"),
+            ("trace", "compare", str(capture), "other.json", "--json"),
+            ("trace", "replay", str(capture), "--op", "aten::mm"),
+            ("trace", "merge", "other.json", str(capture)),
+        ):
+            code, printed, errors = labkit(*arguments, "--output", str(output))
+            assert (code, printed) == (2, "")
+            assert f"got --output {output}, which is the record of {capture}, {record}; name another" in errors
+    assert record.read_text() == text
+
+
+def test_a_file_with_the_name_of_a_record_that_is_none_is_replaced(labkit: Labkit, recorded: str) -> None:
+    capture, other = with_record(recorded, "x", ".json.gz")
+    other.write_text("{}")
+    assert labkit("timeline", str(capture), "--output", str(other))[0] == 0
+    assert len(other.read_text()) > 2

@@ -58,12 +58,19 @@ def read_record(path: Path) -> CaptureRecord:
         ) from None
 
 
-def record_beside(capture: Path) -> CaptureRecord | None:
-    """The record next to a capture; None for a file that labkit profile did not write."""
+def record_file_beside(capture: Path) -> tuple[Path, CaptureRecord] | None:
+    """The record next to a capture, with its path; None for a file that labkit profile did not write."""
     stem = SUFFIX.sub("", capture.name)
     for name in (stem, OF_RANK.sub("", stem)):
+        path = capture.parent / f"{name}.json"
         with suppress(OSError, TraceError):
-            record = read_record(capture.with_name(f"{name}.json"))
+            record = read_record(path)
             if capture.name in record.files:
-                return record
+                return path, record
     return None
+
+
+def record_beside(capture: Path) -> CaptureRecord | None:
+    """The record next to a capture; None for a file that labkit profile did not write."""
+    beside = record_file_beside(capture)
+    return beside and beside[1]
