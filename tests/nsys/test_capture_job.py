@@ -81,6 +81,19 @@ def test_texts_in_the_case_are_shared_without_secrets_however_deep_they_are(job:
     assert capture.record.case == {"model": "gpt2", "options": {"words": ["as", "token <redacted>"], "count": 3}}
 
 
+def test_the_record_says_what_was_redacted(job: CaptureJob) -> None:
+    """By the source of each private value: the number of texts that held it. The command counts once."""
+    job.environment.update(USER="ada", NOTE="/home/ada/notes", HOSTNAME="unused")
+    job.case.update(model="gpt2 of ada", texts=[f"token {TOKEN}", f"{TOKEN} of ada"], folder="in /home/ada/notes")
+    job = replace(job, command=("python", "x.py", "--auth=tiger-5x9"))
+    write_report(job, 0)
+    capture = job.keep(job.collect(SUCCESS), SUCCESS, None)
+    assert capture is not None
+    assert capture.record.redacted == {"API_TOKEN": 2, "NOTE": 1, "USER": 2, "the command": 1}
+    assert capture.record.command == ("python", "x.py", "--auth=<redacted>")
+    assert record_beside(capture.files[0]) == capture.record
+
+
 def test_a_case_that_no_record_could_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"got case\['place'\] = .*expected plain data, as JSON has it"):
         profile(["python", "x.py"], output=tmp_path / "out", case={"model": "gpt2", "place": tmp_path})

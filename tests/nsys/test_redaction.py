@@ -1,6 +1,12 @@
 """Secrets in the words of a command are recognised and replaced."""
 
+import re
+
 import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, TensorDataset
 
 from labkit.nsys.capture.command import split_python
 from labkit.nsys.capture.redaction import REDACTED, Redaction, command_secrets, without_secrets
@@ -97,6 +103,34 @@ def test_names_of_labkit_and_of_pytorch_stay_whatever_the_secrets_are(name: str)
     clean = Redaction.of_run([(f"PASSWORD_{word}", word) for word in words.split()] + [("USER", "attention")])
     assert clean(name) == name
     assert not clean.replaced
+
+
+def trained() -> set[str]:
+    """The names of what PyTorch runs in a step of training, as its profiler records them."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4))
+    optimizers = (torch.optim.SGD(model.parameters(), 0.1), torch.optim.AdamW(model.parameters()))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for (rows,) in DataLoader(TensorDataset(torch.ones(4, 4)), batch_size=4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                model(rows).sum().backward()
+                optimizer.step()
+    return {event.name for event in profiler.events() or ()}
+
+
+def test_no_operator_of_pytorch_is_redacted() -> None:
+    names = trained()
+    assert {"Optimizer.step#SGD.step", "autograd::engine::evaluate_function: AddmmBackward0"} <= names
+    names |= {"nccl:all_reduce", "c10d::allreduce_", "_c10d_functional::wait_tensor", "record_param_comms"}
+    for name in names:
+        words = re.findall(r"\w+", name)
+        clean = Redaction.of_run([*(("USER", word) for word in words), *(("HOSTNAME", word) for word in words)])
+        secrets = Redaction.of_run([(f"PASSWORD_{word}", word) for word in (*words, name)])
+        assert clean(name) == secrets(name) == name
+        assert clean(f"{name}, seq = 3, op_id = 5") == f"{name}, seq = 3, op_id = 5"
+        assert not clean.replaced
+        assert not secrets.replaced
+        assert all(clean(f"of {word}") == f"of {REDACTED}" for word in words if len(word) > 1)
 
 
 def test_a_long_value_is_judged_at_once() -> None:

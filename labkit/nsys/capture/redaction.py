@@ -31,7 +31,12 @@ PART = re.compile(
     r"|[A-Za-z]{1,2}(?:\d{1,3}[A-Za-z]?){0,2}|\d{1,4}[A-Za-z]{0,2}"
 )
 BETWEEN = re.compile(r"[-_ .,+:/]")
-OPERATOR = re.compile(r"(?:aten|prims?|torch|c10d?|quantized|inductor|profiler|ProfilerStep)(?:::[\w.]+|#\d+)(?:, .*)?")
+OPERATOR = re.compile(  # names that PyTorch gives to what it runs, with the arguments that nsys shows
+    r"(?:(?:aten|prims?|torch|c10d?|_c10d_functional|quantized|mkldnn|inductor|profiler)(?:::[\w.]+)+"
+    r"|autograd(?:::[\w.]+)+(?:: [\w:]+)?"
+    r"|(?:nccl|gloo|mpi|ucc):\w+|record_param_comms|DistributedDataParallel\.forward|detach_?|\w+Backward\d+"
+    r"|(?:profiler|ProfilerStep)#\d+|Optimizer\.\w+#\w+\.\w+|enumerate\(DataLoader\)#\w+\.__next__)(?:, .*)?"
+)
 # Options are matched by whole words: --tokenizer and --max-new-tokens name no secret, --hub-token and --api-key do.
 SECRET_WORDS = frozenset(
     {
