@@ -26,6 +26,7 @@ from labkit.weights.build import build_weights
 from labkit.weights.checkpoint.manifest import FORMAT
 from labkit.weights.checkpoint.save import Saving
 from labkit.weights.checkpoint.saved import SavedWeights
+from labkit.weights.listed_files import listed_path
 from labkit.weights.quantise import Quantization
 from labkit.weights.source import ModelSource, checkpoint_source, gguf_source
 from labkit.weights.spec import WeightSpec
@@ -82,9 +83,13 @@ def checked(folder: Path) -> ModelSource:
     """The checkpoint in a folder. Raises UserError unless every file and tensor has the digest recorded when it was
     written.
     """
-    for name, digest in read_json(folder / DIGESTS, "the digests of a packed model").items():
-        if not (folder / name).is_file() or _digest(folder / name) != digest:
-            raise UserError(f"{folder / name} is missing or damaged")
+    digests = read_json(folder / DIGESTS, "the digests of a packed model")
+    if not isinstance(digests, dict) or not digests:
+        raise UserError(f"{folder / DIGESTS} has no digests; expected the digest of each file")
+    for name, digest in digests.items():
+        file = listed_path(folder, name, folder / DIGESTS)
+        if not file.is_file() or _digest(file) != digest:
+            raise UserError(f"{file} is missing or damaged")
     source = checkpoint_source(folder, name=NAME, origin=ORIGIN)
     if not isinstance(source.weights, SavedWeights):
         raise UserError(f"{folder} is no checkpoint of labkit's")

@@ -1,5 +1,6 @@
 """The trained model in the box: converted once, checked every time, and converted again if it is damaged."""
 
+import json
 import logging
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -79,6 +80,28 @@ def test_a_damaged_cache_is_made_anew(
     assert "is made anew" in caplog.text
     assert torch.equal(tokens(source), tokens(resolve(file)))
     assert [path.name for path in conversions[0].parent.iterdir()] == [conversions[0].name]
+
+
+NO_DIGESTS: tuple[object, ...] = (
+    *([], None, 3, 1.5, "config.json", True, {}, ["config.json"], [["config.json", "0"]]),
+    *({"config.json": digest} for digest in (None, 3, ["0"], {"a": "0"}, "", "é")),
+    *({name: "0"} for name in ("", "..", "../model.gguf", "/dev/null", "none.json", "a\0b", "x" * 5000)),
+)
+
+
+@pytest.mark.usefixtures("file")
+def test_digests_of_any_other_form_are_made_anew(conversions: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    resolve("smollm2-135m")
+    digests = conversions[0] / box.DIGESTS
+    text = digests.read_text()
+    contents = [json.dumps(content) for content in NO_DIGESTS]
+    for content in (*contents, "", "{", "[" * 99, "\xff", text[: len(text) // 2]):
+        digests.write_text(content, encoding="latin-1")
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="labkit"):
+            resolve("smollm2-135m")
+        assert "is made anew" in caplog.text, content
+        assert json.loads(digests.read_text()).keys() == json.loads(text).keys()
 
 
 @pytest.mark.usefixtures("file")
