@@ -14,7 +14,7 @@ from labkit.system.bounds import MOST_RANKS
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.system.home import expanded
 from labkit.system.json_file import read_json
-from labkit.system.validation import Strict, all_problems
+from labkit.system.validation import Strict, all_problems, one_problem
 from labkit.weights.quantise import Quantization
 
 SPELLINGS = {
@@ -76,7 +76,10 @@ class PipelineParallel(Strict):
     enabled: bool = True
     pp_size: int = Field(default=1, ge=1, le=MOST_RANKS)
     schedule: Literal["queue", "rounds", "barrier", "naive"] = "queue"
-    micro_batches: Literal["auto"] | Annotated[int, Field(ge=1)] | MicroBatches = "auto"
+    micro_batches: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)] | MicroBatches,
+        one_problem("'auto', a number of at least 1, or a dict with prompt and decode"),
+    ] = "auto"
     layers: list[Annotated[int, Field(ge=1)]] | None = None
 
     @property
@@ -138,9 +141,9 @@ class Options(Strict):
     tensor_parallel: TensorParallel = TensorParallel()
     pipeline_parallel: PipelineParallel = PipelineParallel()
     quant: Quantization = Quantization()
-    checkpoint: dict[str, Any] | str | Path | None = None
+    checkpoint: Annotated[dict[str, Any] | str | Path | None, one_problem("a path or a dict")] = None
     base_dir: str = ""
-    save_mp_checkpoint_path: str | Path | None = None
+    save_mp_checkpoint_path: Annotated[str | Path | None, one_problem("a path")] = None
     injection_policy: dict[Any, Any] | None = None
     quantization_setting: Any = None
     enable_cuda_graph: bool | None = None

@@ -1,8 +1,9 @@
 """Pydantic models for options, and its validation errors in labkit's words."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic._internal._model_construction import ModelMetaclass
 
 from labkit.system.problem_words import problem_words
@@ -42,9 +43,28 @@ def first_problem(error: ValidationError, whole: str) -> str:
 
 def all_problems(error: ValidationError) -> str:
     """Every problem with its field and the value that it got, for options passed from Python."""
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc']))}: "
-        + ("" if item["type"] == "missing" else f"got {item['input']!r}, ")
-        + problem_words(item, an_object="a dict")
-        for item in error.errors()
-    )
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {_with_value(item)}" for item in error.errors())
+
+
+def one_problem(expected: str) -> WrapValidator:
+    """For a field of several types, for each of which pydantic reports a problem of its own. A value that fits none of
+    them becomes one problem. expected: the values that fit.
+    """
+
+    def validate(value: Any, fields: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return fields(value)
+        except ValidationError as error:
+            problems = [
+                ": ".join((*map(str, item["loc"][1:]), _with_value(item)))
+                for item in error.errors()
+                if len(item["loc"]) > 1
+            ] or [problem_words(item) for item in error.errors() if item["type"] == "value_error"]
+            raise ValueError("; ".join(problems) or f"expected {expected}") from None
+
+    return WrapValidator(validate)
+
+
+def _with_value(problem: Any) -> str:
+    value = "" if problem["type"] == "missing" else f"got {problem['input']!r}, "
+    return value + problem_words(problem, an_object="a dict")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 import torch
 from pydantic import Field, model_validator
@@ -25,7 +25,7 @@ from labkit.kernels.types import Linear, float_dtype
 from labkit.models.shards import SUMMED, Shard
 from labkit.system.errors import UserError
 from labkit.system.rounding import ceil_div
-from labkit.system.validation import Strict
+from labkit.system.validation import Strict, one_problem
 
 GroupSize = Literal[32, 64, 128]
 GROUP_SIZES: tuple[int, ...] = get_args(GroupSize)
@@ -88,7 +88,7 @@ class Quantization(Strict):
     enabled: bool = True
     weight: WeightQuantization = WeightQuantization()
     activation: ActivationQuantization = NO_ROUNDING
-    lm_head: bool | WeightQuantization = False
+    lm_head: Annotated[bool | WeightQuantization, one_problem("true, false or a dict")] = False
     flat: FlatGroups | None = None
     as_stored: bool = False
 

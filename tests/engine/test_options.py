@@ -1,6 +1,7 @@
 """The options of `init_inference`: DeepSpeed's names, defaults, old spellings, and clear errors."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from helpers.models.small_models import small_model
 import labkit
 from labkit.engine.ignored_options import IGNORED
 from labkit.engine.options import Options, read_options
+from labkit.system.errors import UserError
 
 DEFAULTS: dict[str, Any] = {
     "replace_with_kernel_inject": False,
@@ -84,6 +86,52 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"consume_model": "no"}, "consume_model: got 'no'"),
     ({"use_triton": True, "impl": "cpp"}, "^use_triton asks for impl='triton', got impl='cpp' too"),
 ]
+
+
+ODD: tuple[Any, ...] = (3, -1, 0, 1.5, True, "x", b"x", [], [1], {}, {"nope": 1}, {1: 2}, object, float("nan"))
+NESTED = {
+    "offload": ("device", "path", "resident_gb", "slots"),
+    "kv_offload": ("device", "path", "slots"),
+    "tensor_parallel": ("enabled", "tp_size"),
+    "pipeline_parallel": ("pp_size", "schedule", "micro_batches", "layers"),
+    "quant": ("enabled", "weight", "activation", "lm_head", "flat"),
+}
+
+
+def test_an_option_of_another_type_gets_one_plain_problem() -> None:
+    settings = [{name: value} for name in Options.model_fields for value in ODD]
+    settings += [{name: {inner: value}} for name, fields in NESTED.items() for inner in fields for value in ODD]
+    problems = []
+    for options in settings:
+        try:
+            read_options(None, options)
+        except UserError as error:  # labkit's own; any other error fails the test
+            problems.append(str(error))
+    jargon = re.compile(r"lax|constrained|function-|union|\.(str|int|bool|literal|dict|list)\b")
+    assert not [problem for problem in problems if jargon.search(problem) or len(problem) > 400]
+    assert len(problems) > 200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_offload": {"path": 3}}, "init_inference options: kv_offload.path: got 3, expected a path"),
+        ({"offload": {"path": []}}, "init_inference options: offload.path: got [], expected a path"),
+        ({"checkpoint": 3}, "init_inference options: checkpoint: got 3, expected a path or a dict"),
+        (
+            {"pipeline_parallel": {"micro_batches": {"prompt": 0, "decode": 1}}},
+            "init_inference options: pipeline_parallel.micro_batches: got {'prompt': 0, 'decode': 1}, prompt: got 0, "
+            "expected at least 1",
+        ),
+        (
+            {"quant": {"lm_head": 3}},
+            "init_inference options: quant.lm_head: got 3, expected true, false or a dict",
+        ),
+    ],
+)
+def test_a_field_of_several_types_has_one_problem(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        read_options(None, options)
 
 
 @pytest.mark.parametrize("setting", [(64, True), (True, 64)])

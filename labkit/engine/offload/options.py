@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from labkit.system.bounds import AMOUNT, BOUNDS
 from labkit.system.errors import UnsupportedError, UserError
-from labkit.system.validation import Strict
+from labkit.system.validation import Strict, one_problem
 
 MOST_SLOTS = int(BOUNDS["slots"].most)
 
@@ -26,7 +26,7 @@ class Offload(Strict):
     """
 
     device: Literal["disk", "cpu"] = "disk"
-    path: str | Path | None = None
+    path: Annotated[str | Path | None, one_problem("a path")] = None
     resident_gb: float | None = Field(default=None, ge=0, le=AMOUNT.most, allow_inf_nan=False)
     slots: int = Field(default=3, ge=2, le=MOST_SLOTS)
 
@@ -57,7 +57,7 @@ class KvOffload(Strict):
     """
 
     device: Literal["disk", "cpu"] = "disk"
-    path: str | Path | None = None
+    path: Annotated[str | Path | None, one_problem("a path")] = None
     slots: int = Field(default=3, ge=2, le=MOST_SLOTS)
 
     @model_validator(mode="after")

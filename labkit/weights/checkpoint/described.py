@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from transformers import PretrainedConfig
@@ -14,7 +14,7 @@ from labkit.models.policies import policy_for
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
 from labkit.system.json_file import read_json
-from labkit.system.validation import all_problems
+from labkit.system.validation import all_problems, one_problem
 from labkit.weights.checkpoint.megatron import megatron_weights
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.checkpoint.tensor_parallel import tensor_parallel_weights
@@ -44,7 +44,9 @@ class Description(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: Type
-    checkpoints: str | list[str] | Shards
+    checkpoints: Annotated[
+        str | list[str] | Shards, one_problem("the name of a file or folder, a list of names, or a dict with tp")
+    ]
     version: float | None = None
     base_dir: str | None = None
     parallelization: Literal["tp", "pp"] | None = None
