@@ -14,11 +14,13 @@ import pytest
 import yaml
 from helpers.house.source_tree import ROOT
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [line.split("  #")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+TRIED = ("3.11.2", "3.11.7", "3.12.1", "3.13.0", "3.14.8")  # docs/install.md: the smallest first
 TORCH_OF_PYPI = Path(__file__).with_name("torch_of_pypi.json")  # requirements on PyPI; the CPU build has no Triton
 CUDA_LIBRARIES = ("cuda-", "nvidia-")  # PyTorch pins these itself, with other versions for each build
 
@@ -55,6 +57,29 @@ def test_every_python_that_is_accepted_is_named() -> None:
     assert PROJECT["requires-python"] == ">=3.11,<3.15"
     assert [line.rsplit(" ")[-1] for line in PROJECT["classifiers"]] == list(PYTHONS)
     assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in (ROOT / "README.md").read_text()
+
+
+def test_every_python_that_was_tried_is_named() -> None:
+    """As a user with the CPU build or the CUDA build, or as root: docs/install.md says which."""
+    assert {version.rpartition(".")[0] for version in TRIED} == set(PYTHONS)
+    install, *others = ((ROOT / page).read_text() for page in ("docs/install.md", "README.md", "pyproject.toml"))
+    assert sorted(set(re.findall(r"\b3\.1[1-9]\.\d+", install))) == list(TRIED)
+    for text in others:
+        assert f"{', '.join(TRIED[:-1])} and {TRIED[-1]}" in text
+
+
+def test_every_installed_pin_takes_the_smallest_python() -> None:
+    """A pin that needs a later one, such as 3.11.4, would end the set-up there."""
+    pins = constraints(TRIED[0].rpartition(".")[0])
+    required = {
+        str(canonicalize_name(package.name)): package.metadata["Requires-Python"]
+        for package in metadata.distributions()
+        if canonicalize_name(package.name) in pins
+    }
+    assert len(required) > len(pins) / 2
+    assert not {
+        name: versions for name, versions in required.items() if versions and TRIED[0] not in SpecifierSet(versions)
+    }
 
 
 def test_environment_equals_pyproject() -> None:
