@@ -1,5 +1,7 @@
 """Kept files and records of captures. The reports are made up, so that no profiler is needed."""
 
+import os
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,6 +94,29 @@ def test_the_record_says_what_was_redacted(job: CaptureJob) -> None:
     assert capture.record.redacted == {"API_TOKEN": 2, "NOTE": 1, "USER": 2, "the command": 1}
     assert capture.record.command == ("python", "x.py", "--auth=<redacted>")
     assert record_beside(capture.files[0]) == capture.record
+
+
+def test_a_kept_raw_report_is_written_as_other_outputs_are(job: CaptureJob, tmp_path: Path) -> None:
+    """A link and the mode of an earlier report stay, and a new one has the mode that the umask leaves."""
+    job = replace(job, keep_raw=True)
+    for rank in range(3):
+        raw = write_report(job, rank).with_suffix(".nsys-rep")
+        raw.write_text(f"raw {rank}")
+        raw.chmod(0o777)
+    (elsewhere := tmp_path / "elsewhere.nsys-rep").touch(0o600)
+    (tmp_path / "run-r0.nsys-rep").symlink_to(elsewhere)
+    (earlier := tmp_path / "run-r1.nsys-rep").touch()
+    earlier.chmod(0o604)
+    before = os.umask(0o027)
+    try:
+        job.keep(job.collect(SUCCESS), SUCCESS, None)
+    finally:
+        os.umask(before)
+    kept = [tmp_path / f"run-r{rank}.nsys-rep" for rank in range(3)]
+    assert [file.read_text() for file in kept] == ["raw 0", "raw 1", "raw 2"]
+    assert [file.is_symlink() for file in kept] == [True, False, False]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in kept] == [0o600, 0o604, 0o640]
+    assert not list(job.place.folder.glob("*.nsys-rep"))
 
 
 def test_a_case_that_no_record_could_hold_is_refused(tmp_path: Path) -> None:

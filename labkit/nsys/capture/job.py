@@ -34,7 +34,7 @@ from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.marked_run import end_marked, ended_with_owner
 from labkit.system.owned_folder import owned_folder
-from labkit.system.whole_file import write_whole
+from labkit.system.whole_file import whole_file, write_whole
 
 PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the step times of the two runs, as labkit itself takes them
 WORKPLACE, SCRATCH = ".capture-", "labkit-nsys-"  # prefixes of the folders that a capture removes at its end
@@ -253,7 +253,9 @@ class CaptureJob:
         else:
             write_chrome(scrub_trace(read(report, cache=False), self.clean), target)
         if self.keep_raw and (raw := report.with_suffix(".nsys-rep")).exists():
-            shutil.move(raw, target.with_suffix(".nsys-rep"))
+            with whole_file(target.with_suffix(".nsys-rep")) as path:
+                shutil.copyfile(raw, path)
+            raw.unlink()  # it may be large
 
     def _tax(self, profiled: Ended, plain: Ended) -> Tax:
         folder = self.place.folder
