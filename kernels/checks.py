@@ -314,7 +314,7 @@ def _cache(name: str, cache: LayerCache, call: ArgumentCheck) -> None:
     slots, capacity = past + rows.tokens, call.sizes["capacity"]
     if slots > capacity:
         raise UserError(f"cache of {capacity} slots can't take {rows.tokens} tokens after {past}; grow it")
-    require_slots(rows, slots)
+    rows.require_slots(slots)
     parts = [cache.keys, cache.values]
     for part, scales in (("key_scales", cache.key_scales), ("value_scales", cache.value_scales)):
         if cache.keys.dtype == torch.int8:
@@ -327,13 +327,6 @@ def _cache(name: str, cache: LayerCache, call: ArgumentCheck) -> None:
         raise UserError(f"{name}: keys, values and their scales share memory; expected memory of its own for each")
     if cache.counter is not None:
         call.tensor(f"{name}.counter", cache.counter, torch.int32, 1)
-
-
-def require_slots(rows: Rows, slots: int) -> None:
-    """Raises UserError if a table of the rows has fewer slots than the keys that they see."""
-    for part, table in (("visible", rows.visible), ("key_positions", rows.key_positions)):
-        if table is not None and table.shape[1] < slots:
-            raise UserError(f"rows.{part}: expected [{rows.batch}, {slots} or more], got {list(table.shape)}")
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -213,6 +213,12 @@ class Rows:
             0 if table is None else table.shape[1],
         )
 
+    def require_slots(self, slots: int) -> None:
+        """Raises UserError if a table has fewer slots than the rows see."""
+        for name, table in (("visible", self.visible), ("key_positions", self.key_positions)):
+            if table is not None and table.shape[1] < slots:
+                raise UserError(f"rows.{name}: expected [{self.batch}, {slots} or more], got {list(table.shape)}")
+
 
 @dataclass(frozen=True)
 class LayerCache:

@@ -271,7 +271,7 @@ class DecodeStep:
         model, batch, call = self.model, chunk.rows.batch, checks.ArgumentCheck("DecodeStep", "cpp")
         checks.heads("heads", model.heads, call)
         checks.rows("rows", chunk.rows, call)
-        checks.require_slots(chunk.rows, chunk.past + chunk.rows.tokens)
+        chunk.rows.require_slots(chunk.past + chunk.rows.tokens)
         checks.maybe(checks.rotary)("rotary", rotary, call)
         needed = "tokens" if model.embedding else "inputs"
         if getattr(chunk, needed) is None:
