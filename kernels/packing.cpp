@@ -14,8 +14,8 @@
 
 namespace labkit {
 
-// A matrix of any strides, counted in elements. With `second` its rows are those of two matrices: 16 of the first, then
-// 16 of the second (a gate and the numbers that it multiplies).
+// A matrix of any strides, counted in elements. With `second` each block has 16 rows of the first matrix, then 16 rows of
+// the second one (gate and up rows of a gated MLP).
 struct PackedFrom {
   const char *first, *second;
   int64_t outputs, inputs;  // of each

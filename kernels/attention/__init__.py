@@ -37,7 +37,9 @@ def attention(
 
     Token t of a sequence sees the visible slots `first <= j <= past + t` within the window; unless `params.causal`, the
     slots up to `past + T - 1`. A row that sees no slot (padding) gives zeros. Bytes: the KV cache of the seen slots,
-    once per tile of 4 queries.
+    once for every 16 queries of a KV head; with many new tokens at most once for each thread.
+
+    cpp: with many new tokens, queries and probabilities are rounded to bfloat16 where the kernels' activations are.
     """
     run = choose("attention", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
     return run(queries, params, heads, rows, cache, threads)

@@ -14,7 +14,7 @@ namespace labkit {
 // multiply-add, and leave AVX-512 registers for the operands.
 constexpr int kQueries = 4;
 
-// Of a unit of work. All of them use a block of keys and values while it is in a cache.
+// The most queries of a unit of work. All of them use a block of keys and values while it is in a cache.
 constexpr int kMostQueries = 16;
 
 constexpr int64_t kBlockBytes = 16 << 10;  // of a block's keys; its values take as many

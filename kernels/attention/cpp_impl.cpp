@@ -27,6 +27,8 @@ struct AttentionCall {
   int64_t context_stride;
 
   int64_t slots() const { return cache.past + rows.tokens; }
+  // The most slots that the tokens of a sequence see.
+  int64_t seen() const { return params.window ? std::min(slots(), params.window + rows.tokens - int64_t(1)) : slots(); }
   int64_t group() const { return heads.query / heads.kv; }  // query heads that share a KV head
 
   const float* query(int64_t b, int64_t token, int64_t head) const {
@@ -68,7 +70,7 @@ struct CachedTiles {
   int64_t most() const { return std::min(queries, int64_t(kMostQueries)); }
 };
 
-// Bytes of the memory that the threads share in a region.
+// Bytes of the memory that the threads share in a region; enough for layers with any window.
 inline int64_t attention_bytes(const Heads& heads, const Rows& rows, int64_t slots) {
   if (rows.tokens > kMostCachedTokens) return 0;
   const CachedTiles tiles(heads, rows, slots);
@@ -80,7 +82,7 @@ template <class T, class X>
 void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* shared, ThreadScratch& scratch) {
   const Heads& heads = call.heads;
   const int64_t dim = heads.padded_dim, group = call.group();
-  const CachedTiles tiles(heads, call.rows, call.slots());
+  const CachedTiles tiles(heads, call.rows, call.seen());
   const PartialContexts partial(shared, tiles.parts, tiles.most(), heads.padded_dim);
   float* const rows = scratch.scores.get<float>(size_t(2 * kMostQueries * dim));
   float* const context = rows + kMostQueries * dim;

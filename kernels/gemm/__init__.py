@@ -103,8 +103,8 @@ def pack(weight: Tensor, second: Tensor | None = None, *, out: Tensor | None = N
     """[outputs, inputs] -> the packed layout of panels.h, zero-padded, in the same dtype; 4-bit codes as uint8. Writes
     into `out` if given.
 
-    second: a matrix of the same shape, whose rows alternate with those of `weight`: 16 rows of each in a block, as the
-    kernels of a gated MLP read gate and up rows.
+    second: a matrix of the same shape. Its rows alternate with the rows of `weight`: each block has 16 rows of both, as
+    the kernels of a gated MLP read gate and up rows.
     """
     outputs, inputs = weight.shape
     dtype = PACKED[4] if bits == 4 else weight.dtype

@@ -116,7 +116,7 @@ class Policy:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def pieces(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> list[Tensor]:
-        """The tensors whose rows, one after the other, are those of `tensor`."""
+        """As `tensor`, in pieces: their rows one after the other are the rows of the weight."""
         pieces = self._arranged(shard, name, index, get)
         shape = [*pieces[0].shape]
         if len(pieces) > 1:
@@ -246,7 +246,7 @@ class Policy:
         return parts
 
     def _check_joinable(self, config: ModelConfig, name: str, parts: list[Tensor]) -> None:
-        """Raises UserError for parts of different widths, whose rows cannot be those of one matrix."""
+        """Raises UserError for parts of different widths: their rows cannot make one matrix."""
         if len({(part.ndim, part.shape[1:]) for part in parts}) > 1 or not parts[0].ndim:
             width = [] if name.endswith(".bias") else [config.hidden_size]
             shapes = {part: list(tensor.shape) for part, tensor in zip(self.stored_names(name), parts, strict=True)}

@@ -1,5 +1,6 @@
 """Region 2: attention of queries to the KV cache."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -20,6 +21,7 @@ PARAMS = {
     "alibi": AttentionParams(0.25, slopes=torch.tensor([0.5, 0.25, 0.0625, 0.7, 0.03, 0.2])),
     "whole": AttentionParams(0.25, causal=False),
 }
+LONG = [(1, 1, 1300), (3, 2, 600), (2, 60, 300), (1, 300, 0)]  # several parts, or several blocks of a prompt
 pytestmark = pytest.mark.usefixtures("poisoned", "isa")
 
 
@@ -27,8 +29,27 @@ pytestmark = pytest.mark.usefixtures("poisoned", "isa")
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_cpp_equals_reference(dtype: torch.dtype, heads: Heads, params: AttentionParams) -> None:
+    compare(dtype, heads, params, STEPS, MASKS, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("params", [*PARAMS.values(), AttentionParams(0.25, window=700)], ids=[*PARAMS, "window-700"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_cpp_equals_reference_over_long_contexts(dtype: torch.dtype, params: AttentionParams) -> None:
+    for heads in (HEADS["6:2x64"], HEADS["5:1x80"]):
+        compare(dtype, heads, params, LONG, ["left"], tolerance=1e-5)  # ALiBi's scores are in the hundreds
+
+
+def compare(
+    dtype: torch.dtype,
+    heads: Heads,
+    params: AttentionParams,
+    steps: Sequence[tuple[int, int, int]],
+    masks: Sequence[str],
+    *,
+    tolerance: float,
+) -> None:
     draw = Draw(dtype)
-    for (batch, tokens, past), mask in product(STEPS, MASKS):
+    for (batch, tokens, past), mask in product(steps, masks):
         capacity = past + tokens + 3
         rows = rows_of(batch, tokens, past, mask=mask_for(mask, batch, past + tokens), slots=capacity)
         cache, twin = draw.cache(heads, rows, past + tokens, capacity)
@@ -41,7 +62,27 @@ def test_cpp_equals_reference(dtype: torch.dtype, heads: Heads, params: Attentio
         expected = attention(queries, case_params, heads, rows, cache, impl="reference")
         actual = attention(queries, case_params, heads, rows, twin, impl="cpp")
         rounding = UNIT[dtype] if rounds_activations(dtype) else 0.0
-        assert_near(actual, expected, cache.values[:, :, : past + tokens].float().abs().max(), 2e-6 + rounding)
+        assert_near(actual, expected, cache.values[:, :, : past + tokens].float().abs().max(), tolerance + rounding)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(("batch", "tokens", "past"), LONG)
+def test_the_number_of_threads_changes_no_bit(batch: int, tokens: int, past: int, int8: bool) -> None:
+    heads, draw = HEADS["6:2x64"], Draw(torch.float32)
+    rows = rows_of(batch, tokens, past, slots=past + tokens)
+    _, cache = draw.cache(heads, rows, past + tokens, past + tokens)
+    if int8:
+        scales = torch.full(cache.keys.shape[:3], 0.01, dtype=torch.bfloat16)
+        codes = [(part * 30).clamp(-127, 127).to(torch.int8) for part in (cache.keys, cache.values)]
+        cache = LayerCache(*codes, past, key_scales=scales, value_scales=scales.clone())
+    cache = replace(cache, past=past)
+    queries = draw.normal(batch * tokens, heads.query * heads.dim)
+    contexts = [
+        attention(queries, AttentionParams(0.2), heads, rows, cache, threads=threads, impl="cpp")
+        for threads in (1, 2, 5)
+    ]
+    assert torch.equal(contexts[0], contexts[1])
+    assert torch.equal(contexts[0], contexts[2])
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
