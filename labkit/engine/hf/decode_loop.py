@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
+from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
+from labkit.engine.hf.endings import End, known_end, texts_of
 from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
@@ -63,7 +64,7 @@ def decode_loop(
     """
     prompt = _prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
     choice = _Choice.of(generation_config, logits_processor)
-    end = _known_end(stopping_criteria) if choice.argmax_is_enough else None
+    end = known_end(stopping_criteria) if choice.argmax_is_enough else None
     if end is not None:
         sequences = yield from _choose_argmax(prompt, input_ids, end, generation_config, streamer)
     else:
@@ -160,19 +161,17 @@ def _choose_from_logits(
     streamer: BaseStreamer | None,
 ) -> Generator[StepInput, StepOutput, Tensor]:
     """Chooses tokens from logits, as configured, until the criteria end the texts."""
-    (batch, length), pad, device = input_ids.shape, config._pad_token_tensor, input_ids.device
-    has_eos = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
+    (batch, length), device = input_ids.shape, input_ids.device
     tokens = torch.empty(batch, _limit(stopping_criteria, length), dtype=input_ids.dtype, device=device)
     tokens[:, :length] = input_ids
-    unfinished = torch.ones(batch, dtype=torch.bool, device=device)
+    texts = texts_of(batch, stopping_criteria, config, device)
     top, cache, phase = choice.top, prompt.cache, prompt.phase
     output = yield prompt._replace(top=top)
     while True:
         with stage(phase, Stage.SAMPLE):
             assert output.result is not None
             next_tokens = choice.next_tokens(tokens[:, :length], output.result[:, 0].to(device))
-            if has_eos:
-                next_tokens = torch.where(unfinished, next_tokens, pad)
+            next_tokens = texts.padded(next_tokens)
             if length == tokens.shape[1]:
                 tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
             tokens[:, length] = next_tokens
@@ -180,37 +179,10 @@ def _choose_from_logits(
             if streamer is not None:
                 streamer.put(next_tokens.cpu())
             scores = tuple(choice.scores) if choice.keeps_scores else None
-            unfinished &= ~stopping_criteria(tokens[:, :length], scores)
-            if not bool(unfinished.any()):
+            if texts.have_ended(tokens[:, :length], scores):
                 return tokens[:, :length].clone()
         phase = Phase.DECODE
         output = yield StepInput(next_tokens[:, None].contiguous(), cache, top=top, follows=True)
-
-
-@dataclass(frozen=True)
-class _End:
-    """End of greedy search: one of these tokens, or a length, prompt included."""
-
-    tokens: frozenset[int]
-    length: int
-
-
-def _known_end(criteria: StoppingCriteriaList) -> _End | None:
-    """Returns the end that the criteria define; None: they have to see each token, because they warn or are the user's
-    own code.
-    """
-    ends, length = set(), None
-    for criterion in criteria:
-        if type(criterion) is EosTokenCriteria:
-            ends.update(criterion.eos_token_id.flatten().tolist())
-        elif type(criterion) is MaxLengthCriteria:
-            most = criterion.max_position_embeddings
-            if most is not None and criterion.max_length > most:
-                return None
-            length = min(criterion.max_length, length or criterion.max_length)
-        else:
-            return None
-    return None if length is None else _End(frozenset(ends), length)
 
 
 def _top_k(processors: LogitsProcessorList) -> int | None:
@@ -226,7 +198,7 @@ def _top_k(processors: LogitsProcessorList) -> int | None:
 
 
 def _choose_argmax(
-    prompt: StepInput, input_ids: Tensor, end: _End, config: GenerationConfig, streamer: BaseStreamer | None
+    prompt: StepInput, input_ids: Tensor, end: End, config: GenerationConfig, streamer: BaseStreamer | None
 ) -> Generator[StepInput, StepOutput, Tensor]:
     """Chooses the argmax of every step until the end.
 

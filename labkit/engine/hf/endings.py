@@ -1,0 +1,96 @@
+"""Ends of the texts of a batch: at some tokens, at a length, or where transformers' stopping criteria say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+
+@dataclass(frozen=True)
+class End:
+    """End of texts: one of these tokens, or a length, prompt included."""
+
+    tokens: frozenset[int]
+    length: int
+
+
+def known_end(criteria: StoppingCriteriaList) -> End | None:
+    """Returns the end that the criteria define; None: they have to see each token, because they warn or are the user's
+    own code.
+    """
+    ends, length = set(), None
+    for criterion in criteria:
+        if type(criterion) is EosTokenCriteria:
+            ends.update(criterion.eos_token_id.flatten().tolist())
+        elif type(criterion) is MaxLengthCriteria:
+            most = criterion.max_position_embeddings
+            if most is not None and criterion.max_length > most:
+                return None
+            length = min(criterion.max_length, length or criterion.max_length)
+        else:
+            return None
+    return None if length is None else End(frozenset(ends), length)
+
+
+class Texts(Protocol):
+    """Which texts of a batch have ended."""
+
+    def padded(self, next_tokens: Tensor) -> Tensor:
+        """The next tokens [B], with padding for texts that have ended."""
+
+    def have_ended(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> bool:
+        """Whether all texts have ended with the last of `tokens` [B, T]. scores: of each step, if they are kept."""
+
+
+def texts_of(batch: int, criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Texts:
+    """Texts none of which has ended. device: of the tokens."""
+    end, pad = known_end(criteria), config._pad_token_tensor
+    if end is not None and device.type == "cpu":
+        return _TextsWithKnownEnd(end, batch, 0 if pad is None else int(pad))
+    return _TextsWithCriteria(criteria, pad, torch.ones(batch, dtype=torch.bool, device=device))
+
+
+@dataclass
+class _TextsWithKnownEnd:
+    """Texts with a known end. Few calls of torch look at them: each call costs tens of microseconds after the weights
+    have flushed the processor's caches.
+    """
+
+    end: End
+    batch: int
+    pad: int
+    ended: set[int] = field(default_factory=set)
+
+    def padded(self, next_tokens: Tensor) -> Tensor:
+        for row in self.ended:
+            next_tokens[row] = self.pad
+        return next_tokens
+
+    def have_ended(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> bool:
+        if self.end.tokens:
+            last = tokens[:, -1].tolist()
+            self.ended.update(row for row, token in enumerate(last) if token in self.end.tokens)
+        return len(self.ended) == self.batch or tokens.shape[1] >= self.end.length
+
+
+@dataclass
+class _TextsWithCriteria:
+    """Texts with criteria of transformers, or of the user's own code."""
+
+    criteria: StoppingCriteriaList
+    pad: Tensor | None
+    unfinished: Tensor  # bool [B]
+
+    def padded(self, next_tokens: Tensor) -> Tensor:
+        if self.pad is None or not any(isinstance(criterion, EosTokenCriteria) for criterion in self.criteria):
+            return next_tokens
+        return torch.where(self.unfinished, next_tokens, self.pad)
+
+    def have_ended(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> bool:
+        self.unfinished &= ~self.criteria(tokens, scores)
+        return not bool(self.unfinished.any())
