@@ -1,8 +1,8 @@
 // Lays out the rows of a matrix as the kernels read them (gemm/tile.h, quantised.h), on all threads.
 //
-// A word of 32 bits of a panel holds one float, two bf16, four 8-bit or eight 4-bit codes of one row, and the words of a
-// block's 32 rows are neighbours; a word of fp16 panels holds one number in 16 bits. So packing is the transposition of
-// 32 rows of words. A thread reads a few cache lines of each row, and writes whole lines of the panel.
+// A word of 32 bits of a panel holds one float, two bf16, four 8-bit or eight 4-bit codes of one row, and the words of
+// a block's 32 rows are neighbours; a word of fp16 panels holds one number in 16 bits. So packing is the transposition
+// of 32 rows of words. A thread reads a few cache lines of each row, and writes whole lines of the panel.
 #pragma once
 
 #include <type_traits>
@@ -14,8 +14,8 @@
 
 namespace labkit {
 
-// A matrix of any strides, counted in elements. With `second` each block has 16 rows of the first matrix, then 16 rows of
-// the second one (gate and up rows of a gated MLP).
+// A matrix of any strides, counted in elements. With `second` each block has 16 rows of the first matrix, then 16 rows
+// of the second one (gate and up rows of a gated MLP).
 struct PackedFrom {
   const char *first, *second;
   int64_t outputs, inputs;  // of each
@@ -56,8 +56,8 @@ template <int kFrom, class V, size_t... kLane>
 #endif
 }
 
-// Transposes kWidth rows of kWidth words: interleaving each row with the row half a matrix below moves the highest bit of
-// a row's number to the lowest bit of a column's number.
+// Transposes kWidth rows of kWidth words: interleaving each row with the row half a matrix below moves the highest bit
+// of a row's number to the lowest bit of a column's number.
 template <class V>
 [[gnu::always_inline]] inline void transpose(V (&rows)[kWidth]) {
   constexpr auto lanes = std::make_index_sequence<kWidth>();

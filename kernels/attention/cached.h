@@ -29,9 +29,9 @@ struct Queries {
   Range seen() const { return seen_by(sights, count); }
 };
 
-// The stored numbers of kVectors vectors. Two vectors of bf16 are one vector of 32-bit lanes, whose lower and upper halves
-// become floats with one instruction each, so their order is: even numbers, then odd numbers. Queries and contexts have
-// the same order meanwhile.
+// The stored numbers of kVectors vectors. Two vectors of bf16 are one vector of 32-bit lanes, whose lower and upper
+// halves become floats with one instruction each, so their order is: even numbers, then odd numbers. Queries and
+// contexts have the same order meanwhile.
 template <class T, int kCount>
 [[gnu::always_inline]] inline void load_numbers(const T* from, vf (&to)[kCount]) {
 #pragma GCC unroll 4
@@ -88,8 +88,8 @@ template <class T, int R, int kCount>
     }
 }
 
-// scores[r][j] = scale * q_r . k_j for R queries and `count` keys; for int8 keys without the keys' own scales. Prefetches
-// as many bytes from `next`, if it is not null.
+// scores[r][j] = scale * q_r . k_j for R queries and `count` keys; for int8 keys without the keys' own scales.
+// Prefetches as many bytes from `next`, if it is not null.
 template <class T, int R>
 void score(const float* q, const T* keys, int padded_dim, int64_t count, float scale, Into into, const T* next,
            float* scores) {
@@ -138,7 +138,8 @@ void add_values(const T* values, int padded_dim, int64_t count, const float* p, 
   constexpr int kMost = kWidth == 4 ? 2 : 4;  // there are fewer registers of 128 bits
   int d = 0;
   const auto add = [&](auto vectors) {
-    add_vectors<T, R, vectors.value>(values + d, padded_dim, count, p, factors, into, next ? next + d : nullptr, out + d);
+    add_vectors<T, R, vectors.value>(values + d, padded_dim, count, p, factors, into, next ? next + d : nullptr,
+                                     out + d);
     d += vectors.value * kWidth;
   };
   while (d + kMost * kWidth <= padded_dim) add(std::integral_constant<int, kMost>());
@@ -155,10 +156,9 @@ void by_tiles(int count, Use&& use) {
     if (first < count) by_tiles<R - 1>(count - first, [&](auto rows, int at) { use(rows, first + at); });
 }
 
-// The context of the queries over some slots. sums: [count], context: [count][padded_dim], not yet divided by the sums. Both the
-// queries and the context have the order of `load_numbers`.
-// next: the keys that the thread reads afterwards. A value's scale is applied to its probability, so that the values
-// are multiplied in their stored type.
+// The context of the queries over some slots. sums: [count], context: [count][padded_dim], not yet divided by the sums.
+// Both the queries and the context have the order of `load_numbers`. next: the keys that the thread reads afterwards. A
+// value's scale is applied to its probability, so that the values are multiplied in their stored type.
 template <class T>
 void attend(const Queries& queries, const HeadSlots<T>& head, const AttentionParams& params, const SlotFacts& facts,
             Range slots, Into into, const T* next, Softmax* sums, float* context) {

@@ -2,7 +2,8 @@
 // layout and the type of weights and activations, and the tiles of the GEMM multiply queries with keys, then
 // probabilities with values: with the dot products of bf16 pairs, or AMX, where a bf16 GEMM has them.
 //
-// Some dozens of queries take a block of slots at a time, whose scores and probabilities stay in the second-level cache.
+// Some dozens of queries take a block of slots at a time, whose scores and probabilities stay in the second-level
+// cache.
 #pragma once
 
 #include "../gemm/cpp_impl.cpp"

@@ -39,10 +39,10 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   qkv_region<Weight>(team, thread, layer.qkv, rotary, model.heads, chunk.rows, cache, input, work.qkv, qkv_stride,
                      scratch);
   clock.stamp(LayerStage::kQkv);
-  attention_region<Stored>(team, thread,
-                           {layer.attention, model.heads, chunk.rows, cache, work.qkv, qkv_stride, work.context,
-                            context_stride},
-                           work.attention, scratch);
+  attention_region<Stored>(
+      team, thread,
+      {layer.attention, model.heads, chunk.rows, cache, work.qkv, qkv_stride, work.context, context_stride},
+      work.attention, scratch);
   clock.stamp(LayerStage::kAttention);
   Linear attn_out = layer.attn_out;
   attn_out.bias = nullptr;  // added later

@@ -14,7 +14,7 @@ from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.kernels.types import Linear
 from labkit.models.dtypes import DTYPES
 from labkit.system.validation import Listed
-from labkit.weights.records import Outside, matrices_of
+from labkit.weights.matrices import Outside, matrices_of
 
 
 class StoredWeights(Listed):

@@ -21,9 +21,10 @@ from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.checkpoint.shard_file import Empty
 from labkit.weights.gguf.native import NativeWeights
 from labkit.weights.gguf.tensors import GgufTensors
+from labkit.weights.matrices import matrices_of
 from labkit.weights.protocol import TensorSource, finite, is_finite
 from labkit.weights.quantise import check_schemes, warn_of_coarse_scales
-from labkit.weights.records import Builder, matrices_of, packed_at_once
+from labkit.weights.records import Builder, packed_at_once
 from labkit.weights.spec import WeightSpec
 
 Keep = Callable[[int | None, Canonical], None]

@@ -26,6 +26,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.shards import SUMMED, Cut
 from labkit.system.rounding import BLOCK, ceil_div
 from labkit.weights.canonical import Canonical, RowBlocks, Weight, interleaved_rows, vectors_of
+from labkit.weights.matrices import Outside
 from labkit.weights.quantise import Scheme
 from labkit.weights.spec import WeightSpec
 
@@ -105,20 +106,14 @@ class Builder:
         for begin in range(0, stored, step):
             end = min(begin + step, stored)
             into = panels[begin // BLOCK : ceil_div(end, BLOCK)]
-            of_parts = [part.rows(begin // len(parts), min(end // len(parts), part.shape[0])) for part in parts]
+            rows = [part.rows(begin // len(parts), min(end // len(parts), part.shape[0])) for part in parts]
             if scheme is None:
-                pack(*(rows.to(dtype) for rows in of_parts), out=into)
+                pack(*(some.to(dtype) for some in rows), out=into)
                 continue
-            codes, scales = [], []
-            for rows in of_parts:
-                some_scales, group = scheme.scales(rows)
-                some_codes = scheme.codes(rows, some_scales, group)
-                if columns is not None:
-                    some_codes, some_scales, group = _some_columns(columns, some_codes, some_scales, group, scheme.bits)
-                codes.append(some_codes)
-                scales.append(some_scales)
+            codes, scales, groups = zip(*(_quantised(scheme, some, columns) for some in rows), strict=True)
             pack(*codes, out=into, bits=scheme.bits)
             scale_panels.append(pack_scales(interleave_gate(torch.cat(scales)) if gated else scales[0]))
+            group = groups[0]
         linear = Linear(panels, None, stored, last - first, "panels")
         if scheme is None:
             return linear
@@ -294,41 +289,6 @@ class Builder:
         )
 
 
-@dataclass(frozen=True)
-class Outside:
-    """A rank's weights outside the layers; see ModelWeights."""
-
-    embedding: EmbeddingWeights | None
-    final_norm: Norm | None
-    head: HeadWeights | None
-
-    def matrices(self) -> dict[str, Linear]:
-        """Packed matrices by canonical name; an embedding that the head does not share is rows."""
-        linears: dict[str, Linear | None] = {}
-        if self.embedding is not None:
-            table = self.embedding.table
-            rows = self.embedding.packed
-            if rows is None:
-                assert table is not None
-                rows = Linear(table, None, table.shape[0], table.shape[1], "rows")
-            linears |= {"embed.weight": rows, "project_in.weight": self.embedding.project_in}
-        if self.head is not None:
-            tied = self.embedding is not None and self.embedding.packed is not None
-            linears |= {"project_out.weight": self.head.project_out}
-            linears |= {} if tied else {"head.weight": self.head.matrix}
-        return {name: linear for name, linear in linears.items() if linear is not None}
-
-
-def matrices_of(layer: LayerWeights) -> dict[str, Linear]:
-    """The packed matrices of a layer by canonical name."""
-    return {
-        "qkv.weight": layer.qkv.proj,
-        "attn_out.weight": layer.attn_out,
-        "ff1.weight": layer.mlp.region.up,
-        "ff2.weight": layer.mlp.out,
-    }
-
-
 def _rows_of(linear: Linear) -> Tensor:
     """The rows of a matrix that is not packed into panels. Codes become float32 numbers."""
     return linear.weight if linear.scales is None else linear.floats()
@@ -338,6 +298,13 @@ def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if first is None or second is None:
         return second if first is None else first
     return first.float() + second.float()
+
+
+def _quantised(scheme: Scheme, rows: Tensor, columns: Cut | None) -> tuple[Tensor, Tensor, int]:
+    """Some whole rows of a matrix, quantised: (codes, scales, group). columns: keep only these."""
+    scales, group = scheme.scales(rows)
+    codes = scheme.codes(rows, scales, group)
+    return (codes, scales, group) if columns is None else _some_columns(columns, codes, scales, group, scheme.bits)
 
 
 def _some_columns(columns: Cut, codes: Tensor, scales: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor, int]:

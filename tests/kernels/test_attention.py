@@ -73,8 +73,8 @@ def test_the_number_of_threads_changes_no_bit(batch: int, tokens: int, past: int
     _, cache = draw.cache(heads, rows, past + tokens, past + tokens)
     if int8:
         scales = torch.full(cache.keys.shape[:3], 0.01, dtype=torch.bfloat16)
-        codes = [(part * 30).clamp(-127, 127).to(torch.int8) for part in (cache.keys, cache.values)]
-        cache = LayerCache(*codes, past, key_scales=scales, value_scales=scales.clone())
+        keys, values = ((part * 30).clamp(-127, 127).to(torch.int8) for part in (cache.keys, cache.values))
+        cache = LayerCache(keys, values, past, key_scales=scales, value_scales=scales.clone())
     cache = replace(cache, past=past)
     queries = draw.normal(batch * tokens, heads.query * heads.dim)
     contexts = [

@@ -65,7 +65,8 @@ def test_a_command_is_ended_where_nobody_takes_more_lines() -> None:
 
 def test_an_interrupt_while_a_process_starts_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """At whatever moment it comes: before the process begins, and after it began, before its id is known."""
-    begin, processes = subprocess.Popen, []
+    begin = subprocess.Popen
+    processes: list[subprocess.Popen[bytes]] = []
 
     def slowly(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
         interrupt(thread, KeyboardInterrupt)

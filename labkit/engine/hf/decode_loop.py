@@ -17,7 +17,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
-from labkit.engine.hf.endings import End, known_end, texts_of
+from labkit.engine.hf.endings import End, endings_of, known_end
 from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
@@ -164,14 +164,14 @@ def _choose_from_logits(
     (batch, length), device = input_ids.shape, input_ids.device
     tokens = torch.empty(batch, _limit(stopping_criteria, length), dtype=input_ids.dtype, device=device)
     tokens[:, :length] = input_ids
-    texts = texts_of(batch, stopping_criteria, config, device)
+    endings = endings_of(batch, stopping_criteria, config, device)
     top, cache, phase = choice.top, prompt.cache, prompt.phase
     output = yield prompt._replace(top=top)
     while True:
         with stage(phase, Stage.SAMPLE):
             assert output.result is not None
             next_tokens = choice.next_tokens(tokens[:, :length], output.result[:, 0].to(device))
-            next_tokens = texts.padded(next_tokens)
+            next_tokens = endings.padded(next_tokens)
             if length == tokens.shape[1]:
                 tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
             tokens[:, length] = next_tokens
@@ -179,7 +179,7 @@ def _choose_from_logits(
             if streamer is not None:
                 streamer.put(next_tokens.cpu())
             scores = tuple(choice.scores) if choice.keeps_scores else None
-            if texts.have_ended(tokens[:, :length], scores):
+            if endings.have_ended(tokens[:, :length], scores):
                 return tokens[:, :length].clone()
         phase = Phase.DECODE
         output = yield StepInput(next_tokens[:, None].contiguous(), cache, top=top, follows=True)

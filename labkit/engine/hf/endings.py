@@ -37,7 +37,7 @@ def known_end(criteria: StoppingCriteriaList) -> End | None:
     return None if length is None else End(frozenset(ends), length)
 
 
-class Texts(Protocol):
+class Endings(Protocol):
     """Which texts of a batch have ended."""
 
     def padded(self, next_tokens: Tensor) -> Tensor:
@@ -47,17 +47,17 @@ class Texts(Protocol):
         """Whether all texts have ended with the last of `tokens` [B, T]. scores: of each step, if they are kept."""
 
 
-def texts_of(batch: int, criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Texts:
-    """Texts none of which has ended. device: of the tokens."""
+def endings_of(batch: int, criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Endings:
+    """Endings of texts none of which has ended. device: of the tokens."""
     end, pad = known_end(criteria), config._pad_token_tensor
     if end is not None and device.type == "cpu":
-        return _TextsWithKnownEnd(end, batch, 0 if pad is None else int(pad))
-    return _TextsWithCriteria(criteria, pad, torch.ones(batch, dtype=torch.bool, device=device))
+        return _KnownEndings(end, batch, 0 if pad is None else int(pad))
+    return _AskedEndings(criteria, pad, torch.ones(batch, dtype=torch.bool, device=device))
 
 
 @dataclass
-class _TextsWithKnownEnd:
-    """Texts with a known end. Few calls of torch look at them: each call costs tens of microseconds after the weights
+class _KnownEndings:
+    """Endings that are known. Few calls of torch look at them: each call costs tens of microseconds after the weights
     have flushed the processor's caches.
     """
 
@@ -79,8 +79,8 @@ class _TextsWithKnownEnd:
 
 
 @dataclass
-class _TextsWithCriteria:
-    """Texts with criteria of transformers, or of the user's own code."""
+class _AskedEndings:
+    """Endings by criteria of transformers, or by the user's own code."""
 
     criteria: StoppingCriteriaList
     pad: Tensor | None

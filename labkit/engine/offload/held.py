@@ -26,8 +26,9 @@ from labkit.system.rounding import round_up
 from labkit.weights.build import CanonicalLayers, build_layers, canonical_layers, check_names, has_codes
 from labkit.weights.canonical import Canonical
 from labkit.weights.capacity import outside_bytes
+from labkit.weights.matrices import matrices_of
 from labkit.weights.protocol import TensorSource
-from labkit.weights.records import Builder, matrices_of
+from labkit.weights.records import Builder
 from labkit.weights.spec import WeightSpec
 
 

@@ -16,7 +16,7 @@ from labkit.kernels.types import Linear
 from labkit.models.shards import Cut
 from labkit.system.errors import UserError
 from labkit.weights.gguf.tensors import GgufTensors
-from labkit.weights.records import matrices_of
+from labkit.weights.matrices import matrices_of
 from labkit.weights.resolve import resolve
 
 TOKENS = torch.arange(1, 21)[None]
