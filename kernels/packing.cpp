@@ -73,48 +73,82 @@ template <class V>
   }
 }
 
+// The rows of kWidth lanes of a block; null: padding.
+struct LaneRows {
+  const char* at[kWidth];
+
+  LaneRows(const PackedFrom& from, int64_t block, int lane) {
+    for (int i = 0; i < kWidth; ++i) at[i] = row_of(from, block, lane + i);
+  }
+
+  // columns[i] = word `begin` + i of all rows, for words that are whole in memory.
+  template <class Word>
+  [[gnu::always_inline]] void read(int64_t begin, Words<Word> (&columns)[kWidth]) const {
+    constexpr int64_t kAhead = 512;  // bytes
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) {
+      columns[i] = Words<Word>{};
+      if (!at[i]) continue;
+      const char* const words = at[i] + begin * int64_t(sizeof(Word));
+      __builtin_prefetch(words + kAhead);
+      std::memcpy(columns + i, words, sizeof columns[i]);
+    }
+    transpose(columns);
+  }
+};
+
 template <class Word>
 void pack_block(const PackedFrom& from, int64_t block, Word* to) {
-  constexpr int64_t kAhead = 512 / sizeof(Word);
   const int64_t words = ceil_div(from.inputs, from.lanes);
   const int64_t whole = from.column_stride == 1 ? from.inputs / from.lanes / kWidth * kWidth : 0;
   for (int lane = 0; lane < kBlock; lane += kWidth) {
-    const char* rows[kWidth];
-    for (int i = 0; i < kWidth; ++i) rows[i] = row_of(from, block, lane + i);
+    const LaneRows rows(from, block, lane);
     for (int64_t begin = 0; begin < whole; begin += kWidth) {
-      Words<Word> tile[kWidth] = {};
+      Words<Word> columns[kWidth];
+      rows.read<Word>(begin, columns);
 #pragma GCC unroll 16
-      for (int i = 0; i < kWidth; ++i) {
-        if (!rows[i]) continue;
-        const char* const at = rows[i] + begin * int64_t(sizeof(Word));
-        __builtin_prefetch(at + kAhead * sizeof(Word));
-        std::memcpy(tile + i, at, sizeof tile[i]);
-      }
-      transpose(tile);
-#pragma GCC unroll 16
-      for (int i = 0; i < kWidth; ++i) std::memcpy(to + (begin + i) * kBlock + lane, tile + i, sizeof tile[i]);
+      for (int i = 0; i < kWidth; ++i) std::memcpy(to + (begin + i) * kBlock + lane, columns + i, sizeof columns[i]);
     }
     for (int i = 0; i < kWidth; ++i)
       for (int64_t at = whole; at < words; ++at)
-        to[at * kBlock + lane + i] = rows[i] ? word_at<Word>(rows[i], from, at) : Word(0);
+        to[at * kBlock + lane + i] = rows.at[i] ? word_at<Word>(rows.at[i], from, at) : Word(0);
   }
+}
+
+constexpr int64_t kQuads = 8;  // words of a packed span of 64 codes
+
+// Four codes of the first half of a span and four of the second half, as the nibbles of a word.
+template <class W>
+[[gnu::always_inline]] inline W nibbles_of(W low, W high) {
+  constexpr uint32_t kEights = 0x08080808, kLow = 0x0f0f0f0f;
+  return ((low ^ kEights) & kLow) | ((high ^ kEights) & kLow) << 4;
 }
 
 // Codes of 4 bits, see `unpack_nibbles` of codes.py: the low nibbles of a span's words are its first half.
 inline void pack_nibbles(const PackedFrom& from, int64_t block, uint32_t* to) {
-  constexpr int64_t kQuads = 8;  // words of a span
-  constexpr uint32_t kEights = 0x08080808, kLow = 0x0f0f0f0f;
   const int64_t spans = ceil_div(from.inputs, 8 * kQuads);
-  for (int64_t span = 0; span < spans; ++span)
-    for (int lane = 0; lane < kBlock; ++lane) {
-      const char* const row = row_of(from, block, lane);
+  const int64_t whole = from.column_stride == 1 ? from.inputs / (8 * kQuads) : 0;
+  for (int lane = 0; lane < kBlock; lane += kWidth) {
+    const LaneRows rows(from, block, lane);
+    for (int64_t span = 0; span < whole; ++span) {
+      vu words[2 * kQuads];
+      for (int64_t begin = 0; begin < 2 * kQuads; begin += kWidth) {
+        vu columns[kWidth];
+        rows.read<uint32_t>(span * 2 * kQuads + begin, columns);
+        std::memcpy(words + begin, columns, sizeof columns);
+      }
       for (int64_t q = 0; q < kQuads; ++q) {
-        const int64_t low = span * 2 * kQuads + q;
-        const uint32_t a = row ? word_at<uint32_t>(row, from, low) : 0;
-        const uint32_t b = row ? word_at<uint32_t>(row, from, low + kQuads) : 0;
-        to[(span * kQuads + q) * kBlock + lane] = ((a ^ kEights) & kLow) | ((b ^ kEights) & kLow) << 4;
+        const vu packed = nibbles_of(words[q], words[q + kQuads]);
+        std::memcpy(to + (span * kQuads + q) * kBlock + lane, &packed, sizeof packed);
       }
     }
+    for (int i = 0; i < kWidth; ++i)
+      for (int64_t at = whole * kQuads; at < spans * kQuads; ++at) {
+        const int64_t low = at / kQuads * 2 * kQuads + at % kQuads;
+        const auto word = [&](int64_t n) { return rows.at[i] ? word_at<uint32_t>(rows.at[i], from, n) : 0; };
+        to[at * kBlock + lane + i] = nibbles_of(word(low), word(low + kQuads));
+      }
+  }
 }
 
 }  // namespace labkit
