@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MEASURED_HERE = "measured here"
 RATIO = "x"  # the unit of bars that say how many times faster
+OWN_SCALES = "each panel has a scale of its own"
 UNFUSED = ", against unfused cuBLAS kernels; model and hardware not stated"
 LABEL = 190  # pixels of a bar's name
 REGION_NAMES = dict(zip(FUSED_REGIONS, ("1 QKV", "2 attention", "3 MLP", "4 bias + residual"), strict=True))
@@ -59,7 +60,9 @@ def published_figure(comparison: Comparison) -> go.Figure:
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}", left=left), row=1, col=1)
     title = "Times faster: ours, and what the articles report"
     conditions = in_lines(subtitle_of(comparison), comparison.candidate.environment.machine)
-    return _finish(figure, title, in_lines(conditions, *source_lines(theirs["source"])), height=600, left=left)
+    return _finish(
+        figure, title, in_lines(conditions, *source_lines(theirs["source"]), OWN_SCALES), height=600, left=left
+    )
 
 
 def region_figure(comparison: Comparison) -> go.Figure:
@@ -86,7 +89,7 @@ def region_figure(comparison: Comparison) -> go.Figure:
     write_behind(figure, [f"{value:.3g}x" for value in theirs["value"]], list(theirs["value"]), names, left, row=2)
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}", left=left), row=1, col=1)
     title = "Times faster in each of the four fused regions"
-    subtitle = in_lines(stages_subtitle(comparison), *source_lines(theirs["source"] + UNFUSED))
+    subtitle = in_lines(stages_subtitle(comparison), *source_lines(theirs["source"] + UNFUSED), OWN_SCALES)
     return _finish(figure, title, subtitle, height=480, left=left)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import MEASURED_HERE, add_published, source_lines, write_behind
+from labkit.figures.beside import MEASURED_HERE, OWN_SCALES, add_published, source_lines, write_behind
 from labkit.figures.pipeline_timeline import pipeline_subtitle
 from labkit.figures.room import left_of, legend_below, shares_axis
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, finish, heading, in_lines, whiskers
@@ -178,7 +178,7 @@ def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
     paper = theirs.iloc[0]
     hardware = f"{paper['model']} on {paper['hardware']}, each bar with those above it: {paper['note']}"
     baselines = "the paper's baseline is many micro-batches with a barrier after each token, ours above is naive"
-    text = in_lines(pipeline_subtitle(study), *source_lines(theirs["source"]), hardware, baselines)
+    text = in_lines(pipeline_subtitle(study), *source_lines(theirs["source"]), hardware, baselines, OWN_SCALES)
     height = sum(heights) + 190
     return finish(figure, "Times the tokens: ours, and the paper's", text, height=height).update_layout(margin_l=left)
 
