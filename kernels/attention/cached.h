@@ -29,7 +29,7 @@ struct Queries {
   Range seen() const { return seen_by(sights, count); }
 };
 
-// The stored numbers of kVectors vectors. Two vectors of bf16 are one vector of 32-bit lanes, whose lower and upper
+// The stored numbers of kCount vectors. Two vectors of bf16 are one vector of 32-bit lanes, whose lower and upper
 // halves become floats with one instruction each, so their order is: even numbers, then odd numbers. Queries and
 // contexts have the same order meanwhile.
 template <class T, int kCount>
