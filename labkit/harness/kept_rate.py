@@ -5,22 +5,18 @@ A probe takes a second in a new process. What only tells the share of the limit 
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
+from labkit.statistics.kept_records import read_kept, write_kept
 from labkit.statistics.kept_resolutions import Machine
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
-from labkit.system.json_file import read_json
 from labkit.system.validation import Listed
-from labkit.system.whole_file import write_whole
 
-KEPT = "read-rates.json"
-SCHEMA = 1
+KEPT, NAME = "read-rates.json", "rates"
 MORE = 1.01  # a rate that is higher by less is not written
 
 
@@ -33,26 +29,26 @@ class KeptRate(Listed):
     threads: int
     gb_s: float = Field(gt=0)
 
+    def serves(self, machine: Machine, threads: int) -> bool:
+        """Whether this is the rate of a machine with this number of threads."""
+        return threads == self.threads and self.machine.is_same(machine)
+
 
 def kept_rate_gb_s(threads: int, folder: Path | None = None) -> float | None:
     """GB/s of this machine with `threads` threads; None: not measured yet. folder: by default the cache's."""
-    return next((kept.gb_s for kept in _read(_file(folder)) if _is_here(kept, threads)), None)
+    here = Machine.here()
+    return next((kept.gb_s for kept in _read(_file(folder)) if kept.serves(here, threads)), None)
 
 
 def keep_rate(gb_s: float, threads: int, folder: Path | None = None) -> None:
     """Keeps a measured rate if it is the highest one. Does nothing where the cache cannot be written."""
-    file = _file(folder)
+    file, here = _file(folder), Machine.here()
     kept = _read(file)
-    if file is None or any(_is_here(rate, threads) and gb_s < rate.gb_s * MORE for rate in kept):
+    if file is None or any(rate.serves(here, threads) and gb_s < rate.gb_s * MORE for rate in kept):
         return
-    others = [rate for rate in kept if not _is_here(rate, threads)]
-    rates = [*others, KeptRate(machine=Machine.here(), threads=threads, gb_s=gb_s)]
+    others = [rate for rate in kept if not rate.serves(here, threads)]
     with suppress(OSError, UserError):
-        write_whole(file, json.dumps({"schema": SCHEMA, "rates": [rate.model_dump(mode="json") for rate in rates]}))
-
-
-def _is_here(kept: KeptRate, threads: int) -> bool:
-    return kept.threads == threads and kept.machine.is_same(Machine.here())
+        write_kept(file, NAME, [*others, KeptRate(machine=here, threads=threads, gb_s=gb_s)])
 
 
 def _file(folder: Path | None) -> Path | None:
@@ -61,18 +57,4 @@ def _file(folder: Path | None) -> Path | None:
 
 
 def _read(file: Path | None) -> list[KeptRate]:
-    """The entries of a file that are complete; none of a file that is missing or damaged."""
-    content: Any = None
-    with suppress(OSError, ValueError):
-        content = None if file is None else read_json(file, "measured rates of memory")
-    match content:
-        case {"schema": 1, "rates": list(entries)}:
-            return [kept for entry in entries if (kept := _entry(entry)) is not None]
-    return []
-
-
-def _entry(entry: Any) -> KeptRate | None:
-    try:
-        return KeptRate.model_validate(entry)
-    except ValidationError:
-        return None
+    return read_kept(file, NAME, KeptRate)

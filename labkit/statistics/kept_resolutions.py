@@ -5,28 +5,25 @@ The doctor shows them without loading torch. A home folder may serve several mac
 
 from __future__ import annotations
 
-import json
 import math
-from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
+from labkit.statistics.kept_records import read_kept, write_kept
 from labkit.statistics.resolution import MINUTE_S, Resolution, TellsApart
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
-from labkit.system.json_file import read_json
 from labkit.system.processor import cpu_name
 from labkit.system.processors import physical_cores
 from labkit.system.shown import shown
 from labkit.system.validation import Listed
-from labkit.system.whole_file import check_output_file, write_whole
+from labkit.system.whole_file import check_output_file
 
-KEPT = "resolutions.json"
-SCHEMA = 1
+KEPT, NAME = "resolutions.json", "resolutions"
 SIZES_APART = 4  # size of a class of models / size of the next smaller class
 LARGEST = 10.0  # logarithm of a ratio that no machine shows
 SAME_MEMORY = 0.05  # the system's own part of the memory differs a little from start to start
@@ -103,7 +100,7 @@ def kept_resolutions(folder: Path | None = None) -> list[KeptResolution]:
     Damaged entries, and a file that cannot be read, count as not there.
     """
     here = Machine.here()
-    kept = [entry for entry in _read(_file(folder)) if entry.machine.is_same(here)]
+    kept = [entry for entry in read_kept(_file(folder), NAME, KeptResolution) if entry.machine.is_same(here)]
     return sorted(kept, key=lambda entry: (entry.weight_mb, entry.threads))
 
 
@@ -121,11 +118,10 @@ def keep_resolution(resolution: KeptResolution, folder: Path | None = None) -> P
     file = check_can_keep(folder)
     others = [
         entry
-        for entry in _read(file)
+        for entry in read_kept(file, NAME, KeptResolution)
         if not (entry.machine.is_same(resolution.machine) and entry.serves(resolution.weight_mb, resolution.threads))
     ]
-    entries = [entry.model_dump(mode="json") for entry in [*others, resolution]]
-    write_whole(file, json.dumps({"schema": SCHEMA, "resolutions": entries}, indent=1))
+    write_kept(file, NAME, [*others, resolution])
     return file
 
 
@@ -141,21 +137,3 @@ def check_can_keep(folder: Path | None = None) -> Path:
 def _file(folder: Path | None) -> Path | None:
     folder = folder or cache_root()
     return None if folder is None else folder / KEPT
-
-
-def _read(file: Path | None) -> list[KeptResolution]:
-    """The entries of a file that are complete."""
-    content: Any = None
-    with suppress(OSError, ValueError):
-        content = None if file is None else read_json(file, "measured resolutions")
-    match content:
-        case {"schema": 1, "resolutions": list(entries)}:
-            return [kept for entry in entries if (kept := _entry(entry)) is not None]
-    return []
-
-
-def _entry(entry: Any) -> KeptResolution | None:
-    try:
-        return KeptResolution.model_validate(entry)
-    except ValidationError:
-        return None

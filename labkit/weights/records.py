@@ -135,12 +135,13 @@ class Builder:
         if not self.packs:
             scales = None if scales is None else scales.to(self.device).contiguous()
             return packed(replace(linear, weight=weight.to(self.device).contiguous(), scales=scales), self.spec.impl)
-        if gated:
-            weight, scales = interleave_gate(weight), None if scales is None else interleave_gate(scales)
-        outputs, inputs = weight.shape
+        if gated and scales is not None:
+            scales = interleave_gate(scales)
+        outputs, inputs = interleaved_rows(len(weight)) if gated else len(weight), weight.shape[1]
         bits = linear.bits if scales is not None else 8
         dtype = PACKED[bits] if scales is not None else weight.dtype
-        panels = pack(weight, out=self.place.empty(packed_shape(outputs, inputs, dtype), dtype), bits=bits)
+        parts = weight.chunk(2) if gated else (weight,)
+        panels = pack(*parts, out=self.place.empty(packed_shape(outputs, inputs, dtype), dtype), bits=bits)
         scales = None if scales is None else self._kept(pack_scales(scales))
         return replace(linear, weight=panels, outputs=outputs, layout="panels", scales=scales)
 
