@@ -1,7 +1,7 @@
 """The ops of a layer in running order: one list for counting a step's bytes and FLOPs and for comparing its regions.
 
-A new op of the layer has its folder and a row here; its stage has its name in `labkit.stages`, and the engine calls it
-in `labkit.engine.runners.layer`.
+A new op of the layer has its folder and a row here. Its stage has its name in `labkit.stages`, and `kernels/layer.py`
+has its place in the sequence.
 """
 
 from collections.abc import Callable

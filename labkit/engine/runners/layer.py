@@ -1,10 +1,9 @@
-"""One fused transformer layer, stage by stage.
+"""One fused transformer layer, op by op.
 
 N rows (tokens of all sequences), H hidden, I intermediate, Hq query heads, D head_dim.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
@@ -12,9 +11,10 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from labkit.kernels import LayerWeights
+from labkit.kernels.layer import Sum, run_layer
 from labkit.kernels.layer_ops import LAYER_OPS
 from labkit.kernels.types import Heads, LayerCache, Rotary, Rows
-from labkit.stages import Phase, Stage, stage
+from labkit.stages import Phase, stage
 
 Ops = Mapping[str, Callable[..., Any]]
 """The ops of a layer by name: `labkit.kernels` without the checks, with `threads` and `impl` set."""
@@ -41,47 +41,59 @@ class Wiring:
     add_up: Callable[[Tensor], Tensor] | None = None
 
 
-def run_layer(
-    ops: Ops,
-    w: LayerWeights,
-    wiring: Wiring,
-    hidden_NH: Tensor,
-    rows: Rows,
-    rotary: Rotary | None,
-    slots: LayerCache,
-    around: Callable[[Stage], AbstractContextManager[object]],
-) -> Tensor:
-    """Runs one layer: hidden [N, H] -> hidden [N, H]. Each stage runs within `around(stage)`."""
-    from_norm, add_up = wiring.from_norm, wiring.add_up
-    with around(Stage.QKV):
-        queries, residual_NH = ops["qkv_gemm"](
-            hidden_NH, w.qkv, wiring.heads, rotary, rows, slots, residual_from_norm=from_norm
+@dataclass(frozen=True)
+class OpRegions:
+    """The regions of one layer as ops, which leave each product for the next region to add."""
+
+    ops: Ops
+    weights: LayerWeights
+    wiring: Wiring
+    hidden_NH: Tensor
+    rows: Rows
+    rotary: Rotary | None
+    slots: LayerCache
+
+    joined = None
+
+    @property
+    def parallel(self) -> bool:
+        return self.wiring.parallel
+
+    @property
+    def add_up(self) -> Callable[[Tensor], Tensor] | None:
+        return self.wiring.add_up
+
+    def qkv(self) -> tuple[Tensor, Tensor]:
+        wiring, w = self.wiring, self.weights.qkv
+        return self.ops["qkv_gemm"](
+            self.hidden_NH, w, wiring.heads, self.rotary, self.rows, self.slots, residual_from_norm=wiring.from_norm
         )
-    with around(Stage.ATTENTION):
-        context = ops["attention"](queries, w.attention, wiring.heads, rows, slots)
-    with around(Stage.ATTN_OUT):
-        attn_out_NH = ops["gemm"](context, w.attn_out)
-    if add_up and not wiring.parallel:
-        with around(Stage.ALL_REDUCE):
-            attn_out_NH = add_up(attn_out_NH)
-    with around(Stage.MLP):
-        if wiring.parallel:
-            act_NI, _ = ops["mlp_gemm"](hidden_NH, None, None, w.mlp.region)
-        else:
-            act_NI, residual_NH = ops["mlp_gemm"](
-                residual_NH, attn_out_NH, w.attn_bias, w.mlp.region, residual_from_norm=from_norm
-            )
-    with around(Stage.MLP_OUT):
-        mlp_out_NH = ops["gemm"](act_NI[:, : w.mlp.out.inputs].contiguous(), w.mlp.out)
-        if add_up and wiring.parallel:
-            mlp_out_NH += attn_out_NH
-    if add_up:
-        with around(Stage.ALL_REDUCE):
-            mlp_out_NH = add_up(mlp_out_NH)
-    with around(Stage.RESIDUAL):
-        if wiring.parallel and not add_up:
-            return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp.out_bias, attn_out_NH, w.attn_bias)
-        return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp.out_bias, mlp_norm=w.mlp.out_norm)
+
+    def attention(self, queries: Tensor) -> Tensor:
+        return self.ops["attention"](queries, self.weights.attention, self.wiring.heads, self.rows, self.slots)
+
+    def attn_out(self, context: Tensor, residual: Tensor) -> Sum:
+        return Sum(residual, (self.ops["gemm"](context, self.weights.attn_out),))
+
+    def mlp(self, attended: Sum) -> tuple[Tensor, Sum]:
+        w, mlp_gemm = self.weights, self.ops["mlp_gemm"]
+        if self.parallel:
+            act_NI, _ = mlp_gemm(self.hidden_NH, None, None, w.mlp.region)
+            return act_NI, attended
+        residual_NH, (attn_out_NH,) = attended
+        act_NI, residual_NH = mlp_gemm(
+            residual_NH, attn_out_NH, w.attn_bias, w.mlp.region, residual_from_norm=self.wiring.from_norm
+        )
+        return act_NI, Sum(residual_NH)
+
+    def mlp_out(self, act: Tensor, onto: Sum) -> Sum:
+        out = self.weights.mlp.out
+        return Sum(onto.residual, (*onto.products, self.ops["gemm"](act[:, : out.inputs].contiguous(), out)))
+
+    def residual_add(self, total: Sum) -> Tensor:
+        w, (*attn_outs, mlp_out_NH) = self.weights, total.products
+        attention = (attn_outs[0], w.attn_bias) if attn_outs else ()
+        return self.ops["residual_add"](total.residual, mlp_out_NH, w.mlp.out_bias, *attention, mlp_norm=w.mlp.out_norm)
 
 
 class CacheLayers(Protocol):
@@ -114,7 +126,7 @@ class FusedLayer(nn.Module):
         weights: LayerWeights | None = None,
     ) -> Tensor:
         """Runs the layer. weights: present location of an offloaded layer's weights; None: the layer is resident."""
-        return run_layer(
+        regions = OpRegions(
             ops(self.impl, threads),
             weights or self.weights,
             self.wiring,
@@ -122,5 +134,5 @@ class FusedLayer(nn.Module):
             rows,
             rotary,
             cache.layer(self.index),
-            lambda name: stage(phase, name, self.index),
         )
+        return run_layer(regions, lambda name: stage(phase, name, self.index))

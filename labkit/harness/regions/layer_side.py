@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.engine.runners.layer import Ops, Wiring, run_layer
+from labkit.engine.runners.layer import OpRegions, Ops, Wiring
 from labkit.harness.regions.clocks import RegionClock, Samples
 from labkit.harness.regions.random_layers import RandomLayers
 from labkit.harness.regions.sides import ONE_CALL
 from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels import DecodeStep, LayerWeights
 from labkit.kernels.decode_step import LAYER_STAGES, ChunkArgs
+from labkit.kernels.layer import run_layer
 from labkit.kernels.types import LayerCache, Rotary, Rows
 from labkit.stages import Stage
 
@@ -38,9 +39,8 @@ class LayerSide:
         hidden = self.hidden_NH
         for index in range(len(self.layers)):
             at = index if only is None else only
-            hidden = run_layer(
-                self.ops, self.layers[at], self.wiring, hidden, self.rows, self.rotary, self.caches[at], around
-            )
+            regions = OpRegions(self.ops, self.layers[at], self.wiring, hidden, self.rows, self.rotary, self.caches[at])
+            hidden = run_layer(regions, around)
         return hidden
 
     def times(self, *, warm: bool = False) -> Samples:
