@@ -189,10 +189,18 @@ def sources_digest() -> str:
 def _digest(parts: tuple[str, ...], endings: tuple[str, ...] = (".h", ".cpp")) -> str:
     digest = hashlib.sha256()
     for source in sorted(_files(endings)):
-        with open(source, "rb") as file:
-            digest.update(source.removeprefix(str(SOURCES)).encode() + b"\0" + file.read() + b"\0")
+        status = os.stat(source)
+        content = _content_digest(source, status.st_ino, status.st_size, status.st_mtime_ns)
+        digest.update(source.removeprefix(str(SOURCES)).encode() + b"\0" + content)
     digest.update("\0".join(parts).encode())
     return digest.hexdigest()[:20]
+
+
+@functools.lru_cache(maxsize=1024)
+def _content_digest(source: str, *identity: int) -> bytes:
+    """The digest of a source. It is read once for each `identity`, which changes with the file."""
+    with open(source, "rb") as file:
+        return hashlib.sha256(file.read()).digest()
 
 
 def _files(endings: tuple[str, ...]) -> Iterator[str]:
@@ -303,7 +311,9 @@ def load(weight_type: str) -> ctypes.CDLL:
 
 
 def in_use(weight_type: str) -> ctypes.CDLL:
-    """As `load`, but it looks for edited sources only twice a second, because a kernel's call lasts microseconds."""
+    """As `load`, but it looks for edited sources only twice a second, because a kernel's call lasts microseconds, and
+    the look milliseconds.
+    """
     library, until = _in_use.get((weight_type, os.environ.get("LABKIT_ISA")), (None, 0.0))
     return library if library is not None and monotonic() < until else load(weight_type)
 
@@ -324,7 +334,7 @@ def any_library() -> ctypes.CDLL:
 def unavailable() -> str | None:
     """The reason why the C++ kernels can't run in this process, or None if they can."""
     try:
-        load("float32")
+        in_use("float32")
     except BuildError as error:
         return str(error)
     return None

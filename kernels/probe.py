@@ -132,7 +132,7 @@ def _gb_s(data: Tensor, way: Way, threads: int) -> float:
 
 
 def _library() -> ctypes.CDLL:
-    return build.load("float32")
+    return build.in_use("float32")
 
 
 @cache

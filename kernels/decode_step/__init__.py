@@ -183,7 +183,7 @@ class DecodeStep:
         kv_streamed: bool = False,
     ) -> None:
         self.model, self.exchange, self.streamed, self.kv_streamed = model, exchange, streamed, kv_streamed
-        self.library = build.load(model.weight_type)
+        self.library = build.in_use(model.weight_type)
         self.times = np.zeros(2 + len(LAYER_STAGES) * len(model.layers), dtype=np.int64)
         self._workspace, self._workspace_at = torch.empty(0, dtype=torch.uint8), 0
         self._sized_for = (0, 0, 0)

@@ -81,7 +81,7 @@ class Commands(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         command = super().__getitem__(name)
         if command is None:
-            self[name] = command = _loaded(name, HOMES[name])
+            self[name] = command = _loaded(name)
         return command
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -135,8 +135,10 @@ def _source(module: str) -> ast.Module:
     return ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
 
 
-def _loaded(name: str, home: Home) -> Any:
-    """The command of click for a function or a typer group."""
+@cache
+def _loaded(name: str) -> Any:
+    """The command of click for a function or a typer group. To make it takes longer than many commands run."""
+    home = HOMES[name]
     target = getattr(import_module(f"labkit.cli.{home.module}"), home.name)
     if not isinstance(target, typer.Typer):
         parser_module, _, parser = home.words.partition(":")

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 from helpers.kernels.ops import (
+    FEW_ISAS,
     ISAS,
     MASKS,
     Draw,
@@ -16,6 +17,7 @@ from helpers.kernels.ops import (
     missing_instructions,
     rows_of,
 )
+from helpers.sweeps import swept
 from torch import Tensor
 
 from labkit.kernels import attention, gpu, qkv_gemm
@@ -35,7 +37,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=[*ISAS, "triton"])
+@pytest.fixture(params=swept([*ISAS, "triton"], [*FEW_ISAS, "triton"]))
 def impl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Triton in its interpreter, or C++ built for each instruction set."""
     if request.param == "triton":

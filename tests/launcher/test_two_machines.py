@@ -85,7 +85,8 @@ def start(
     )
 
 
-@pytest.mark.parametrize("ranks", swept([2, 4], ["2"]))
+@sweep
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_of_two_machines_run_one_model_and_fail_together(tmp_path: Path, ranks: int) -> None:
     """Ranks follow the node rank, in whatever order the machines start."""
     script = tmp_path / "script.py"

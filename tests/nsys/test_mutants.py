@@ -37,7 +37,7 @@ from labkit.nsys.timeline.synthetic import decode_trace
 from labkit.nsys.trace import Trace
 from labkit.system.errors import UserError
 
-MOST_S = 60.0  # processor time for a trace of some hundred events: far more than any needs
+MOST_S = 10.0  # processor time for a trace of some hundred events: far more than any needs
 ODD: tuple[Any, ...] = (
     *(None, True, [], {}, "", "x", [[]], {"a": 1}, "\x1b[2J\u202e", "é" * 300, [1, "a", None]),
     *(0, -1, 1.5, 2**31, 2**63 - 1, -(2**63), 2**64 + 3, 10**30, 1e-300, 1e300, "nan", "-Infinity", "1e999", "0x7"),
@@ -145,7 +145,7 @@ def survives(make: Callable[[Random], bytes], random: Random) -> None:
         assert time.process_time() - start < MOST_S
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(200, marks=[sweep, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [4, pytest.param(400, marks=[sweep, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize("make", [damaged_json, damaged_database])
 def test_a_damaged_trace_is_read_or_refused(make: Callable[[Random], bytes], count: int) -> None:
     run_examples = settings(

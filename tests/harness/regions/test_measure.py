@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.models.small_models import SMALL_CONFIGS, small_config
-from helpers.sweeps import crossed
+from helpers.sweeps import crossed, sweep
 from torch import Tensor
 
 from labkit.harness import load_records
@@ -115,6 +115,7 @@ def test_every_rung_of_the_ladder_computes_the_same(name: str, dtype: str) -> No
         assert float((actual - expected).abs().max() / expected.abs().max()) < TOLERANCES[dtype], fused
 
 
+@sweep
 def test_the_ladder_is_timed_rung_by_rung() -> None:
     ladder = LayerBench(layer_case("tiny-gpt2", context=9, threads=1, layers=2)).ladder(rounds=3)
     assert ladder.rungs == (*RUNGS, ONE_CALL)
@@ -198,6 +199,7 @@ def test_regions_are_measured_until_their_gains_are_decided(monkeypatch: pytest.
         return {}
 
     monkeypatch.setattr(call_epochs, "OthersByRound", Nobody)
+    monkeypatch.setattr(call_epochs, "place_probe_anew", lambda: None)
     timers = [timer(UNFUSED, 30.0), timer(FUSED, 10.0), timer(ONE_CALL, 10.0)]
     monkeypatch.setattr(bench, "_timers", lambda: (timers, [end_epoch]))
     monkeypatch.setattr(measuring, "probe_turn", lambda threads, device: {})
@@ -223,6 +225,7 @@ def test_a_precision_goes_on_after_the_verdict(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(measuring, "RUNGS", {"unfused": ()})
     monkeypatch.setattr(measuring, "_wall_us", lambda run: 60.0 * np.exp(0.02 * random.standard_normal()))
     monkeypatch.setattr(call_epochs, "OthersByRound", Nobody)
+    monkeypatch.setattr(call_epochs, "place_probe_anew", lambda: None)
     ladder = bench.ladder(precision=0.02, budget_s=1e9)
     assert ladder.gain.high / ladder.gain.low <= 1.02
     assert len(ladder.looks) > 1

@@ -16,6 +16,12 @@ from labkit.harness.turns.placing import PlacedBytes
 UNTIL_ANSWERED = Schedule(rounds=None, budget_s=1e9)
 
 
+@pytest.fixture(autouse=True)
+def probe_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the probe's memory where it is, because copying it takes longer than all calls of an epoch."""
+    monkeypatch.setattr(module, "place_probe_anew", lambda: None)
+
+
 def sides(order: list[str]) -> list[Callable[[], int]]:
     """Three sides, which note their turns and return their number."""
 

@@ -1,5 +1,6 @@
 """Epochs: sides and a probe take turns until there is a verdict. Sides here are made up, so no process starts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,8 +74,10 @@ def measured(
     decided: Any = last_is_decided,
     tells_apart: TellsApart | None = None,
     sharing: Any = None,
+    place_probe_anew: Callable[[], None] = lambda: None,
 ) -> tuple[Turns, list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module, "place_probe_anew", place_probe_anew)
     monkeypatch.setattr(module, "probe_turn", lambda threads, device: {ONLY_WAY: 1000.0 * threads})
     labels: list[str] = []
     steps = Steps(9, lambda done, total, label: labels.append(label))
@@ -142,6 +145,13 @@ def test_the_order_in_a_pair_is_random_and_the_probe_has_its_turn(monkeypatch: p
     places = [[turn.place for run in side.runs for turn in run.turns] for side in turns.sides]
     orders = set(zip(*places, strict=True))
     assert orders == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
+
+
+def test_the_probe_is_placed_anew_in_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[int] = []
+    sides = MadeUp("baseline", 40.0), MadeUp("candidate", 10.0)
+    turns, _ = measured(monkeypatch, Schedule(rounds=4), *sides, place_probe_anew=lambda: placed.append(len(placed)))
+    assert len(placed) == turns.comparison(0, 1).rounds == 4
 
 
 def test_the_record_keeps_every_pair_and_a_file_gives_it_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

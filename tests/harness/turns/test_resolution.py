@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.studies.comparisons import comparison
+from helpers.sweeps import sweep
 
 from labkit.harness.compare import interleave
 from labkit.harness.compare.interleave import _tells_apart
@@ -135,6 +136,7 @@ def test_a_comparison_takes_the_larger_figure_of_its_sides(monkeypatch: pytest.M
     assert _tells_apart(sides(498.0, 249.0), schedule) is None
 
 
+@sweep
 @pytest.mark.skipif(torch.cuda.is_available(), reason="sides run on the GPU, where weights stay in their place")
 def test_this_machine_is_measured_and_its_comparisons_know_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
