@@ -61,6 +61,7 @@ class CChunk(ctypes.Structure):
         ("hidden", c_void_p),
         ("inputs", c_void_p),
         ("outputs", c_void_p),
+        ("first_sequence", c_int64),
     ]
 
 
@@ -101,6 +102,7 @@ class ChunkArgs(NamedTuple):
     hidden: Tensor | None = None  # float32 [B*keep, H], after the final norm
     inputs: Tensor | None = None  # float32 [N, H], instead of tokens for a range of layers without an embedding
     outputs: Tensor | None = None  # float32 [N, H], for a range without a head: all rows, after the final norm if any
+    first_sequence: int = 0  # of the cache: the chunk has this one and the next B - 1
 
     @property
     def num_rows(self) -> int:
@@ -110,7 +112,8 @@ class ChunkArgs(NamedTuple):
     @property
     def c(self) -> CChunk:
         tensors = (self.logits, self.argmax, self.hidden, self.inputs, self.outputs)
-        return CChunk(self.rows.c, self.past, pointer(self.tokens), self.keep, *map(pointer, tensors))
+        pointers = map(pointer, tensors)
+        return CChunk(self.rows.c, self.past, pointer(self.tokens), self.keep, *pointers, self.first_sequence)
 
 
 @dataclass(frozen=True)
@@ -261,6 +264,8 @@ class DecodeStep:
             end, tokens = chunk.past + chunk.rows.tokens, chunk.rows.tokens
             if not 0 <= chunk.past < end <= capacity:
                 raise UserError(f"cache of {capacity} slots can't take {tokens} tokens after {chunk.past}; grow it")
+            if chunk.first_sequence < 0:
+                raise UserError(f"got first_sequence = {chunk.first_sequence}, expected a sequence of the caches")
             if not 0 <= chunk.keep <= tokens:
                 raise UserError(f"got keep = {chunk.keep}, expected 0 to {tokens}, the tokens of a sequence")
 

@@ -128,8 +128,8 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
     work.h = first_h;
     for (int64_t c = 0; c < args.num_chunks; ++c) {
       const Chunk& chunk = args.chunks[c];
-      layer_step(team, thread, ranks, model, layer, cache_of(args, chunk, l, kv_slot), args.rotary, chunk, work, stride,
-                 clock, scratch);
+      layer_step(team, thread, ranks, model, layer, cache_of(args, model.heads, chunk, l, kv_slot), args.rotary, chunk,
+                 work, stride, clock, scratch);
       work.h += chunk.count() * stride;
     }
     if (thread != 0) continue;

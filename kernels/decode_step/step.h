@@ -10,14 +10,15 @@ namespace labkit {
 // Tokens that go through a layer together.
 struct Chunk {
   Rows rows;
-  int64_t past;           // tokens before them in every sequence's cache; the caches' own `past` is not used
-  const int64_t* tokens;  // [rows]
-  int64_t keep;           // logits of the last `keep` tokens of each sequence; 0: none
-  float* logits;          // [batch * keep][vocab] or null
-  int64_t* argmax;        // [batch * keep] or null; -1 where all logits are NaN
-  float* hidden;          // [batch * keep][hidden] after the final norm, or null
-  const float* inputs;    // [rows][hidden] instead of `tokens`, or null
-  float* outputs;         // [rows][hidden] after the final norm if any, instead of logits, or null
+  int64_t past;            // tokens before them in every sequence's cache; the caches' own `past` is not used
+  const int64_t* tokens;   // [rows]
+  int64_t keep;            // logits of the last `keep` tokens of each sequence; 0: none
+  float* logits;           // [batch * keep][vocab] or null
+  int64_t* argmax;         // [batch * keep] or null; -1 where all logits are NaN
+  float* hidden;           // [batch * keep][hidden] after the final norm, or null
+  const float* inputs;     // [rows][hidden] instead of `tokens`, or null
+  float* outputs;          // [rows][hidden] after the final norm if any, instead of logits, or null
+  int64_t first_sequence;  // of the caches: the chunk has this one and those that follow it
 
   int64_t count() const { return int64_t(rows.batch) * rows.tokens; }
 };
@@ -81,10 +82,16 @@ struct Workspace {
   }
 };
 
-// slot: the slot of the layer's keys and values; null: they are resident.
-inline Cache cache_of(const StepArgs& args, const Chunk& chunk, int64_t layer, char* slot) {
+// A layer's cache, from the chunk's first sequence on. slot: that of the keys and values; null: they are resident.
+inline Cache cache_of(const StepArgs& args, const Heads& heads, const Chunk& chunk, int64_t layer, char* slot) {
   Cache cache = args.caches[layer];
   cache.past = chunk.past;
+  const int64_t before = chunk.first_sequence * heads.kv * cache.capacity;
+  const int64_t bytes = before * heads.padded_dim * (cache.key_scales ? 1 : int64_t(sizeof(Stored)));
+  cache.keys = static_cast<char*>(cache.keys) + bytes;
+  cache.values = static_cast<char*>(cache.values) + bytes;
+  for (bf16** scales : {&cache.key_scales, &cache.value_scales})
+    if (*scales) *scales += before;
   if (!slot) return cache;
   cache.keys = slot + (static_cast<char*>(cache.keys) - args.kv_slot);
   cache.values = slot + (static_cast<char*>(cache.values) - args.kv_slot);

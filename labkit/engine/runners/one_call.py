@@ -8,6 +8,7 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
+from labkit.engine.runners.groups import grouped_chunks, joined_groups, padded_groups
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoices
 from labkit.engine.runners.runner import Runner, RunnerInfo
@@ -34,8 +35,23 @@ class OneCallRunner(Runner):
         return replace(super().info, reading=str(self.readings))
 
     def _begin(self, step: StepInput) -> StepOutput:
+        if groups := self._groups(step):
+            return StepOutput(self._by_groups(step, groups))
         parts = self.layer_range.results(step, lambda chunks: self._run(step, chunks))
         return StepOutput(rows=joined(parts)) if self.layer_range.weights.head is None else StepOutput(joined(parts))
+
+    def _groups(self, step: StepInput) -> list[range]:
+        """Groups of a padded prompt's sequences; empty: the batch stays whole."""
+        layer_range = self.layer_range
+        whole = step.follows or layer_range.weights.head is None or layer_range.backing_store is not None
+        return [] if whole else padded_groups(step)
+
+    def _by_groups(self, step: StepInput, groups: list[range]) -> Tensor | None:
+        with self.layer_range.one_at_a_time:
+            chunks = list(grouped_chunks(step, groups))
+            passes = [chunks] if self.layer_range.once_a_step else [[chunk] for chunk in chunks]
+            parts = [part for chunks_of_pass in passes for part in self._run(step, chunks_of_pass)]
+        return joined_groups(step, chunks, parts)
 
     def _run(self, step: StepInput, chunks: list[Chunk]) -> list[Tensor | None]:
         """Returns logits, argmax, or the output rows of the last layer for each chunk; None for a chunk that keeps
@@ -69,7 +85,17 @@ class OneCallRunner(Runner):
             argmax = torch.empty(batch, keep, dtype=torch.int64)
         elif keep:
             logits = torch.empty(batch, keep, head.vocab_size)
-        return ChunkArgs(chunk.rows, chunk.past, chunk.tokens, keep, logits, argmax, None, chunk.inputs, outputs)
+        return ChunkArgs(
+            rows=chunk.rows,
+            past=chunk.past,
+            tokens=chunk.tokens,
+            keep=keep,
+            logits=logits,
+            argmax=argmax,
+            inputs=chunk.inputs,
+            outputs=outputs,
+            first_sequence=chunk.first_sequence,
+        )
 
     def _result(self, step: StepInput, chunk: ChunkArgs) -> Tensor | None:
         """Returns the result of a chunk; None if it keeps nothing."""
