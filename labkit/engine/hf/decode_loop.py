@@ -209,12 +209,16 @@ def _choose_argmax(
     cache, phase = prompt.cache, prompt.phase
     chosen: list[Tensor] = []
     finished: set[int] = set()
+
+    def all_tokens() -> Tensor:
+        return torch.cat((input_ids, torch.cat(chosen, dim=1).to(input_ids.device)), dim=1)
+
     output = yield prompt._replace(greedy=True)
     while True:
         with stage(phase, Stage.SAMPLE):
             result = output.result
             assert result is not None
-            for row in finished:
+            for row in finished if end.pads else ():
                 result[row] = pad
             ids = result.flatten().tolist()
             if min(ids) < 0:
@@ -222,10 +226,9 @@ def _choose_argmax(
             chosen.append(result)
             if streamer is not None:
                 streamer.put(result[:, 0].cpu())
-            if end.tokens:
-                finished.update(row for row, token in enumerate(ids) if token in end.tokens)
+            end.note(finished, ids, all_tokens)
             if len(finished) == len(ids) or input_ids.shape[1] + len(chosen) >= end.length:
-                return torch.cat((input_ids, torch.cat(chosen, dim=1).to(input_ids.device)), dim=1)
+                return all_tokens()
         phase = Phase.DECODE
         output = yield StepInput(result, cache, greedy=True, follows=True)
 

@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import time
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+
+
+@dataclass(frozen=True)
+class StopText:
+    """Stop strings of transformers, which look at a text only if its last token can end one of them.
+
+    can_end: for each token of the vocabulary, and for one beyond it, whether a stop string can end in the token.
+    """
+
+    criterion: StopStringCriteria
+    can_end: bytes
+
+    @classmethod
+    def of(cls, criterion: StopStringCriteria) -> StopText:
+        """Reads the criterion's table. Its columns are positions in the stop strings, then numbers of characters that a
+        token shares with the end of a stop string, then the token's length.
+        """
+        shared = criterion.embedding_vec[:, criterion.max_valid_positions * criterion.num_stop_strings : -1]
+        return cls(criterion, (shared > 0).any(dim=1).cpu().numpy().tobytes())
+
+    def may_end(self, token: int) -> bool:
+        return bool(self.can_end[min(token, len(self.can_end) - 1)])
 
 
 @dataclass(frozen=True)
 class End:
-    """End of texts: one of these tokens, or a length, prompt included."""
+    """End of texts: one of these tokens, a length with the prompt, a stop string, or a time."""
 
     tokens: frozenset[int]
     length: int
+    texts: tuple[StopText, ...] = ()
+    times: tuple[MaxTimeCriteria, ...] = ()
+
+    @property
+    def pads(self) -> bool:
+        """Whether texts that have ended are padded. transformers lets them go on if no token ends them."""
+        return bool(self.tokens)
+
+    def note(self, ended: set[int], last: Sequence[int], tokens: Callable[[], Tensor]) -> None:
+        """Adds to `ended` the texts that end with their last tokens. `tokens()` gives all tokens [B, T]."""
+        if self.tokens:
+            ended.update(row for row, token in enumerate(last) if token in self.tokens)
+        for text in self.texts:
+            if any(row not in ended and text.may_end(token) for row, token in enumerate(last)):
+                ended.update(text.criterion(tokens(), None).nonzero().flatten().tolist())
+        if any(time() - limit.initial_timestamp > limit.max_time for limit in self.times):
+            ended.update(range(len(last)))
 
 
 def known_end(criteria: StoppingCriteriaList) -> End | None:
@@ -24,6 +65,8 @@ def known_end(criteria: StoppingCriteriaList) -> End | None:
     own code.
     """
     ends, length = set(), None
+    texts: list[StopText] = []
+    times: list[MaxTimeCriteria] = []
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
             ends.update(criterion.eos_token_id.flatten().tolist())
@@ -32,9 +75,13 @@ def known_end(criteria: StoppingCriteriaList) -> End | None:
             if most is not None and criterion.max_length > most:
                 return None
             length = min(criterion.max_length, length or criterion.max_length)
+        elif type(criterion) is StopStringCriteria:
+            texts.append(StopText.of(criterion))
+        elif type(criterion) is MaxTimeCriteria:
+            times.append(criterion)
         else:
             return None
-    return None if length is None else End(frozenset(ends), length)
+    return None if length is None else End(frozenset(ends), length, tuple(texts), tuple(times))
 
 
 class Endings(Protocol):
@@ -67,14 +114,12 @@ class _KnownEndings:
     ended: set[int] = field(default_factory=set)
 
     def padded(self, next_tokens: Tensor) -> Tensor:
-        for row in self.ended:
+        for row in self.ended if self.end.pads else ():
             next_tokens[row] = self.pad
         return next_tokens
 
     def have_ended(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> bool:
-        if self.end.tokens:
-            last = tokens[:, -1].tolist()
-            self.ended.update(row for row, token in enumerate(last) if token in self.end.tokens)
+        self.end.note(self.ended, tokens[:, -1].tolist(), lambda: tokens)
         return len(self.ended) == self.batch or tokens.shape[1] >= self.end.length
 
 
