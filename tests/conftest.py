@@ -46,7 +46,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=swept(ops.ISAS, ops.FEW_ISAS))
+@pytest.fixture(params=swept(ops.ISAS, [ops.OWN_ISA]))
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Builds the kernels for this instruction set; skips the test if the CPU lacks it."""
     if reason := ops.missing_instructions(request.param):

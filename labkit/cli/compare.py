@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,6 +13,9 @@ from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads
 from labkit.harness.compare.sides import names_in_help
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
+
+if TYPE_CHECKING:
+    from labkit.harness import Comparison
 
 out = terminal()
 err = terminal(stderr=True)
@@ -42,6 +45,10 @@ Against = Annotated[
         help="Another version of labkit as baseline: a commit, a folder with labkit/ in it, or an environment."
     ),
 ]
+Sample = Annotated[
+    str | None,
+    typer.Option(help="Sample on both sides, with transformers' settings, such as top_p=0.9,temperature=0.8."),
+]
 
 
 def compare(
@@ -58,6 +65,7 @@ def compare(
     pp: Stages = 1,
     schedule: Annotated[str, typer.Option(help="Schedule of the stages: queue, rounds, barrier or naive.")] = "queue",
     memory_gb: MemoryGb = None,
+    sample: Sample = None,
     rounds: Rounds = None,
     budget_s: Budget = None,
     precision: Width = None,
@@ -86,6 +94,7 @@ def compare(
             pp=pp,
             schedule=schedule,
             memory_gb=memory_gb,
+            sample=sample,
             rounds=rounds,
             budget_s=budget_s,
             precision=None if precision is None else fraction("precision", precision),
@@ -96,6 +105,11 @@ def compare(
             write=False,
             progress=follow,
         )
+    _print(comparison, as_json)
+    save(comparison, output)  # last, so that the result is shown even if it cannot be saved
+
+
+def _print(comparison: Comparison, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(comparison.as_dict()))
     else:
@@ -103,4 +117,3 @@ def compare(
     for remark in comparison.remarks:
         if as_json or remark != comparison.trust().sentence:  # the table ends with this sentence
             err.print(f"note: {escape(remark)}", style="yellow", highlight=False)
-    save(comparison, output)  # last, so that the result is shown even if it cannot be saved

@@ -205,7 +205,8 @@ class Comparison(Tabular, FrozenRecord):
         if not self.candidate.taken_cores and environment.load_average > environment.cores / 2:
             weaknesses.append(f"the machine was busy before the first round (load {environment.load_average})")
         if not self.tokens_equal:
-            weaknesses.append(f"the sides' tokens differ from new token {self.first_difference} on")
+            drawn = ": sampling draws others where logits differ in their last digits" if self.case.sample else ""
+            weaknesses.append(f"the sides' tokens differ from new token {self.first_difference} on{drawn}")
         trust = self.trust()
         if not trust.trustworthy:
             weaknesses.append(trust.sentence)

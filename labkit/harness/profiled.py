@@ -42,7 +42,7 @@ def main(
     options = {"tensor_parallel": {"tp_size": tp}} if tp > 1 else {}
     loaded = load_side(side, source, weight_dtype, threads, **options)
     tokens = np.random.default_rng(seed).integers(0, loaded.config.vocab_size, (batch, prompt))
-    arguments = loaded.greedy_arguments(batch, prompt)
+    arguments = loaded.arguments(batch, prompt)
 
     def generate(new_tokens: int) -> None:
         loaded.generate(torch.from_numpy(tokens), max_new_tokens=new_tokens, **arguments)

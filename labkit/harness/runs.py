@@ -36,6 +36,7 @@ class Case(FrozenRecord):
     pp: int = 1  # stages
     schedule: str = ""  # of the stages; empty for one stage
     memory_gb: float | None = None  # 1e9 bytes that each side may take beyond its imports; None: no limit
+    sample: str = ""  # settings of sampling, as `sample_text` gives them; empty: greedy search
 
     @property
     def ranks(self) -> int:
@@ -50,7 +51,9 @@ class Case(FrozenRecord):
     def title(self) -> str:
         """The case in a line."""
         limit = "" if self.memory_gb is None else f", {self.memory_gb:g} GB of memory"
-        return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens{limit}"
+        sampled = self.sample and f", sampled with {self.sample}"
+        sizes = f"batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens"
+        return f"{self.model}, {self.dtype}, {sizes}{sampled}{limit}"
 
 
 class SharedWeights(FrozenRecord):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
+from labkit.harness.compare.choosing import sample_text
 from labkit.harness.compare.compare import compare
 from labkit.harness.compare.sides import IN_PROCESS
 from labkit.harness.comparison import Comparison
@@ -34,6 +35,12 @@ def study_comparison(
     baseline: Annotated[
         str, StudySetting("the side with which the fused engine is compared", choices=IN_PROCESS)
     ] = "hf-eager",
+    sample: Annotated[
+        str,
+        StudySetting(
+            "settings with which both sides sample (docs/measuring.md); empty: greedy search", check=sample_text
+        ),
+    ] = "",
     threads: Threads = 0,
     rounds: Epochs = 0,
     question: Question = "What is the capital of France?",
@@ -56,6 +63,7 @@ def study_comparison(
         batch=batch,
         prompt=prompt_tokens,
         new=new_tokens,
+        sample=sample,
         threads=threads or None,
         rounds=rounds or None,
         question=question,

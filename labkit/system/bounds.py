@@ -20,6 +20,24 @@ class SettingBounds(NamedTuple):
     whole: bool = True  # only whole numbers
     above: bool = False  # `least` itself is too small
 
+    def check(self, name: str, number: Any, why: str = "") -> None:
+        """Raises UserError for a number outside these bounds, for NaN, for a fraction where a whole number is due, and
+        for anything that is not a number.
+        """
+        if not isinstance(number, Real) or isinstance(number, bool):
+            raise UserError(f"got {name} = {number!r}, expected a number")
+        if number != number:  # NaN
+            expected = "a number"
+        elif number < self.least or (self.above and number == self.least):
+            expected = f"{'more than' if self.above else 'at least'} {self.least:g}"
+        elif number > self.most:
+            expected = f"at most {self.most:,}"
+        elif self.whole and not isinstance(number, Integral):
+            expected = "a whole number"
+        else:
+            return
+        raise UserError(f"got {name} = {_written(number)}, expected {expected}{f' ({why})' if why else ''}")
+
 
 MOST_WRITTEN = 10**300
 MOST_RANKS = 10_000
@@ -51,27 +69,12 @@ def check_numbers(**numbers: object) -> None:
 
 
 def check_number(name: str, number: Any, *, least: float | None = None, why: str = "") -> None:
-    """Raises UserError for a number outside BOUNDS, for NaN, for a fraction where a whole number is due, and for
-    anything that is not a number.
+    """Raises UserError for a number outside of its bounds in BOUNDS.
 
     least: a lower bound for this use, instead of the one in BOUNDS. why: the reason for it.
     """
     bounds = BOUNDS[name]
-    least = bounds.least if least is None else least
-    is_number = isinstance(number, Real) and not isinstance(number, bool)
-    if not is_number:
-        raise UserError(f"got {name} = {number!r}, expected a number")
-    if number != number:  # NaN
-        expected = "a number"
-    elif number < least or (bounds.above and number == least):
-        expected = f"{'more than' if bounds.above else 'at least'} {least:g}"
-    elif number > bounds.most:
-        expected = f"at most {bounds.most:,}"
-    elif bounds.whole and not isinstance(number, Integral):
-        expected = "a whole number"
-    else:
-        return
-    raise UserError(f"got {name} = {_written(number)}, expected {expected}{f' ({why})' if why else ''}")
+    (bounds if least is None else bounds._replace(least=least)).check(name, number, why)
 
 
 def _written(number: Any) -> str:

@@ -7,6 +7,19 @@ from helpers.models.engines import error, greedy, prompt, vanilla
 import labkit
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_kernels_that_run_everywhere_give_vanillas_logits_and_tokens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_ISA", "portable")
+    engine, ids = labkit.init_inference(vanilla(name), impl="cpp"), prompt(3, 13)
+    assert "portable" in engine.module.runner.fast.step.library._name
+    with torch.no_grad():
+        assert error(engine(ids).logits, vanilla(name)(ids).logits) <= 1e-4
+    assert torch.equal(greedy(engine, ids, 20), greedy(vanilla(name), ids, 20))
+
+
 @pytest.mark.usefixtures("isa", "poisoned")
 @pytest.mark.parametrize("name", ["gpt2-untied", "gptj", "gpt-neo", "bloom", "opt-post-norm", "llama", "qwen3-biased"])
 def test_logits_and_tokens_equal_vanilla(name: str) -> None:

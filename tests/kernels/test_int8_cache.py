@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 import torch
 from helpers.kernels.ops import (
-    FEW_ISAS,
     ISAS,
     MASKS,
+    OWN_ISA,
     Draw,
     assert_near,
     distance,
@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=swept([*ISAS, "triton"], [*FEW_ISAS, "triton"]))
+@pytest.fixture(params=swept([*ISAS, "triton"], [OWN_ISA, "triton"]))
 def impl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Triton in its interpreter, or C++ built for each instruction set."""
     if request.param == "triton":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from labkit.harness.compare.against import installed, other_version
+from labkit.harness.compare.choosing import sample_text
 from labkit.harness.compare.installation import pinned
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec, check_sides
@@ -45,6 +46,7 @@ def compare(
     pp: int = 1,
     schedule: str = QUEUE,
     memory_gb: float | None = None,
+    sample: str | Mapping[str, float] | None = None,
     rounds: int | None = None,
     budget_s: float | None = None,
     precision: float | None = None,
@@ -64,8 +66,9 @@ def compare(
     same pages of weights where both versions pack them alike, and their threads have the same processors. Without a
     `precision` and without `rounds` it is measured until the interval is 1 % wide.
 
-    Both generate `new` greedy tokens, without an early end of text, for the same `batch` random prompts of `prompt`
-    tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None: torch's default).
+    Both generate `new` tokens without an early end of text, by default greedily, for the same `batch` random prompts
+    of `prompt` tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None:
+    torch's default).
 
     tp: the candidate, a fused side, is cut for `tp` ranks of `threads` threads each (None: an equal share of the
     cores). The baseline has `threads` threads in all, so `limit_ratio` is the gain that memory allows the ranks.
@@ -76,6 +79,9 @@ def compare(
     "fused-pp2-naive".
 
     memory_gb: limit of each side's memory beyond its imports, in GB (1e9 bytes), from loading on; None: no limit.
+
+    sample: both sides sample with these settings of transformers' `generate`, such as "top_p=0.9,temperature=0.8" or a
+    mapping, and with the same seed. What it leaves out has transformers' default: top_k is 50. None: greedy search.
 
     The sides take turns of a few tokens, in epochs; between two epochs both put their weights into new memory, because
     their place alone makes a step 1 to 3 % faster or slower. If a side cannot pause in the middle of a generation,
@@ -117,19 +123,14 @@ def compare(
         pp=pp,
         schedule=schedule,
         memory_gb=memory_gb,
+        sample=sample,
     )
     if rounds is None and budget_s is None:
         budget_s = BUDGET_S
     if against is not None and rounds is None and precision is None:
         precision = PRECISION_AGAINST
-    order = Schedule(
-        rounds=rounds,
-        budget_s=budget_s,
-        precision=precision,
-        seed=seed,
-        wait_quiet_s=wait_quiet_s,
-        question=question,
-    )
+    how_long: dict[str, Any] = {"rounds": rounds, "budget_s": budget_s, "precision": precision}
+    order = Schedule(**how_long, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
     timed = None if show is None else (lambda turns: show(turns.comparison(0, -1)))
     measured: dict[str, Any] = {"output": output, "progress": progress, "show": timed}
     if against is None:
@@ -153,6 +154,7 @@ def comparison_case(
     pp: int = 1,
     schedule: str = QUEUE,
     memory_gb: float | None = None,
+    sample: str | Mapping[str, float] | None = None,
 ) -> Case:
     """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: each rank gets an equal share of torch's
     default. UserError for numbers beyond their bounds, and for a schedule without stages.
@@ -171,6 +173,7 @@ def comparison_case(
         pp=pp,
         schedule=schedule if pp > 1 else "",
         memory_gb=memory_gb,
+        sample=sample_text(sample),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from labkit.engine.runners.stage_clock import StageTime
+from labkit.harness.compare.choosing import generation_arguments
 from labkit.harness.stored_weights import Weights
 from labkit.kernels.gpu import CPU
 from labkit.kernels.layer_stream import LayerStream
@@ -79,16 +80,16 @@ class LoadedSide:
         if streamed is not None and isinstance(streamed.stream, LayerStream):
             streamed.stream.rest()
 
-    def greedy_arguments(self, batch: int, prompt: int) -> dict[str, Any]:
+    def arguments(self, batch: int, prompt: int, sample: str = "") -> dict[str, Any]:
         """Arguments of `generate`, except the number of new tokens, for `batch` prompts without padding. From now on an
-        end-of-text token does not end a generation.
+        end-of-text token does not end a generation. sample: settings of sampling; empty: greedy search.
         """
         if (settings := getattr(self.model, "generation_config", None)) is not None:
             settings.eos_token_id = None  # so that no processor has to forbid an early end
         pad = self.config.pad_token_id
         return {
             "attention_mask": torch.ones((batch, prompt), dtype=torch.long),
-            "do_sample": False,
+            **generation_arguments(sample),
             "num_beams": 1,
             "pad_token_id": 0 if pad is None else pad,
         }

@@ -83,6 +83,7 @@ class MeasuredSide:
             converted=converted,
             answer_tokens=schedule.answer_tokens if schedule.question else 0,
             memory_gb=case.memory_gb,
+            **({"sample": case.sample} if case.sample else {}),  # older versions do not know it
         )
         if case.memory_gb is not None:
             self._files = ReadFiles.below(converted)  # some sides write files while they load
@@ -113,6 +114,8 @@ class MeasuredSide:
                 raise UserError(
                     f"{self.name} speaks protocol {protocol} of comparisons, expected {PROTOCOL}; {CHOOSE_ANOTHER}"
                 )
+            if self._prepared.case.sample and "samples" not in rank:
+                raise UserError(f"{self.name} is a version from before sampling; {CHOOSE_ANOTHER}")
             imported = rank.get("imported", installation.imported)
             if installation.imported and not Path(imported).samefile(installation.imported):
                 raise WorkerError(f"{self.name} runs the labkit of {imported}, expected {installation.imported}")

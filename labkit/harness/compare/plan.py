@@ -202,6 +202,9 @@ def _check_side(side: SideSpec, case: Case) -> None:
     if side.schedule not in SCHEDULES:
         raise UserError(f"got schedule = {side.schedule!r}, expected one of {', '.join(SCHEDULES)}")
     row = side_row(side.name)
+    if case.sample and not row.samples:
+        able = ", ".join(name for name, known in SIDES.items() if known.samples)
+        raise UserError(f"got sample and the side {side.name!r}, which is greedy; expected sides that sample: {able}")
     staged = row.weights == "stages"
     if staged and (side.pp == 1 or side.tp > 1):
         raise UserError(

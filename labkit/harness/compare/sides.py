@@ -48,6 +48,7 @@ class SideRow:
     divisible: bool = False  # can run on ranks: NAME-tp2, NAME-pp2
     precision: str = ""  # of the engine; empty: the dtype of the comparison, or the name has it
     peer: str = ""  # the runtime that `labkit peers install` installs
+    samples: bool = True  # can choose tokens by sampling, with transformers' settings
     own_type: bool = False  # the weights have a type of their own, which the dtype of the comparison does not change
 
     @property
@@ -83,7 +84,7 @@ ROWS = (
     _vanilla("hf-gemm", "hf-eager with labkit's GEMM", "Gemm", device="CPU", models="listed", instead="hf-graph"),
     _vanilla("hf-static", "hf-eager with a static KV cache", "StaticCache"),
     _vanilla("hf-compile", "transformers with torch.compile", "Compiled"),
-    _vanilla("hf-graph", "transformers in a CUDA graph", "Graphed", device="GPU", instead="hf-static"),
+    _vanilla("hf-graph", "transformers in a CUDA graph", "Graphed", device="GPU", instead="hf-static", samples=False),
     _vanilla("accelerate", "hf-eager with accelerate's hooks", "Accelerate", package="accelerate"),
     _fused("fused", "labkit's engine"),
     _fused("fused-int8", "the engine with int8 weights", "int8+head"),
@@ -120,6 +121,7 @@ def _peer(
             weights=weights,
             models="GGUF" if name.endswith("-gguf") else "listed",
             peer=peer,
+            samples=weights == "memory",  # the others generate with a loop of their own
             own_type=name != plain,
         )
         for name, sentence in sides.items()

@@ -68,8 +68,8 @@ class Worker:
         join: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Takes all memory that the side needs besides its weights and its work: imports, kernels, the model's
-        description and the tokenizer. From here on its memory is counted, and may be limited. Returns the protocol, and
-        the file of the labkit that works here.
+        description and the tokenizer. From here on its memory is counted, and may be limited. Returns the protocol, the
+        file of the labkit that works here, and that it can sample.
 
         `options` are options of `init_inference` that divide the model. `join` has the rank of this process, the number
         of the side's ranks and their rendezvous.
@@ -85,7 +85,7 @@ class Worker:
         return_freed_memory()
         self._device = comparison_device()
         self._peak = PeakMemory(self._device)
-        return {"protocol": PROTOCOL, "imported": labkit.__file__}
+        return {"protocol": PROTOCOL, "imported": labkit.__file__, "samples": True}
 
     def load(
         self,
@@ -98,11 +98,14 @@ class Worker:
         converted: str | None = None,
         answer_tokens: int = 0,
         memory_gb: float | None = None,
+        sample: str = "",
     ) -> dict[str, Any]:
         """Loads the weights of the prepared side and warms up, with `warm_up` new tokens (None: `new`).
 
-        answer_tokens: tokens of a later answer; 0: no answer. memory_gb: the side's memory limit.
+        answer_tokens: tokens of a later answer; 0: no answer. memory_gb: the side's memory limit. sample: settings of
+        sampling; empty: greedy search.
         """
+        self._sample = sample
         self._shape, self._new = (batch, prompt), new
         positions = max(prompt + new, QUESTION_TOKENS + answer_tokens) if answer_tokens else prompt + new
         self._room = Room(threads, batch, prompt, positions, memory_gb)
@@ -135,7 +138,7 @@ class Worker:
             self._side = loader.load(self._name, self._folder, self._source, self._dtype, self._room)
         else:
             self._side = load_side(self._name, self._source, self._dtype, self._room.threads, **self._options)
-        self._generation_args = self._side.greedy_arguments(*self._shape)
+        self._generation_args = self._side.arguments(*self._shape, self._sample)
         wait_for_gpu()
 
     def _warm_up(self, tokens: int, seed: int | None = None) -> None:
@@ -194,6 +197,8 @@ class Worker:
         prompt = np.random.default_rng(seed).integers(0, self._side.config.vocab_size, self._shape)
         if dist.is_initialized():
             dist.barrier()
+        if self._sample:
+            torch.manual_seed(seed)
         return torch.from_numpy(prompt), self._generation_args | {"max_new_tokens": self._new}
 
     def _end_turn(self, turn: dict[str, Any]) -> dict[str, Any]:
@@ -240,7 +245,7 @@ class Worker:
         ids = render(tokenizer, messages)
         if ids.shape[1] > QUESTION_TOKENS:
             raise UserError(f"got a question of {ids.shape[1]} tokens, expected at most {QUESTION_TOKENS}")
-        arguments = self._side.greedy_arguments(1, ids.shape[1]) | {"max_new_tokens": new, "streamer": TokenClock()}
+        arguments = self._side.arguments(1, ids.shape[1]) | {"max_new_tokens": new, "streamer": TokenClock()}
         tokens = self._side.generate(ids, **arguments)[0, ids.shape[1] :].tolist()
         ends = self._source.ends  # not every side stops at them by itself
         tokens = list(takewhile(lambda token: token not in ends, tokens))

@@ -124,7 +124,7 @@ def _epoch(order: StreamOrder, side: LoadedSide, batch: int, before: int) -> _Ba
     case, streamed = order.plan.case, side.model.streamed
     shape = (batch, case.prompt_tokens)
     ids = torch.from_numpy(np.random.default_rng(order.seed + 1).integers(0, side.config.vocab_size, shape))
-    arguments = side.greedy_arguments(*shape)
+    arguments = side.arguments(*shape)
     timed_generate(side, ids, **arguments, max_new_tokens=WARM_UP)
     others_clock = OthersClock()
     measured = measure_epoch(

@@ -31,7 +31,7 @@ QUANTISED: dict[str, dict[str, Any]] = {  # ways to store a matrix, for Draw
     "int4-128-asymmetric": {"bits": 4, "group": 128, "asymmetric": True},
 }
 ISAS = tuple(build.ISA_FLAGS)
-FEW_ISAS = (build.instruction_set(), "portable")  # to build the kernels for one more takes a minute
+OWN_ISA = build.instruction_set()  # of this machine; to build the kernels for another one takes a minute
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # unit roundoff
 UNIT[torch.int8] = UNIT[torch.bfloat16]  # of keys, values and rows that are used with int8 weights
 
