@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 build.declare("labkit_step", POINTER, POINTER, allocates=True)
+build.declare("labkit_steps_ahead", POINTER, POINTER, POINTER, result=True, allocates=True)
 build.declare("labkit_workspace_bytes", POINTER, LONG, LONG, LONG, result=True)
 
 
@@ -84,6 +85,17 @@ class CStepArgs(ctypes.Structure):
         ("kv_stream", c_void_p),
         ("kv_turn", c_int64),
         ("kv_slot", c_void_p),
+    ]
+
+
+@build.mirrors("AheadArgs")
+class CAheadArgs(ctypes.Structure):
+    _fields_ = [
+        ("most", c_int64),
+        ("marks", c_void_p),
+        ("ended", c_void_p),
+        ("chosen", c_void_p),
+        ("pad", c_int64),
     ]
 
 
@@ -253,6 +265,39 @@ class DecodeStep:
             self.exchange.check()
         if self.streamed is not None or kv_pass is not None:
             require_whole([part.stream for part in (self.streamed, kv_pass) if part is not None], bool(failed))
+
+    def run_ahead(
+        self,
+        chunk: ChunkArgs,
+        rotary: Rotary | None,
+        caches: "ctypes.Array[CCache]",
+        *,
+        most: int,
+        marks: Tensor,
+        ended: Tensor,
+        pad: int | None,
+        threads: int,
+        reading: int = USUAL,
+    ) -> Tensor:
+        """Runs greedy steps: of one new token of each sequence, and then of the token that the step before chose.
+        Returns the chosen tokens int64 [B, steps]; -1: all logits are NaN. `times` are those of all steps.
+
+        most: steps at most. The caches have room for them, and `rotary` has their positions. marks: uint8 [V]; 1: the
+        token ends its sequence; 2: no step follows it. ended: uint8 [B], sequences that have ended. Once all have, no
+        step follows. pad: token of sequences that have ended; None: they go on.
+        """
+        assert self.exchange is self.streamed is None
+        chosen = torch.empty(most, chunk.rows.batch, dtype=torch.int64)
+        args, c_chunk = self._args, chunk.c
+        args.chunks, args.num_chunks = ctypes.addressof(c_chunk), 1
+        args.rotary = rotary.c if rotary else NO_ROTARY
+        args.caches = ctypes.addressof(caches)
+        args.threads, args.own_logits, args.reading = threads, False, reading
+        args.workspace = self._workspace_for(chunk.num_rows, chunk.num_rows, threads)
+        self.times.fill(0)
+        ahead = CAheadArgs(most, pointer(marks), pointer(ended), pointer(chosen), -1 if pad is None else pad)
+        steps = self.library.labkit_steps_ahead(byref(self.model.c), byref(args), byref(ahead))
+        return chosen[:steps].T
 
     def _require_sizes(self, chunks: Sequence[ChunkArgs], caches: "ctypes.Array[CCache]") -> None:
         """Raises UserError for sizes that do not fit."""

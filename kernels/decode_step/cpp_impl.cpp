@@ -212,6 +212,47 @@ int64_t labkit_step(const Model* model, const StepArgs* args) {
   return guarded([=] { return run_step(model, args); });
 }
 
+// Returns the number of steps.
+static int64_t run_ahead(const Model* model, const StepArgs* args, const AheadArgs* ahead) {
+  Chunk chunk = args->chunks[0];
+  StepArgs step = *args;
+  step.chunks = &chunk;
+  const int64_t batch = chunk.rows.batch;
+  std::vector<int64_t> tokens(chunk.tokens, chunk.tokens + batch);
+  std::vector<int32_t> positions(chunk.rows.positions, chunk.rows.positions + batch);
+  chunk.tokens = tokens.data();
+  chunk.rows.positions = positions.data();
+  bool goes_on = true;
+  int64_t done = 0;
+  while (goes_on && done < ahead->most) {
+    chunk.argmax = ahead->chosen + done * batch;
+    run_step(model, &step);
+    bool all_ended = true, stops = false;
+    for (int64_t b = 0; b < batch; ++b) {
+      int64_t& token = chunk.argmax[b];
+      uint8_t& ended = ahead->ended[b];
+      if (ended && ahead->pad >= 0) token = ahead->pad;
+      if (!ended) {
+        const uint8_t mark = token < 0 ? 2 : ahead->marks[token];
+        ended = mark == 1;
+        stops |= mark == 2;
+      }
+      all_ended &= ended != 0;
+      tokens[b] = token;
+      ++positions[b];
+    }
+    stops |= *std::min_element(tokens.begin(), tokens.end()) < 0;
+    ++chunk.past;
+    ++done;
+    goes_on = !all_ended && !stops;
+  }
+  return done;
+}
+
+int64_t labkit_steps_ahead(const Model* model, const StepArgs* args, const AheadArgs* ahead) {
+  return guarded([=] { return run_ahead(model, args, ahead); });
+}
+
 }  // extern "C"
 
 #if defined(LABKIT_LAYOUTS)

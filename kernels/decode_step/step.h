@@ -42,6 +42,15 @@ struct StepArgs {
   const char* kv_slot;     // the first slot; the caches point into it
 };
 
+// Greedy steps of the one chunk of a step, with one token of each sequence.
+struct AheadArgs {
+  int64_t most;          // steps
+  const uint8_t* marks;  // [vocab]: 1 ends the token's sequence; after 2 no step follows
+  uint8_t* ended;        // [batch]: sequences that have ended; once all have, no step follows
+  int64_t* chosen;       // [most][batch]
+  int64_t pad;           // token of sequences that have ended; -1: they go on
+};
+
 // The widest row between two stages.
 inline int64_t widest(const Model& model) {
   int64_t wide = model.hidden;

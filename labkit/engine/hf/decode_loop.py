@@ -21,6 +21,7 @@ from labkit.engine.hf.endings import End, endings_of, known_end
 from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.ahead import Ahead
 from labkit.engine.runners.driving import Loop
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
@@ -216,21 +217,27 @@ def _choose_argmax(
     output = yield prompt._replace(greedy=True)
     while True:
         with stage(phase, Stage.SAMPLE):
-            result = output.result
-            assert result is not None
-            for row in finished if end.pads else ():
-                result[row] = pad
-            ids = result.flatten().tolist()
-            if min(ids) < 0:
-                raise FloatingPointError("no logit is a number; the weights or the prompt drive the model out of range")
-            chosen.append(result)
-            if streamer is not None:
-                streamer.put(result[:, 0].cpu())
-            end.note(finished, ids, all_tokens)
-            if len(finished) == len(ids) or input_ids.shape[1] + len(chosen) >= end.length:
-                return all_tokens()
+            assert output.result is not None
+            for result in output.result.split(1, dim=1):
+                for row in finished if end.pads else ():
+                    result[row] = pad
+                ids = result.flatten().tolist()
+                if min(ids) < 0:
+                    raise FloatingPointError(
+                        "no logit is a number; the weights or the prompt drive the model out of range"
+                    )
+                chosen.append(result)
+                if streamer is not None:
+                    streamer.put(result[:, 0].cpu())
+                end.note(finished, ids, all_tokens)
+                left = end.length - input_ids.shape[1] - len(chosen)
+                if len(finished) == len(ids) or left <= 0:
+                    return all_tokens()
+            ahead = None
+            if streamer is None and not end.times:
+                ahead = Ahead(left, end.marks, frozenset(finished), pad if end.pads else None)
         phase = Phase.DECODE
-        output = yield StepInput(result, cache, greedy=True, follows=True)
+        output = yield StepInput(result, cache, greedy=True, follows=True, ahead=ahead)
 
 
 def _limit(criteria: StoppingCriteriaList, length: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from time import time
 from typing import Protocol
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+
+from labkit.engine.runners.ahead import ENDS, GOES_ON, STOPS
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,21 @@ class End:
     def pads(self) -> bool:
         """Whether texts that have ended are padded. transformers lets them go on if no token ends them."""
         return bool(self.tokens)
+
+    @cached_property
+    def marks(self) -> Callable[[int], Tensor]:
+        """Marks of the tokens of a vocabulary, as `Ahead` describes them."""
+
+        @cache
+        def of(vocabulary: int) -> Tensor:
+            marks = torch.full((vocabulary,), GOES_ON, dtype=torch.uint8)
+            for text in self.texts:
+                can_end = torch.tensor([text.may_end(token) for token in range(vocabulary)])
+                marks[can_end] = STOPS
+            marks[[token for token in self.tokens if token < vocabulary]] = ENDS
+            return marks
+
+        return of
 
     def note(self, ended: set[int], last: Sequence[int], tokens: Callable[[], Tensor]) -> None:
         """Adds to `ended` the texts that end with their last tokens. `tokens()` gives all tokens [B, T]."""

@@ -38,6 +38,12 @@ def check_step(step: StepInput, config: ModelConfig) -> None:
         raise UserError(f"token ids run from {low} to {high}; the model's vocabulary is 0 to {config.vocab_size - 1}")
 
 
+def most_positions(config: ModelConfig) -> int:
+    """The largest number of positions that `check_reach` allows."""
+    learned = config.max_positions if config.position == "learned" else None
+    return MOST_POSITIONS if learned is None else min(learned, MOST_POSITIONS)
+
+
 def check_reach(reach: int, config: ModelConfig) -> None:
     """Raises ValueError for more positions than a learned table has, or than the cache can count."""
     if reach > MOST_POSITIONS:

@@ -8,15 +8,21 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
+from labkit.engine.runners.ahead import Ahead
+from labkit.engine.runners.checks import most_positions
 from labkit.engine.runners.groups import grouped_chunks, joined_groups, padded_groups
 from labkit.engine.runners.layer_range import LayerRange
-from labkit.engine.runners.reading_choice import ReadingChoices
+from labkit.engine.runners.reading_choice import ReadingChoice, ReadingChoices
 from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
 from labkit.engine.team_size import team_size
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
+from labkit.stages import Phase
+
+CALL_NS = 50_000_000  # of steps in one call: an interrupt (Ctrl-C) waits for its end
+MOST_STEPS = 32
 
 
 class OneCallRunner(Runner):
@@ -29,16 +35,62 @@ class OneCallRunner(Runner):
             layer_range.weights, exchange, layer_range.streamed, kv_streamed=layer_range.backing_store is not None
         )
         self.readings = ReadingChoices()
+        self._step_ns = 0  # of the latest step
 
     @property
     def info(self) -> RunnerInfo:
         return replace(super().info, reading=str(self.readings))
 
     def _begin(self, step: StepInput) -> StepOutput:
+        if step.ahead is not None and (most := self._steps_ahead(step, step.ahead)) > 1:
+            return StepOutput(self._run_ahead(step, step.ahead, most))
         if groups := self._groups(step):
             return StepOutput(self._by_groups(step, groups))
         parts = self.layer_range.results(step, lambda chunks: self._run(step, chunks))
         return StepOutput(rows=joined(parts)) if self.layer_range.weights.head is None else StepOutput(joined(parts))
+
+    def _steps_ahead(self, step: StepInput, ahead: Ahead) -> int:
+        """Steps that one call can run: some milliseconds of them, within the memory and the tables of the cache."""
+        layer_range, cache = self.layer_range, step.cache
+        if not (step.follows and step.greedy) or layer_range.ranks is not None or layer_range.once_a_step:
+            return 1
+        choice = self.readings.of(step.shape[0], 1)
+        if choice.compares or not self._step_ns:
+            return 1
+        most = min(ahead.most, cache.capacity - cache.length, max(1, CALL_NS // self._step_ns), MOST_STEPS)
+        reach = cache.reach + most
+        return most if reach <= most_positions(self.config) and layer_range.rotary.holds(reach, cache) else 1
+
+    def _run_ahead(self, step: StepInput, ahead: Ahead, most: int) -> Tensor:
+        """Returns the tokens of several greedy steps, int64 [B, steps]."""
+        layer_range, cache, batch = self.layer_range, step.cache, step.shape[0]
+        head, choice = layer_range.weights.head, self.readings.of(batch, 1)
+        assert head is not None
+        ended = torch.zeros(batch, dtype=torch.uint8)
+        ended[list(ahead.ended)] = 1
+        with layer_range.one_at_a_time:
+            chunk = ChunkArgs(cache.place_next(batch), cache.length, step.tokens, keep=1)
+            begun = perf_counter_ns()
+            tokens = self.step.run_ahead(
+                chunk,
+                layer_range.rotary.reaching(cache.reach + most),
+                cache.c,
+                most=most,
+                marks=ahead.marks(head.vocab_size),
+                ended=ended,
+                pad=ahead.pad,
+                threads=team_size(),
+                reading=choice.next,
+            )
+            self._note_time(choice, perf_counter_ns() - begun, tokens.shape[1])
+            self.clock.add(Phase.DECODE, self.step.times, head=True, steps=tokens.shape[1])
+        cache.length += tokens.shape[1]
+        cache.reach += tokens.shape[1] - 1  # `place_next` counted the first
+        return tokens
+
+    def _note_time(self, choice: ReadingChoice, ns: int, steps: int) -> None:
+        choice.took(ns)
+        self._step_ns = ns // steps
 
     def _groups(self, step: StepInput) -> list[range]:
         """Groups of a padded prompt's sequences; empty: the batch stays whole."""
@@ -71,7 +123,7 @@ class OneCallRunner(Runner):
             reading=choice.next,
             kv_pass=step.cache.begin_pass(written(step.cache, chunks)),
         )
-        choice.took(perf_counter_ns() - begun)
+        self._note_time(choice, perf_counter_ns() - begun, 1)
         self.clock.add(phase, self.step.times, head=any(chunk.keep for chunk in arguments))
         return [self._result(step, chunk) for chunk in arguments]
 

@@ -90,8 +90,13 @@ class ReadingChoice:
         """The way that the next step has to use."""
         return self._turns[-1] if self._turns else self.chosen
 
+    @property
+    def compares(self) -> bool:
+        """Whether the next step is timed to compare it with others."""
+        return bool(self._turns)
+
     def took(self, ns: int) -> None:
-        """Notes the time of the step that used the way `next`."""
+        """Notes the time of the step, or of several steps that are not compared, that used the way `next`."""
         if self._turns:
             self._round[self._turns.pop()] = ns
             if not self._turns:

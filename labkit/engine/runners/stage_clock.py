@@ -33,11 +33,11 @@ class StageClock:
         self._calls = dict.fromkeys(Phase, 0)
         self._head_calls = dict.fromkeys(Phase, 0)
 
-    def add(self, phase: Phase, times_ns: np.ndarray, *, head: bool) -> None:
-        """Adds one step. times_ns: as `DecodeStep.times`."""
+    def add(self, phase: Phase, times_ns: np.ndarray, *, head: bool, steps: int = 1) -> None:
+        """Adds the sum of some steps. times_ns: as `DecodeStep.times`."""
         self._total_ns[phase] += times_ns
-        self._calls[phase] += 1
-        self._head_calls[phase] += head
+        self._calls[phase] += steps
+        self._head_calls[phase] += steps * head
 
     def times(self) -> list[StageTime]:
         """Returns one record per phase that ran, layer and stage, in the order of execution."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.ahead import Ahead
 from labkit.kernels.types import Rows
 from labkit.stages import Phase, phase_of
 
@@ -33,6 +34,7 @@ class StepInput(NamedTuple):
     follows: one token per sequence, chosen from the results of the previous step. It is in the vocabulary, visible and
     at the next position, so that nothing has to be checked between two steps.
     rows: float32 [B, T, H], input of layers that are not the first of a model.
+    ahead: greedy steps that may follow in the same call; None: none.
     """
 
     tokens: Tensor | None
@@ -45,6 +47,7 @@ class StepInput(NamedTuple):
     hidden_states: bool = False
     follows: bool = False
     rows: Tensor | None = None
+    ahead: Ahead | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -61,8 +64,8 @@ class StepInput(NamedTuple):
 class StepOutput(NamedTuple):
     """Results of a step.
 
-    result: logits float32 [B, keep, V], or the argmax int64 [B, keep]; None: `keep` is 0, or later layers of the model
-    follow.
+    result: logits float32 [B, keep, V], or the argmax int64 [B, keep], followed by the tokens of the steps ahead; None:
+    `keep` is 0, or later layers of the model follow.
     hidden_states: [B, T, H] each, before every layer and after the last norm.
     rows: float32 [B, T, H], input of the later layers, if there are any.
     """

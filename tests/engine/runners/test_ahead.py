@@ -1,0 +1,128 @@
+"""Greedy steps in one call give the tokens, the cache and the times of steps one by one."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.models.engines import error, fused, greedy, prompt, vanilla
+from helpers.sweeps import swept
+
+import labkit
+from labkit.engine.runners import one_call
+from labkit.kernels import DecodeStep
+from labkit.kernels.reading import USUAL
+
+MODELS = ("gpt2", "llama", "bloom", "mistral", "gemma2", "gptj", "opt", "qwen3")
+each_model = pytest.mark.parametrize("name", swept(MODELS, ("gpt2", "llama", "bloom", "mistral")))
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps of each call that may have several."""
+    steps: list[int] = []
+    run_ahead = DecodeStep.run_ahead
+
+    def counted(self: DecodeStep, *arguments: Any, **options: Any) -> torch.Tensor:
+        tokens = run_ahead(self, *arguments, **options)
+        steps.append(tokens.shape[1])
+        return tokens
+
+    monkeypatch.setattr(DecodeStep, "run_ahead", counted)
+    return steps
+
+
+def at_once(name: str) -> labkit.InferenceEngine:
+    """An engine that compares no ways to read the weights, which needs single steps."""
+    engine = labkit.init_inference(vanilla(name), impl="cpp")
+    engine.module.runner.fast.readings.fix(USUAL)
+    return engine
+
+
+@each_model
+@pytest.mark.usefixtures("poisoned")
+def test_tokens_equal_vanilla(name: str, calls: list[int]) -> None:
+    ids, mask = prompt(3, 9), torch.ones(3, 9, dtype=torch.int64)
+    mask[0, :4] = mask[1, :1] = 0
+    expected = greedy(vanilla(name), ids, 70, attention_mask=mask)
+    assert torch.equal(greedy(at_once(name), ids, 70, attention_mask=mask), expected)
+    assert max(calls) > 8
+    assert sum(calls) + 1 == 70  # the prompt gives a token, too
+
+
+@pytest.mark.parametrize("pad", [0, 5])
+def test_rows_end_at_their_own_step(pad: int, calls: list[int]) -> None:
+    ids = prompt(4, 6)
+    texts = greedy(vanilla("gpt2"), ids, 40)
+    ends = [int(texts[0, 15]), int(texts[1, 30])]
+    options = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": pad, "eos_token_id": ends}
+    assert torch.equal(at_once("gpt2").generate(ids, **options), vanilla("gpt2").generate(ids, **options))
+    assert calls
+
+
+def test_what_is_cached_and_timed_is_that_of_single_steps(calls: list[int]) -> None:
+    ids, engine = prompt(2, 7), at_once("llama")
+    engine.module.runner.clock.reset()
+    options = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0, "return_dict_in_generate": True}
+    output, expected = engine.generate(ids, **options), vanilla("llama").generate(ids, **options)
+    assert torch.equal(output.sequences, expected.sequences)
+    assert output.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length() == 36
+    assert calls
+    assert {time.calls for time in engine.stage_times() if time.phase == "decode"} == {29}
+    last = expected.sequences[:, -1:]
+    with torch.no_grad():
+        logits = vanilla("llama")(last, past_key_values=expected.past_key_values).logits
+    assert error(engine(last, past_key_values=output.past_key_values).logits, logits) <= 1e-4
+
+
+def test_a_call_takes_no_longer_than_an_interrupt_may_wait(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_call, "CALL_NS", 1)
+    assert torch.equal(greedy(at_once("gpt2"), prompt(1, 4), 20), greedy(vanilla("gpt2"), prompt(1, 4), 20))
+    assert calls == []
+
+
+def test_positions_end_where_the_table_does(calls: list[int]) -> None:
+    engine, most = at_once("gpt2"), vanilla("gpt2").config.n_positions
+    ids = prompt(1, most - 20)
+    assert torch.equal(greedy(engine, ids, 20), greedy(vanilla("gpt2"), ids, 20))
+    assert calls
+    with pytest.raises(ValueError, match=f"{most + 1} tokens are more than the model's {most} positions"):
+        greedy(engine, ids, 30)
+
+
+def test_logits_that_are_no_numbers_are_an_error_in_any_step(calls: list[int]) -> None:
+    engine, ids = at_once("llama"), prompt(1, 5)
+    token = int(greedy(engine, ids, 12)[0, -1])
+    with torch.inference_mode():
+        engine.weights.embedding.table[token] = torch.nan
+    with pytest.raises(FloatingPointError, match="no logit is a number"):
+        greedy(engine, ids, 40)
+    assert 1 < calls[-1] < 32
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_every_type_gives_the_tokens_of_single_steps(
+    dtype: torch.dtype, kv_dtype: torch.dtype | None, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, ids = labkit.init_inference(vanilla("llama"), dtype=dtype, kv_dtype=kv_dtype), prompt(2, 6)
+    engine.module.runner.fast.readings.fix(USUAL)
+    several = greedy(engine, ids, 40)
+    assert calls
+    monkeypatch.setattr(one_call, "MOST_STEPS", 1)
+    assert torch.equal(greedy(engine, ids, 40), several)
+
+
+def test_a_streamer_gets_each_token_at_once(calls: list[int]) -> None:
+    class Streamer:
+        tokens = 0
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += 1
+
+        def end(self) -> None:
+            pass
+
+    streamer = Streamer()
+    greedy(fused("gpt2"), prompt(1, 4), 20, streamer=streamer)
+    assert streamer.tokens == 21  # the prompt first
+    assert calls == []
