@@ -24,7 +24,8 @@ class SettingBounds(NamedTuple):
         """Raises UserError for a number outside these bounds, for NaN, for a fraction where a whole number is due, and
         for anything that is not a number.
         """
-        if not isinstance(number, Real) or isinstance(number, bool):
+        is_number = isinstance(number, Real) and not isinstance(number, bool)
+        if not is_number:
             raise UserError(f"got {name} = {number!r}, expected a number")
         if number != number:  # NaN
             expected = "a number"

@@ -73,6 +73,7 @@ class MeasuredSide:
         if case.memory_gb is not None:
             ReadFiles.below(converted).make_cold()
             self.process.limit_memory(case.memory_gb)
+        sampling: dict[str, Any] = {"sample": case.sample} if case.sample else {}  # older versions do not know it
         ranks = self.process.ask(
             "load",
             batch=case.batch,
@@ -83,7 +84,7 @@ class MeasuredSide:
             converted=converted,
             answer_tokens=schedule.answer_tokens if schedule.question else 0,
             memory_gb=case.memory_gb,
-            **({"sample": case.sample} if case.sample else {}),  # older versions do not know it
+            **sampling,
         )
         if case.memory_gb is not None:
             self._files = ReadFiles.below(converted)  # some sides write files while they load

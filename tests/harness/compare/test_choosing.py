@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.sweeps import sweep, swept
 
-from labkit.harness import load_records
+from labkit.harness import Comparison, load_records
 from labkit.harness.compare import plan
 from labkit.harness.compare.choosing import SETTINGS, generation_arguments, sample_text
 from labkit.harness.compare.compare import compare, comparison_case
@@ -107,4 +107,5 @@ def test_both_sides_of_a_comparison_draw_the_same_tokens(tmp_path: Path) -> None
     record = compare(**CASE, sample=TYPICAL, rounds=2, output=tmp_path)
     assert record.tokens_equal
     (kept,) = load_records(tmp_path)
+    assert isinstance(kept, Comparison)
     assert kept.case.sample == "temperature=0.8,top_p=0.9"
