@@ -20,6 +20,7 @@ from labkit.system.errors import UserError
 CONFIDENCE = 0.95
 RESAMPLES = 4999
 INDIFFERENCE = 0.01  # a user does not notice smaller differences, even on a quiet machine
+LEAST_SHOWN, MOST_SHOWN = 0.01, 1000  # ends of an interval in words
 LARGEST_SAME = 0.05  # if noise hides larger differences, SAME is never claimed
 
 
@@ -62,8 +63,15 @@ class Ratio:
         """Whether the upper end of the interval is at most this fraction above its lower end."""
         return self.high <= self.low * (1 + precision)
 
+    @property
+    def interval(self) -> str:
+        """Both ends, with two digits after the point. An interval that says next to nothing may have an end of 10^8."""
+        low = f"{self.low:.2f}" if self.low >= LEAST_SHOWN else f"<{LEAST_SHOWN}"
+        high = f"{self.high:.2f}" if self.high <= MOST_SHOWN else f">{MOST_SHOWN}"
+        return f"[{low}, {high}]"
+
     def __str__(self) -> str:
-        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}x {self.interval}"
 
 
 def ratio(baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 0) -> Ratio:

@@ -150,7 +150,7 @@ def grade(
     # Rounds that are slow as a whole also move the interval, so it is no evidence; epochs with a verdict are.
     decided = unit == "epoch" and ratio.verdict is not Verdict.UNDECIDED
     if rounds > 1 and not ratio.high <= WIDEST * ratio.low and not decided:
-        doubts.append(Doubt(f"the interval [{ratio.low:.2f}, {ratio.high:.2f}] is wide", (MORE_ROUNDS, QUIET)))
+        doubts.append(Doubt(f"the interval {ratio.interval} is wide", (MORE_ROUNDS, QUIET)))
     doubts += load_doubts(taken_cores, QUIET)
     for side in shares:
         if side.share > 1 + min(max(SHARE_ERROR, side.probe_noise), MOST_SHARE_ERROR):

@@ -98,3 +98,15 @@ def test_a_wide_spread_is_remarked() -> None:
 def test_a_slow_first_round_is_noticed() -> None:
     assert first_is_slow([15.0, 10.0, 11.0])
     assert not first_is_slow([11.0, 10.0, 11.0])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (1.0, 1.25, "1.10x [1.00, 1.25]"),
+        (0.0004, 102041078.39, "1.10x [<0.01, >1000]"),
+        (0.01, 1000.0, "1.10x [0.01, 1000.00]"),
+    ],
+)
+def test_an_interval_that_says_next_to_nothing_is_short(low: float, high: float, text: str) -> None:
+    assert str(Ratio(1.1, low, high, noise=0.01)) == text
