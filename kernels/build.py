@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from labkit.system.cache_root import CACHE, cache_root
 from labkit.system.child import finished
 from labkit.system.errors import RunError
+from labkit.system.file_lock import one_process
 from labkit.system.processor import cpu_field, cpu_flags
 
 SOURCES = Path(os.environ.get("LABKIT_KERNELS") or Path(__file__).parent)
@@ -40,6 +41,7 @@ ISA_FLAGS = {
 }
 RECHECK_S = 0.5
 DEAD_S = 3600  # after this time an unfinished build belongs to no process any more; a build takes seconds
+BUILD_S = 120.0  # after this time another process's build is no longer waited for
 DIGEST_BYTES = 32
 WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8": "int8_t"}
 
@@ -214,8 +216,8 @@ def _files(endings: tuple[str, ...]) -> Iterator[str]:
 def compile_library(weight_type: str) -> Path:
     """Path of the compiled library for weights of `weight_type` ("float32", "bfloat16", "float16", "int8").
 
-    An existing library is used if it is whole. Raises BuildError with the compiler's first error line. Two processes
-    may build at once: the result is renamed into place.
+    An existing library is used if it is whole. Raises BuildError with the compiler's first error line. If several
+    processes need a library at once, such as the ranks of a model, one of them builds it.
     """
     if weight_type not in WEIGHT_TYPES:
         raise BuildError(f"no C++ kernels for {weight_type!r}; expected one of {', '.join(WEIGHT_TYPES)}")
@@ -239,8 +241,10 @@ def compile_library(weight_type: str) -> Path:
     folder = cache_folder()
     library = folder / f"kernels-{weight_type}-{isa}-{key}.so"
     if not _is_whole(library):
-        _remove_dead_builds(folder)
-        _build(library, [*command, *flags])
+        with one_process(library.with_suffix(".lock"), BUILD_S):
+            if not _is_whole(library):
+                _remove_dead_builds(folder)
+                _build(library, [*command, *flags])
     return library
 
 

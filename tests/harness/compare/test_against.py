@@ -200,7 +200,7 @@ def side_with(answer: Any, installation: Installation) -> MeasuredSide:
             raise answer
         return [answer]
 
-    prepared = SimpleNamespace(weights="tiny-gpt2", case=SimpleNamespace(dtype="float32"))
+    prepared = SimpleNamespace(weights="tiny-gpt2", case=SimpleNamespace(dtype="float32", sample=""))
     spec, process = SideSpec("fused", 1, installation=installation), SimpleNamespace(ask=ask, pids=())
     return MeasuredSide(spec.label, spec, process, prepared, Schedule())  # type: ignore[arg-type]
 
