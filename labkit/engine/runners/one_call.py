@@ -21,7 +21,7 @@ from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
 from labkit.stages import Phase
 
-CALL_NS = 50_000_000  # of steps in one call: an interrupt (Ctrl-C) waits for its end
+CALL_NS = 150_000_000  # of steps in one call: an interrupt (Ctrl-C) waits for its end
 MOST_STEPS = 32
 
 
