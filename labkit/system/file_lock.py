@@ -14,10 +14,11 @@ LOOK_S = 0.05
 
 @contextmanager
 def one_process(lock: Path, most_s: float) -> Iterator[None]:
-    """Context in which one process at a time is, of those that name the same file. The file is removed at the end.
+    """Context that only one process enters at a time, of the processes that name the same file. The file is removed at
+    the end.
 
-    A process that has waited for `most_s` seconds goes on beside the other, which may hang. So does a process where the
-    file can't be made or locked.
+    After `most_s` seconds a process no longer waits, because the other one may hang. It doesn't wait either if the file
+    can't be made or locked.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -20,6 +20,7 @@ import torch
 from helpers.processes.children import children_that_run
 from helpers.processes.command_line import Labkit, command_line
 from helpers.studies.comparisons import comparison
+from helpers.sweeps import sweep
 from rich.console import Console
 
 from labkit.cli import compare as compare_cli
@@ -207,6 +208,7 @@ def test_models_lists_the_presets_in_80_columns_and_cuts_nothing(
         assert name in output
 
 
+@sweep
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_tune_shows_the_ways_to_read(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -255,7 +255,7 @@ def test_a_library_that_cannot_be_loaded_is_a_build_error() -> None:
 def test_two_builds_at_once_end_with_one_whole_library(
     cache: Path, stub: Path, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One waits for the other, or goes on beside it where it has waited long enough."""
+    """One waits for the other, but not for ever."""
     if runs == 2:
         monkeypatch.setattr(build, "BUILD_S", 0.0)
     all_run = f"while [ $(wc -l < {stub.parent}/runs) -lt {runs} ]; do sleep 0.01; done"
