@@ -286,7 +286,7 @@ class DecodeStep:
         token ends its sequence; 2: no step follows it. ended: uint8 [B], sequences that have ended. Once all have, no
         step follows. pad: token of sequences that have ended; None: they go on.
         """
-        assert self.exchange is self.streamed is None
+        assert self.exchange is self.streamed is chunk.inputs is None
         chosen = torch.empty(most, chunk.rows.batch, dtype=torch.int64)
         args, c_chunk = self._args, chunk.c
         args.chunks, args.num_chunks = ctypes.addressof(c_chunk), 1

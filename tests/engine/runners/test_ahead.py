@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.models.engines import error, fused, greedy, prompt, vanilla
+from helpers.models.layer_ranges import CutModel
 from helpers.sweeps import swept
 
 import labkit
 from labkit.engine.runners import one_call
+from labkit.engine.runners.ahead import Ahead
+from labkit.engine.runners.step import StepInput
 from labkit.kernels import DecodeStep
 from labkit.kernels.reading import USUAL
 
@@ -87,6 +90,23 @@ def test_positions_end_where_the_table_does(calls: list[int]) -> None:
     assert calls
     with pytest.raises(ValueError, match=f"{most + 1} tokens are more than the model's {most} positions"):
         greedy(engine, ids, 30)
+
+
+def test_layers_of_a_pipeline_take_one_step_at_a_time(calls: list[int]) -> None:
+    """The last of them have a head, and get rows instead of tokens."""
+    model, ids = vanilla("llama"), prompt(2, 5)
+    cut = CutModel(model, (0, 1, model.config.num_hidden_layers), "cpp")
+    for runner in cut.runners:
+        runner.readings.fix(USUAL)
+    caches, ahead = cut.new_caches(30), Ahead(20, lambda vocabulary: torch.zeros(vocabulary), frozenset(), None)
+    tokens, texts = ids, [ids]
+    for follows in (False, *[True] * 10):
+        step = StepInput(tokens, caches[0], greedy=True, follows=follows, ahead=ahead if follows else None)
+        tokens = cut.step(step, caches).result
+        assert tokens is not None
+        texts.append(tokens)
+    assert torch.equal(torch.cat(texts, dim=1), greedy(vanilla("llama"), ids, 11))
+    assert calls == []
 
 
 def test_logits_that_are_no_numbers_are_an_error_in_any_step(calls: list[int]) -> None:
