@@ -97,13 +97,15 @@ def test_layers_of_a_pipeline_take_one_step_at_a_time(calls: list[int]) -> None:
     model, ids = vanilla("llama"), prompt(2, 5)
     cut = CutModel(model, (0, 1, model.config.num_hidden_layers), "cpp")
     for runner in cut.runners:
+        assert isinstance(runner, one_call.OneCallRunner)
         runner.readings.fix(USUAL)
     caches, ahead = cut.new_caches(30), Ahead(20, lambda vocabulary: torch.zeros(vocabulary), frozenset(), None)
     tokens, texts = ids, [ids]
     for follows in (False, *[True] * 10):
         step = StepInput(tokens, caches[0], greedy=True, follows=follows, ahead=ahead if follows else None)
-        tokens = cut.step(step, caches).result
-        assert tokens is not None
+        chosen = cut.step(step, caches).result
+        assert chosen is not None
+        tokens = chosen
         texts.append(tokens)
     assert torch.equal(torch.cat(texts, dim=1), greedy(vanilla("llama"), ids, 11))
     assert calls == []
