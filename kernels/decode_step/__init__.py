@@ -280,7 +280,7 @@ class DecodeStep:
         reading: int = USUAL,
     ) -> Tensor:
         """Runs greedy steps: of one new token of each sequence, and then of the token that the step before chose.
-        Returns the chosen tokens int64 [B, steps]; -1: all logits are NaN. `times` are those of all steps.
+        Returns the chosen tokens int64 [B, steps]; -1: all logits are NaN. `times` has the sums over all steps.
 
         most: steps at most. The caches have room for them, and `rotary` has their positions. marks: uint8 [V]; 1: the
         token ends its sequence; 2: no step follows it. ended: uint8 [B], sequences that have ended. Once all have, no

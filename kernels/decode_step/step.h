@@ -18,7 +18,7 @@ struct Chunk {
   float* hidden;           // [batch * keep][hidden] after the final norm, or null
   const float* inputs;     // [rows][hidden] instead of `tokens`, or null
   float* outputs;          // [rows][hidden] after the final norm if any, instead of logits, or null
-  int64_t first_sequence;  // of the caches: the chunk has this one and those that follow it
+  int64_t first_sequence;  // the chunk's first sequence in the caches; its others follow
 
   int64_t count() const { return int64_t(rows.batch) * rows.tokens; }
 };

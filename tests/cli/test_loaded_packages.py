@@ -1,6 +1,6 @@
 """The packages that `import labkit` and each command load, so that none slows the start unnoticed.
 
-Packages that only others load, such as those of torch, are not listed.
+The test lists only packages that pyproject.toml requires, and not what torch loads besides.
 """
 
 import re
@@ -51,7 +51,7 @@ def _canonical(name: str) -> str:
 
 
 def loaded_by(program: str, folder: Path, *arguments: str) -> set[str]:
-    """Packages that a Python program has loaded when it ends, of those that labkit requires."""
+    """The packages of pyproject.toml that a Python program has loaded when it ends."""
     listing = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
     line = [sys.executable, "-P", "-c", listing + program, *arguments]
     process = subprocess.run(line, capture_output=True, text=True, check=True, cwd=folder)

@@ -103,7 +103,7 @@ class Chunk(NamedTuple):
     past: int  # write position: number of tokens in the cache before these
     keep: int
     phase: Phase
-    first_sequence: int = 0  # the chunk has this sequence of the cache, and those that follow it
+    first_sequence: int = 0  # the chunk's first sequence in the cache; its others follow
 
 
 def placed_chunks(step: StepInput, device: torch.device) -> Iterator[Chunk]:

@@ -1,4 +1,4 @@
-"""Known ends of texts are those of transformers' criteria, after every token and for every row."""
+"""The engine ends each text at the token at which transformers' criteria end it."""
 
 from itertools import product
 from time import time
