@@ -24,7 +24,7 @@ def groups_of(lengths: Sequence[int]) -> list[range]:
         longest, best = 0, (sum(lengths) * len(lengths) + LEAST_ROWS * end + 1, end)
         for begin in range(end - 1, max(0, end - LOOK_BACK) - 1, -1):
             longest = max(longest, lengths[begin])
-            best = min(best, (fewest[begin] + max(LEAST_ROWS, longest * (end - begin)), begin))
+            best = min(best, (fewest[begin] + _rows(longest, end - begin), begin))
         fewest.append(best[0])
         begins.append(best[1])
     groups: list[range] = []
@@ -47,12 +47,13 @@ def padded_groups(step: StepInput) -> list[range]:
         return []
     counts = lengths.tolist()
     groups = groups_of(counts)
-    rows = sum(_rows_of(counts[group.start : group.stop]) for group in groups)
+    rows = sum(_rows(max(counts[group.start : group.stop]), len(group)) for group in groups)
     return groups if rows <= WORTHWHILE * batch * tokens else []
 
 
-def _rows_of(lengths: Sequence[int]) -> int:
-    return max(LEAST_ROWS, len(lengths) * max(lengths))
+def _rows(longest: int, sequences: int) -> int:
+    """The rows of a group, or as many as take its time."""
+    return max(LEAST_ROWS, longest * sequences)
 
 
 def grouped_chunks(step: StepInput, groups: Sequence[range]) -> Iterator[Chunk]:
