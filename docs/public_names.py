@@ -7,10 +7,12 @@ import re
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.inspect import stringify_signature
+from sphinx.util.typing import stringify_annotation
 
 FIELD = re.compile(r"^    (\w+): [^#\n]+  # (.+)$", flags=re.MULTILINE)
 
@@ -51,6 +53,24 @@ def entry(package: ModuleType, name: str, thing: object) -> list[str]:
     if callable(thing):
         return [f".. autofunction:: {place}"]
     return [f".. py:data:: {name}", f"   :module: {home}", f"   :value: {thing!r}"]
+
+
+def plain_types(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str, str] | None:
+    """Leaves out of a signature what annotations say to command lines and controls alone (`Annotated`)."""
+    if "Annotated[" not in (signature or ""):
+        return None
+    types, own = get_type_hints(thing), inspect.signature(thing)
+    parameters = [given.replace(annotation=types.get(given.name, given.empty)) for given in own.parameters.values()]
+    plain = own.replace(parameters=parameters, return_annotation=own.empty)
+    return stringify_signature(plain, unqualified_typehints=True), stringify_annotation(types["return"], "smart")
+
+
+def text_from_the_first_line(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Keeps the words before a colon in a property's first line, which napoleon takes for a type."""
+    if what == "property":
+        lines.insert(0, "")
 
 
 def fields_with_their_comments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

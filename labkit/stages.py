@@ -53,6 +53,7 @@ class Stage(StrEnum):
     SEND = "send"
 
 
+OUTSIDE = "outside"  # the time of a step that no stage covers: host code between two steps
 EXCHANGES = (Stage.ALL_REDUCE, Stage.RECV, Stage.SEND)  # the stages between ranks
 STAGES = frozenset(stage.value for stage in Stage)
 FUSED_REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)  # the four regions of Deep-Fusion

@@ -40,6 +40,14 @@ def test_nothing_is_outside(site: Path) -> None:
     assert {str(file) for file in files if OUTSIDE.search(file.read_text())} == set()
 
 
+def test_the_reference_has_the_words_of_docstrings_and_plain_types(site: Path) -> None:
+    pages = {page.stem: page.read_text() for page in (site / "docs" / "reference").glob("*.html")}
+    assert "Share of the physical limit: median over runs" in pages["harness"]
+    for name, page in pages.items():
+        assert "StudySetting(" not in page, name
+        assert ">Type<" not in page, name
+
+
 def test_pages_of_notebooks_lead_back_once(tmp_path: Path) -> None:
     page = tmp_path / "notebooks" / "01_question.html"
     page.parent.mkdir()

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import inf
 from typing import Any
 
@@ -70,6 +70,11 @@ class ScoreRule:
     ids: Tensor | None = None
     count: int = 0
     keep: int = 1
+
+    @cached_property
+    def c(self) -> CScoreRule:
+        count = self.count if self.ids is None else self.ids.shape[-1]
+        return CScoreRule(self.kind, self.keep, self.value, None if self.ids is None else self.ids.data_ptr(), count)
 
 
 def _logits(name: str, logits: Tensor, call: ArgumentCheck) -> None:
@@ -158,7 +163,7 @@ def choose(
             text.data_ptr(),
             text.shape[1],
             text.stride(0),
-            byref((CScoreRule * len(rules))(*(_in_c(rule) for rule in rules))),
+            byref((CScoreRule * len(rules))(*(rule.c for rule in rules))),
             len(rules),
             state.data_ptr() if draws_itself else None,
             None if draws is None else draws.data_ptr(),
@@ -185,8 +190,3 @@ def draws_like_torch() -> bool:
     after = generator.get_state()
     uniform = torch.rand(TRIED, dtype=torch.float64, generator=generator.manual_seed(0))
     return torch.equal((-torch.log1p(-uniform)).float(), expected) and torch.equal(generator.get_state(), after)
-
-
-def _in_c(rule: ScoreRule) -> CScoreRule:
-    count = rule.count if rule.ids is None else rule.ids.shape[-1]
-    return CScoreRule(rule.kind, rule.keep, rule.value, None if rule.ids is None else rule.ids.data_ptr(), count)

@@ -12,7 +12,7 @@ struct Candidates {
   float* scores;  // [vocab], as all others
   int32_t* ids;
   float* weights;  // exp(score - largest score), in softmax's sense
-  int32_t* order;  // scratch: indices of candidates
+  int32_t* order;  // scratch: buckets, then indices of candidates
   int64_t count;
   float top;      // the largest score
   double weight;  // the sum of all weights
@@ -110,11 +110,11 @@ Crossing crossing(const Candidates& of, double mass, int64_t keep, Key&& key) {
   constexpr double kPerUnit = 64;
   double weights[kBuckets] = {};
   int64_t counts[kBuckets] = {};
-  const auto bucket_of = [&](int64_t i) { return int64_t(std::min(key(i) * kPerUnit, double(kBuckets - 1))); };
+  int32_t* const buckets = of.order;
+  for (int64_t i = 0; i < of.count; ++i) buckets[i] = int32_t(std::min(key(i) * kPerUnit, double(kBuckets - 1)));
   for (int64_t i = 0; i < of.count; ++i) {
-    const int64_t bucket = bucket_of(i);
-    weights[bucket] += double(of.weights[i]);
-    counts[bucket] += 1;
+    weights[buckets[i]] += double(of.weights[i]);
+    counts[buckets[i]] += 1;
   }
   Crossing found{0, 0, std::numeric_limits<double>::infinity(), 0, 0, 0};
   int64_t rank = 0;
@@ -133,10 +133,8 @@ Crossing crossing(const Candidates& of, double mass, int64_t keep, Key&& key) {
   int64_t after = b + 1;
   while (after < kBuckets && !counts[after]) ++after;
   int64_t sorted = 0;
-  for (int64_t i = 0; i < of.count; ++i) {
-    const int64_t bucket = bucket_of(i);
-    if (bucket == b || bucket == after) of.order[sorted++] = int32_t(i);
-  }
+  for (int64_t i = 0; i < of.count; ++i)
+    if (buckets[i] == b || buckets[i] == after) of.order[sorted++] = int32_t(i);  // in the memory of `buckets`
   std::sort(of.order, of.order + sorted, [&](int32_t i, int32_t j) { return key(i) < key(j); });
   for (int64_t n = 0; n < sorted; ++n) {
     const int64_t i = of.order[n];

@@ -11,19 +11,29 @@
 
 #include "../team.h"
 #include "candidates.h"
+#include "continuations.h"
 #include "twister.h"
 
 namespace labkit {
 
+// Uniform numbers of [0, 1) for consecutive ids from `begin` on.
+struct Uniforms {
+  int64_t begin = 0, count = 0;
+  double numbers[Twister::kAtOnce];
+};
+
 // The candidate with the largest weight / draw, the draws being exponentially distributed; -1: unsure. A draw
-// -log1p(-u) is no smaller than u, so most candidates need no logarithm.
-template <class Uniform>
-int64_t drawn(const Candidates& of, Uniform&& uniform) {
+// -log1p(-u) is no smaller than u, so most candidates need no logarithm. fill(id, uniforms) writes the numbers from
+// this id on.
+template <class Fill>
+int64_t drawn(const Candidates& of, Fill&& fill) {
   constexpr double kNear = 1 - 1e-5;
   double best = 0, second = 0;
   int64_t chosen = -1;
+  Uniforms uniforms;
   for (int64_t i = 0; i < of.count; ++i) {
-    const double u = uniform(of.ids[i]), weight = double(of.weights[i]);
+    if (of.ids[i] >= uniforms.begin + uniforms.count) fill(of.ids[i], uniforms);
+    const double u = uniforms.numbers[of.ids[i] - uniforms.begin], weight = double(of.weights[i]);
     if (u == 0) return -1;
     if (weight <= best * kNear * u) continue;
     const double race = weight / -std::log1p(-u);
@@ -77,12 +87,17 @@ struct ChoiceCall {
     if (!candidates(row, seen, of)) return -1;
     if (!twister && !draws) return of.ids[std::max_element(of.scores, of.scores + of.count) - of.scores];
     weigh(of);
-    if (draws) return drawn(of, [&](int64_t id) { return -std::expm1(-double(draws[row * vocab + id])); });
-    int64_t read = 0;
-    return drawn(of, [&](int64_t id) {
-      if (id > read) twister->skip(2 * (id - read));
-      read = id + 1;
-      return twister->uniform();
+    const int64_t begin = twister ? twister->words_read() : 0;
+    return drawn(of, [&](int64_t id, Uniforms& uniforms) {
+      uniforms.begin = id;
+      if (twister) {
+        twister->skip(begin + 2 * id - twister->words_read());
+        uniforms.count = twister->uniforms(vocab - id, uniforms.numbers);
+        return;
+      }
+      uniforms.count = std::min<int64_t>(vocab - id, Twister::kAtOnce);
+      for (int64_t n = 0; n < uniforms.count; ++n)
+        uniforms.numbers[n] = -std::expm1(-double(draws[row * vocab + id + n]));
     });
   }
 };
@@ -90,6 +105,35 @@ struct ChoiceCall {
 static ChoiceScratch& choice_scratch() {
   static thread_local ChoiceScratch scratch;
   return scratch;
+}
+
+// Chooses the tokens of sequences whose `chosen` is negative. Returns the number of sequences that stay so. If it is 0,
+// the generator is advanced past the draws of all sequences; null: no draws.
+inline int64_t choose(const ChoiceCall& call, TwisterState* state, int64_t* chosen, int threads) {
+  std::vector<Twister> twisters;  // of each sequence, at its first draw
+  if (state) {
+    twisters.reserve(size_t(call.batch));
+    twisters.emplace_back(*state);
+    for (int64_t row = 1; row < call.batch; ++row) {
+      twisters.push_back(twisters.back());
+      twisters.back().skip(2 * call.vocab);
+    }
+  }
+  threads = int(std::min(int64_t(threads), call.batch));
+  Team team(threads);
+  run_team(team, threads, [&](int thread) {
+    team.deal(call.batch, thread, [&](int64_t row) {
+      Twister* twister = state ? &twisters[size_t(row)] : nullptr;
+      if (chosen[row] < 0) chosen[row] = call.token(row, twister, choice_scratch());
+    });
+  });
+  const int64_t unsure = std::count_if(chosen, chosen + call.batch, [](int64_t token) { return token < 0; });
+  if (state && !unsure) {
+    Twister& last = twisters.back();
+    last.skip(2 * call.vocab * call.batch - last.words_read());
+    last.save(*state);
+  }
+  return unsure;
 }
 
 }  // namespace labkit
@@ -103,26 +147,27 @@ extern "C" int64_t labkit_choose(const float* logits, int64_t batch, int64_t voc
                                  int64_t text_stride, const labkit::ScoreRule* rules, int64_t rule_count,
                                  labkit::TwisterState* state, const float* draws, int64_t* chosen, int32_t threads) {
   using namespace labkit;
+  return guarded([&] {
+    return choose({logits, batch, vocab, text, length, text_stride, rules, rule_count, draws}, state, chosen, threads);
+  });
+}
+
+// Writes the best continuations of each text. Returns the number of texts whose choice is left to torch.
+extern "C" int64_t labkit_continue_beams(const labkit::BeamCall* call, int64_t texts, int64_t count, float* sums,
+                                         int64_t* places, int32_t threads) {
+  using namespace labkit;
   return guarded([&]() -> int64_t {
-    const ChoiceCall call{logits, batch, vocab, text, length, text_stride, rules, rule_count, draws};
-    std::vector<Twister> begins;  // the generator at each sequence, and at the end
-    if (state) {
-      begins.assign(1, Twister(*state));
-      for (int64_t row = 0; row < batch; ++row) {
-        begins.push_back(begins.back());
-        begins.back().skip(2 * vocab);
-      }
-    }
-    threads = int32_t(std::min(int64_t(threads), batch));
+    std::atomic<int64_t> unsure{0};
+    threads = int32_t(std::min(int64_t(threads), texts));
     Team team(threads);
     run_team(team, threads, [&](int thread) {
-      team.deal(batch, thread, [&](int64_t row) {
-        Twister* twister = state ? &begins[size_t(row)] : nullptr;
-        if (chosen[row] < 0) chosen[row] = call.token(row, twister, choice_scratch());
+      ChoiceScratch& scratch = choice_scratch();
+      team.deal(texts, thread, [&](int64_t text) {
+        const bool sure = call->best(text, count, sums + text * count, places + text * count, scratch.order,
+                                     scratch.scores, scratch.seen);
+        if (!sure) ++unsure;
       });
     });
-    const int64_t unsure = std::count_if(chosen, chosen + batch, [](int64_t token) { return token < 0; });
-    if (state && !unsure) begins.back().save(*state);
     return unsure;
   });
 }

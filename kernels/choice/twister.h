@@ -2,6 +2,7 @@
 // `torch.multinomial` makes from it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -29,8 +30,12 @@ class Twister {
     for (int k = 0; k < kWords; ++k) to.words[k] = words_[k];
   }
 
+  // Words that were read or skipped since the state that this one was made from.
+  int64_t words_read() const { return words_read_; }
+
   // Reads past `count` words.
   void skip(int64_t count) {
+    words_read_ += count;
     while (count) {
       if (left_ == 1) make_anew();
       const int64_t passed = count < left_ - 1 ? count : left_ - 1;
@@ -38,19 +43,37 @@ class Twister {
     }
   }
 
-  // A number of [0, 1) with 53 bits, from the next two words.
-  double uniform() {
-    const uint64_t high = word(), low = word();
-    return double((high << 32 | low) & ((uint64_t(1) << 53) - 1)) * 0x1p-53;
+  static constexpr int kAtOnce = TwisterState::kWords / 2;
+
+  // Writes the next numbers of [0, 1), with 53 bits from two words each, and returns how many: at least 1, at most
+  // `most` and kAtOnce.
+  int64_t uniforms(int64_t most, double* to) {
+    if (left_ == 1) make_anew();
+    const int64_t count = std::min<int64_t>(most, (left_ - 1) / 2);
+    if (!count) {  // the words of the next number come from two states
+      const uint64_t high = word();
+      *to = uniform(high << 32 | word());
+      return 1;
+    }
+    if (!tempered_) temper();
+    for (int64_t k = 0; k < count; ++k) {
+      uint64_t words;  // the first one in the lower half
+      std::memcpy(&words, outputs_ + next_ + 2 * k, sizeof words);
+      to[k] = uniform(words << 32 | words >> 32);
+    }
+    left_ -= int(2 * count), next_ += int(2 * count), words_read_ += 2 * count;
+    return count;
   }
 
  private:
   static constexpr int kWords = TwisterState::kWords, kAhead = 397;
 
+  static double uniform(uint64_t words) { return double(words & ((uint64_t(1) << 53) - 1)) * 0x1p-53; }
+
   uint32_t word() {
     if (left_ == 1) make_anew();
     if (!tempered_) temper();
-    --left_;
+    --left_, ++words_read_;
     return outputs_[next_++];
   }
 
@@ -82,6 +105,7 @@ class Twister {
   }
 
   int left_, next_;
+  int64_t words_read_ = 0;
   bool tempered_ = false;  // whether the outputs were made from the present words
   uint32_t words_[kWords], outputs_[kWords];
 };

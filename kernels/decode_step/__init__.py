@@ -30,6 +30,7 @@ from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
 from ..types import NO_ROTARY, Rotary, Rows, pointer
+from .ahead import CAheadArgs, TextRules, c_address
 from .weights import LAYER_STAGES, STAGES_PER_LAYER, DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
@@ -43,6 +44,8 @@ __all__ = [
     "LayerWeights",
     "ModelWeights",
     "StreamedLayers",
+    "TextRules",
+    "layer_times",
 ]
 
 build.declare("labkit_step", POINTER, POINTER, allocates=True)
@@ -85,17 +88,6 @@ class CStepArgs(ctypes.Structure):
         ("kv_stream", c_void_p),
         ("kv_turn", c_int64),
         ("kv_slot", c_void_p),
-    ]
-
-
-@build.mirrors("AheadArgs")
-class CAheadArgs(ctypes.Structure):
-    _fields_ = [
-        ("most", c_int64),
-        ("marks", c_void_p),
-        ("ended", c_void_p),
-        ("chosen", c_void_p),
-        ("pad", c_int64),
     ]
 
 
@@ -177,6 +169,11 @@ class StreamedLayers:
             self.stream.release(turn)
 
 
+def layer_times(times: np.ndarray) -> np.ndarray:
+    """Those of the layers, [layers, LAYER_STAGES], among times in the order of `DecodeStep.times`."""
+    return times[1:-2].reshape(-1, len(LAYER_STAGES))
+
+
 class DecodeStep:
     """Runs steps of one model. Holds the library, the workspace and the times, and no model state.
 
@@ -185,7 +182,8 @@ class DecodeStep:
 
     kv_streamed: whether every step has a pass over offloaded keys and values.
 
-    times: nanoseconds of the latest step in the embedding, in each of LAYER_STAGES of each layer, and in the head.
+    times: nanoseconds of the latest call in the embedding, in each of LAYER_STAGES of each layer, in the head, and in
+    the choice of tokens by rules.
 
     One instance must not run two steps at a time.
     """
@@ -199,7 +197,7 @@ class DecodeStep:
     ) -> None:
         self.model, self.exchange, self.streamed, self.kv_streamed = model, exchange, streamed, kv_streamed
         self.library = build.in_use(model.weight_type)
-        self.times = np.zeros(2 + len(LAYER_STAGES) * len(model.layers), dtype=np.int64)
+        self.times = np.zeros(3 + len(LAYER_STAGES) * len(model.layers), dtype=np.int64)
         self._workspace, self._workspace_at = torch.empty(0, dtype=torch.uint8), 0
         self._sized_for = (0, 0, 0)
         self._args = CStepArgs(
@@ -248,18 +246,12 @@ class DecodeStep:
         RuntimeError if another rank has ended, and RunError if a streamed layer, or its keys and values, can't be read.
         """
         assert (kv_pass is not None) == self.kv_streamed
-        args, counts = self._args, [chunk.num_rows for chunk in chunks]
-        c_chunks = (CChunk * len(chunks))(*[chunk.c for chunk in chunks])
-        args.chunks, args.num_chunks = ctypes.addressof(c_chunks), len(chunks)
-        args.rotary = rotary.c if rotary else NO_ROTARY
-        args.caches = ctypes.addressof(caches)
-        args.threads, args.own_logits, args.reading = threads, own_logits, reading
-        args.workspace = self._workspace_for(sum(counts), max(counts), threads)
+        args, _c_chunks = self._set(chunks, rotary, caches, threads, reading)
+        args.own_logits = own_logits
         if kv_pass is not None:
             assert isinstance(kv_pass.stream, CacheStream)
             args.kv_stream, args.kv_turn = kv_pass.stream.address, kv_pass.first
             args.kv_slot = kv_pass.stream.memory(0).data_ptr()
-        self.times.fill(0)
         failed = self.library.labkit_step(byref(self.model.c), byref(args))
         if self.exchange is not None:
             self.exchange.check()
@@ -276,27 +268,28 @@ class DecodeStep:
         marks: Tensor,
         ended: Tensor,
         pad: int | None,
+        choice: TextRules | None,
         threads: int,
         reading: int = USUAL,
     ) -> Tensor:
-        """Runs greedy steps: of one new token of each sequence, and then of the token that the step before chose.
-        Returns the chosen tokens int64 [B, steps]; -1: all logits are NaN. `times` has the sums over all steps.
+        """Runs steps: of one new token of each sequence, and then of the token that the step before chose. Returns the
+        chosen tokens int64 [B, steps]. `times` has the sums over all steps.
 
         most: steps at most. The caches have room for them, and `rotary` has their positions. marks: uint8 [V]; 1: the
         token ends its sequence; 2: no step follows it. ended: uint8 [B], sequences that have ended. Once all have, no
         step follows. pad: token of sequences that have ended; None: they go on.
+
+        choice: how tokens are chosen; None: the argmax, or -1 if all logits are NaN. With a choice `chunk` has logits,
+        which are then those of the last step. Its tokens are -1 if the caller has to choose them.
         """
         assert self.exchange is self.streamed is chunk.inputs is None
         chosen = torch.empty(most, chunk.rows.batch, dtype=torch.int64)
-        args, c_chunk = self._args, chunk.c
-        args.chunks, args.num_chunks = ctypes.addressof(c_chunk), 1
-        args.rotary = rotary.c if rotary else NO_ROTARY
-        args.caches = ctypes.addressof(caches)
-        args.threads, args.own_logits, args.reading = threads, False, reading
-        args.workspace = self._workspace_for(chunk.num_rows, chunk.num_rows, threads)
-        self.times.fill(0)
-        ahead = CAheadArgs(most, pointer(marks), pointer(ended), pointer(chosen), -1 if pad is None else pad)
-        steps = self.library.labkit_steps_ahead(byref(self.model.c), byref(args), byref(ahead))
+        tensors, c_pad = (pointer(marks), pointer(ended), pointer(chosen)), -1 if pad is None else pad
+        args, _c_chunk = self._set([chunk], rotary, caches, threads, reading)
+        args.own_logits = False
+        with c_address(choice, most) as c_choice:
+            ahead = CAheadArgs(most, *tensors, c_pad, c_choice)
+            steps = self.library.labkit_steps_ahead(byref(self.model.c), byref(args), byref(ahead))
         return chosen[:steps].T
 
     def _require_sizes(self, chunks: Sequence[ChunkArgs], caches: "ctypes.Array[CCache]") -> None:
@@ -339,6 +332,25 @@ class DecodeStep:
         ):
             if (tensor := getattr(chunk, name)) is not None:
                 call.tensor(name, tensor, dtype, *shape)
+
+    def _set(
+        self,
+        chunks: Sequence[ChunkArgs],
+        rotary: Rotary | None,
+        caches: "ctypes.Array[CCache]",
+        threads: int,
+        reading: int,
+    ) -> tuple[CStepArgs, object]:
+        """The arguments of a call in C, with all times 0, and what has to live as long as they are used."""
+        args, counts = self._args, [chunk.num_rows for chunk in chunks]
+        c_chunks = (CChunk * len(chunks))(*[chunk.c for chunk in chunks])
+        args.chunks, args.num_chunks = ctypes.addressof(c_chunks), len(chunks)
+        args.rotary = rotary.c if rotary else NO_ROTARY
+        args.caches = ctypes.addressof(caches)
+        args.threads, args.reading = threads, reading
+        args.workspace = self._workspace_for(sum(counts), max(counts), threads)
+        self.times.fill(0)
+        return args, c_chunks
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
         most_in_all, most, most_threads = self._sized_for

@@ -11,7 +11,6 @@
 
 #include "../attention/cpp_impl.cpp"
 #include "../cache_stream/cpp_impl.cpp"
-#include "../choice/cpp_impl.cpp"
 #include "../layer_stream/cpp_impl.cpp"
 #include "../mailbox/cpp_impl.cpp"
 #include "../mlp_gemm/cpp_impl.cpp"
@@ -20,6 +19,7 @@
 #include "../qkv_gemm/cpp_impl.cpp"
 #include "../quantise.cpp"
 #include "../residual_add/cpp_impl.cpp"
+#include "../slot_copies/cpp_impl.cpp"
 #include "ends.h"
 
 namespace labkit {
@@ -212,7 +212,26 @@ int64_t labkit_step(const Model* model, const StepArgs* args) {
   return guarded([=] { return run_step(model, args); });
 }
 
-// Returns the number of steps.
+// Chooses the tokens of step `done`. False: torch's rounding would decide.
+static bool choose_ahead(const Model& model, const StepArgs& args, const Chunk& chunk, const ChoiceAhead& choice,
+                         int64_t done, int64_t* chosen) {
+  const int64_t begin = now_ns(), batch = chunk.rows.batch, first_rule = choice.rules_before[done];
+  std::fill(chosen, chosen + batch, -1);
+  const ChoiceCall call{chunk.logits,
+                        batch,
+                        model.head.vocab,
+                        choice.text,
+                        choice.length + done,
+                        choice.text_stride,
+                        choice.rules + first_rule,
+                        choice.rules_before[done + 1] - first_rule,
+                        nullptr};
+  const bool sure = choose(call, choice.state, chosen, args.threads) == 0;
+  if (args.times) *Clock::sample(args.times, model.num_layers) += now_ns() - begin;
+  return sure;
+}
+
+// Returns the number of steps. The tokens of the last one are negative if they were not chosen.
 static int64_t run_ahead(const Model* model, const StepArgs* args, const AheadArgs* ahead) {
   Chunk chunk = args->chunks[0];
   StepArgs step = *args;
@@ -222,14 +241,17 @@ static int64_t run_ahead(const Model* model, const StepArgs* args, const AheadAr
   std::vector<int32_t> positions(chunk.rows.positions, chunk.rows.positions + batch);
   chunk.tokens = tokens.data();
   chunk.rows.positions = positions.data();
+  const ChoiceAhead* choice = ahead->choice;
   bool goes_on = true;
   int64_t done = 0;
   while (goes_on && done < ahead->most) {
-    chunk.argmax = ahead->chosen + done * batch;
+    int64_t* const chosen = ahead->chosen + done * batch;
+    if (!choice) chunk.argmax = chosen;
     run_step(model, &step);
+    if (choice && !choose_ahead(*model, step, chunk, *choice, done, chosen)) return done + 1;
     bool all_ended = true, stops = false;
     for (int64_t b = 0; b < batch; ++b) {
-      int64_t& token = chunk.argmax[b];
+      int64_t& token = chosen[b];
       uint8_t& ended = ahead->ended[b];
       if (ended && ahead->pad >= 0) token = ahead->pad;
       if (!ended) {
@@ -238,8 +260,9 @@ static int64_t run_ahead(const Model* model, const StepArgs* args, const AheadAr
         stops |= mark == 2;
       }
       all_ended &= ended != 0;
-      tokens[b] = token;
-      ++positions[b];
+      tokens[size_t(b)] = token;
+      if (choice) choice->text[b * choice->text_stride + choice->length + done] = token;
+      ++positions[size_t(b)];
     }
     stops |= *std::min_element(tokens.begin(), tokens.end()) < 0;
     ++chunk.past;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../all_reduce/exchange.h"
+#include "../choice/cpp_impl.cpp"
 #include "../gemm/cpp_impl.cpp"
 #include "../slot_stream/slot_stream.h"
 
@@ -42,13 +43,23 @@ struct StepArgs {
   const char* kv_slot;     // the first slot; the caches point into it
 };
 
-// Greedy steps of the one chunk of a step, with one token of each sequence.
+// Choice of the tokens of several steps from the logits of their chunk.
+struct ChoiceAhead {
+  int64_t* text;  // [batch][text_stride], the tokens before the steps, and room for theirs
+  int64_t length, text_stride;
+  const ScoreRule* rules;       // of all steps, one after the other
+  const int64_t* rules_before;  // [most + 1]: number of rules of earlier steps
+  TwisterState* state;          // torch's generator, which the draws advance; null: the largest score is chosen
+};
+
+// Steps of the one chunk of a step, with one token of each sequence.
 struct AheadArgs {
-  int64_t most;          // steps
-  const uint8_t* marks;  // [vocab]: 1 ends the token's sequence; after 2 no step follows
-  uint8_t* ended;        // [batch]: sequences that have ended; once all have, no step follows
-  int64_t* chosen;       // [most][batch]
-  int64_t pad;           // token of sequences that have ended; -1: they go on
+  int64_t most;               // steps
+  const uint8_t* marks;       // [vocab]: 1 ends the token's sequence; after 2 no step follows
+  uint8_t* ended;             // [batch]: sequences that have ended; once all have, no step follows
+  int64_t* chosen;            // [most][batch]
+  int64_t pad;                // token of sequences that have ended; -1: they go on
+  const ChoiceAhead* choice;  // null: the argmax
 };
 
 // The widest row between two stages.
@@ -113,10 +124,13 @@ inline Cache cache_of(const StepArgs& args, const Heads& heads, const Chunk& chu
 enum class LayerStage : int64_t { kFetch, kFetchKv, kQkv, kAttention, kAttnOut, kAllReduce, kMlp, kMlpOut, kResidual };
 constexpr int64_t kLayerStages = int64_t(LayerStage::kResidual) + 1;
 
-// Thread 0 adds up the time of every stage: of the embedding, of the stages of each layer, and of the head. A stamp
-// ends a stage and begins the next one.
+// Thread 0 adds up the time of every stage: of the embedding, of the stages of each layer, of the head, and of the
+// choice of tokens. A stamp ends a stage and begins the next one.
 class Clock {
  public:
+  // Where `times` have the choice of tokens.
+  static int64_t* sample(int64_t* times, int64_t layers) { return times + 2 + layers * kLayerStages; }
+
   Clock(int64_t* times, int64_t layers, int thread)
       : times_(thread == 0 ? times : nullptr), layers_(layers), last_(times_ ? now_ns() : 0) {}
 

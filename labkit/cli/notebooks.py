@@ -14,7 +14,7 @@ from labkit.system.terminal import terminal
 
 out = terminal()
 
-notebooks = typer.Typer(help="List or copy the notebooks that labkit includes.")
+notebooks = typer.Typer(add_completion=False, help="List or copy the notebooks that labkit includes.")
 
 
 @notebooks.callback(invoke_without_command=True)

@@ -14,7 +14,7 @@ from labkit.system.terminal import terminal
 out = terminal()
 err = terminal(stderr=True)
 
-peers = typer.Typer(help="List or install other runtimes to compare with.")
+peers = typer.Typer(add_completion=False, help="List or install other runtimes to compare with.")
 
 
 @peers.callback(invoke_without_command=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from labkit.nsys.tables.compare import TraceDifference
 
 trace = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Show tables of any trace of nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz).",

@@ -10,8 +10,8 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import stages_subtitle
-from labkit.figures.theme import STAGE_COLORS, finish, heading
-from labkit.stages import Phase, Stage
+from labkit.figures.theme import PART_COLORS, finish, heading
+from labkit.stages import Phase
 from labkit.studies.frames import names, number, stage_frame
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
             y=list(timed.values()),
             name=stage,
             orientation="h",
-            marker={"color": STAGE_COLORS[Stage(stage)], "line": {"color": "white", "width": 1}},
+            marker={"color": PART_COLORS[stage], "line": {"color": "white", "width": 1}},
             hovertemplate=f"{stage} %{{x:.3f}} ms<extra>%{{y}}</extra>",
         )
         figure.add_trace(whole, row=1, col=1)
@@ -49,7 +49,7 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
             offsetgroup=role,
             showlegend=False,
             marker={
-                "color": [STAGE_COLORS[Stage(stage)] for stage in frame.index],
+                "color": [PART_COLORS[stage] for stage in frame.index],
                 "opacity": FADED if role == "baseline" else 1.0,
             },
             text=labels[role],

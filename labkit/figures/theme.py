@@ -6,7 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from labkit.figures.room import BREAK, EDGE, NARROW, lines_of
-from labkit.stages import Stage
+from labkit.stages import OUTSIDE, Stage
 
 # The four Deep-Fusion regions have the full colours; the GEMM that follows a region has a tint of it.
 STAGE_COLORS: dict[Stage, str] = {
@@ -27,6 +27,7 @@ STAGE_COLORS: dict[Stage, str] = {
     Stage.RECV: "#e4b7c8",
     Stage.SEND: "#a8577a",
 }
+PART_COLORS: dict[str, str] = {**STAGE_COLORS, OUTSIDE: "#46505c"}
 BASELINE, CANDIDATE = "baseline", "candidate"
 SIDE_COLORS = {BASELINE: "#9aa5b1", CANDIDATE: "#0b6e99"}
 LIMIT = "#b42318"

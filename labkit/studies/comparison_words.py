@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from labkit.stages import OUTSIDE
 from labkit.studies.frames import limit, names, number, share_words, sides, stage_frame
 from labkit.studies.outcome import Notes, Outcome
 
@@ -75,6 +76,7 @@ def _stage_sentence(comparison: Comparison) -> str:
     frame = stage_frame(comparison)
     if not frame.any().all():
         return ""
+    frame = frame.drop(OUTSIDE, errors="ignore")
     saved = (frame["baseline"] - frame["candidate"]).sort_values(ascending=False)
     top = frame.loc[saved.index[0]]
     slow, fast = number(top["baseline"]), number(top["candidate"])

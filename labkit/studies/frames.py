@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from labkit.stages import Phase, Stage
+from labkit.stages import OUTSIDE, Phase, Stage
 
 if TYPE_CHECKING:
     from labkit.harness import Comparison, Measurement
@@ -54,27 +54,28 @@ def stage_frame(comparison: Comparison, phase: Phase = Phase.DECODE) -> pd.DataF
     """Milliseconds per forward pass by stage, in the order of a step; columns `baseline` and `candidate`.
 
     Times are sums over all layers. In decode they are the mean over the steps of the run that collected the stages, and
-    time that no other stage covers counts as SAMPLE. A stage that one side does not time alone is 0 for that side; a
-    side without stages has only zeros.
+    the last row, OUTSIDE, is the time that no stage covers. A stage that one side does not time alone is 0 for that
+    side; a side without stages has only zeros.
     """
     columns = {role: _pass_ms(side, phase) for role, side in sides(comparison).items()}
-    stages = [stage for stage in Stage if any(stage in column for column in columns.values())]
+    stages = [stage for stage in (*Stage, OUTSIDE) if any(stage in column for column in columns.values())]
     values = {role: [column.get(stage, 0.0) for stage in stages] for role, column in columns.items()}
     return pd.DataFrame(values, index=pd.Index([str(stage) for stage in stages], name="stage"), dtype=float)
 
 
-def _pass_ms(side: Measurement, phase: Phase) -> dict[Stage, float]:
+def _pass_ms(side: Measurement, phase: Phase) -> dict[str, float]:
     if side.stage_run is None:
         return {}
     steps_ms = side.stage_run.decode_ms
     passes = len(steps_ms) if phase is Phase.DECODE else 1
-    total: dict[Stage, float] = {}
+    total: dict[str, float] = {}
     for time in side.stages:
         if time.phase == phase:
             stage = Stage(time.stage)
             total[stage] = total.get(stage, 0.0) + time.total_ms / passes
-    if phase is Phase.DECODE and total and Stage.SAMPLE not in total:
-        total[Stage.SAMPLE] = max(sum(steps_ms) / passes - sum(total.values()), 0.0)
+    if phase is Phase.DECODE and total:
+        rest = OUTSIDE if Stage.SAMPLE in total else Stage.SAMPLE  # older records did not time SAMPLE
+        total[rest] = max(sum(steps_ms) / passes - sum(total.values()), 0.0)
     return total
 
 

@@ -16,6 +16,7 @@ from labkit.system.errors import UserError, UserTypeError
 from labkit.system.typed_value import refusal, typed
 
 CHOSEN = {"threads": "chosen for this machine", "rounds": "until there is a verdict"}  # what 0 stands for
+LEFT_OUT = {"sample": "greedy search", "path": "a temporary folder"}  # what an empty text stands for
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def settings_of(study: Callable[..., Any]) -> dict[str, StudySetting]:
 
 def setting_words(name: str, value: object) -> str:
     """The value of a setting or a parameter in words: "0 threads" would be misleading."""
+    if value == "":
+        return LEFT_OUT.get(name, "none")
     return CHOSEN.get(name, str(value)) if value == 0 else str(value)
 
 

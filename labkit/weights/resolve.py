@@ -20,6 +20,7 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0, any_architec
     """The model of this name; nothing is loaded yet.
 
     These are tried in order:
+
     - a GGUF file, by its first bytes or its suffix, or a folder with a GGUF file and no checkpoint;
     - a local folder with a checkpoint;
     - smollm2-135m from its Python package;

@@ -103,7 +103,7 @@ def test_stage_times_are_complete_and_add_up(name: str, threads: int) -> None:
     forwards = {Phase.PREFILL: 1, Phase.DECODE: NEW - 1}
     layers = engine.model_config.num_layers
     assert [message(time.phase, time.stage, time.layer) for time in times] == [
-        text for phase in forwards for text in expected_messages(phase, layers)
+        text for phase in forwards for text in [*expected_messages(phase, layers), message(phase, Stage.SAMPLE)]
     ]
     assert all(time.calls == forwards[time.phase] for time in times)
     assert all(time.total_ms >= 0 for time in times)

@@ -1,4 +1,4 @@
-"""Searches that run in transformers' own generation loops on the fused model: beams and assisted decoding."""
+"""Searches on the fused model: beams, and assisted decoding in transformers' own loop."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from helpers.sweeps import crossed
 from transformers import set_seed
 
 import labkit
+from labkit.engine.runners.step import Pending, StepInput
 
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
 PADDED = prompt(2, 7).where(MASK.bool(), 0)
@@ -17,6 +18,8 @@ BEAMS: dict[str, dict[str, Any]] = {
     "three": {"num_beams": 3},
     "four-return-three": {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.7, "eos_token_id": [3, 50]},
     "early": {"num_beams": 3, "early_stopping": True, "eos_token_id": list(range(1, 40, 3)), "min_new_tokens": 3},
+    "never": {"num_beams": 3, "early_stopping": "never", "length_penalty": 1.5, "eos_token_id": [7, 50, 61, 80]},
+    "short": {"num_beams": 4, "length_penalty": -0.5, "eos_token_id": list(range(0, 131, 4)), "max_new_tokens": 20},
     "sampled": {"num_beams": 2, "do_sample": True, "top_k": 20},
     "no-repeats": {"num_beams": 3, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2},
 }
@@ -27,7 +30,7 @@ def test_beams_equal_vanilla(name: str, options: dict[str, Any]) -> None:
     texts = []
     for model in (vanilla(name), *(fused(name, impl) for impl in IMPLS)):
         set_seed(3)
-        texts.append(model.generate(PADDED, attention_mask=MASK, max_new_tokens=12, pad_token_id=0, **options))
+        texts.append(model.generate(PADDED, attention_mask=MASK, **{"max_new_tokens": 12, "pad_token_id": 0} | options))
     assert torch.equal(texts[1], texts[0])
     assert torch.equal(texts[2], texts[0])
 
@@ -41,6 +44,29 @@ def test_beam_scores_equal_vanilla() -> None:
     assert torch.equal(actual.sequences, expected.sequences)
     assert torch.equal(actual.beam_indices, expected.beam_indices)
     assert torch.allclose(actual.sequences_scores, expected.sequences_scores, atol=1e-4)
+
+
+def test_beams_of_one_text_read_its_prompt_once() -> None:
+    engine, rows = labkit.init_inference(vanilla("llama"), impl="cpp"), []
+    begin = engine.module.runner.begin
+
+    def counted(step: StepInput) -> Pending:
+        rows.append(step.shape)
+        return begin(step)
+
+    engine.module.runner.begin = counted
+    output = engine.generate(prompt(2, 7), num_beams=3, max_new_tokens=4, pad_token_id=0, return_dict_in_generate=True)
+    assert rows == [(2, 7)] + [(6, 1)] * 3
+    assert output.past_key_values.batch_size == 6
+
+
+def test_a_cache_of_the_caller_goes_on_in_beams() -> None:
+    ids, texts = prompt(1, 9), []
+    for model in (vanilla("gpt2"), fused("gpt2")):
+        cache = model(ids[:, :6]).past_key_values
+        cache.batch_repeat_interleave(3)
+        texts.append(model.generate(ids, past_key_values=cache, num_beams=3, max_new_tokens=8, pad_token_id=0))
+    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])

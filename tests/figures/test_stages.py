@@ -6,7 +6,8 @@ from helpers.studies.comparisons import STAGE_SHARES, STEP_MS, comparison
 from helpers.studies.drawn import annotations
 
 from labkit.figures import STAGE_COLORS, region_figure, stage_figure
-from labkit.stages import Phase, Stage
+from labkit.figures.theme import PART_COLORS
+from labkit.stages import OUTSIDE, Phase, Stage
 from labkit.studies.frames import stage_frame
 
 
@@ -20,7 +21,7 @@ def parts(figure: go.Figure) -> dict[str, go.Bar]:
 
 def test_every_stage_has_a_colour_of_its_own() -> None:
     assert set(STAGE_COLORS) == set(Stage)
-    assert len(set(STAGE_COLORS.values())) == len(Stage)
+    assert len(set(PART_COLORS.values())) == len(Stage) + 1
 
 
 def test_a_decode_step_is_the_mean_over_steps_and_the_sum_over_layers() -> None:
@@ -37,17 +38,23 @@ def test_the_prompts_pass_is_one_call() -> None:
 
 def test_stages_come_in_the_order_of_a_step() -> None:
     order = [str(stage) for stage in Stage if stage in STAGE_SHARES]
-    assert list(stage_frame(comparison()).index) == order
+    assert list(stage_frame(comparison()).index) == [*order, OUTSIDE]
 
 
-def test_time_that_no_stage_covers_counts_as_sampling() -> None:
+@pytest.mark.parametrize(
+    ("missing", "rest"),
+    [(Stage.QKV, OUTSIDE), pytest.param(Stage.SAMPLE, Stage.SAMPLE, id="a record of an older version")],
+)
+def test_time_that_no_stage_covers_is_outside(missing: Stage, rest: str) -> None:
     record = comparison()
-    unsampled = tuple(time for time in record.candidate.stages if time.stage != Stage.SAMPLE)
-    record = record.model_copy(update={"candidate": record.candidate.model_copy(update={"stages": unsampled})})
+    whole = stage_frame(record)
+    stages = tuple(time for time in record.candidate.stages if time.stage != missing)
+    record = record.model_copy(update={"candidate": record.candidate.model_copy(update={"stages": stages})})
     frame = stage_frame(record)
     assert record.candidate.stage_run is not None
     steps = record.candidate.stage_run.decode_ms
     assert frame["candidate"].sum() == pytest.approx(sum(steps) / len(steps))
+    assert frame.loc[rest, "candidate"] == pytest.approx(whole.loc[[missing, OUTSIDE], "candidate"].sum())
 
 
 def test_bars_equal_the_frame_on_both_sides() -> None:
@@ -65,9 +72,9 @@ def test_the_whole_step_is_stacked_from_the_same_stages_in_the_same_colours() ->
         name: tuple(row) for name, row in frame.iterrows()
     }
     assert {trace.name: trace.marker.color for trace in whole_steps(figure)} == {
-        name: STAGE_COLORS[Stage(name)] for name in frame.index
+        name: PART_COLORS[name] for name in frame.index
     }
-    assert list(parts(figure)["fused"].marker.color) == [STAGE_COLORS[Stage(name)] for name in frame.index]
+    assert list(parts(figure)["fused"].marker.color) == [PART_COLORS[name] for name in frame.index]
 
 
 def test_a_side_without_stages_is_left_out_and_named() -> None:

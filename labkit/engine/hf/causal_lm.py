@@ -18,11 +18,13 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from labkit.engine.hf.decode_loop import runs_in_decode_loop
+from labkit.engine.hf.beam_search import beam_loop, runs_in_beam_loop
+from labkit.engine.hf.decode_loop import prompt_step, runs_in_decode_loop
+from labkit.engine.hf.endings import known_end
 from labkit.engine.hf.packed import PackedModule
 from labkit.engine.hf.texts import GenerateTexts
 from labkit.engine.hf.validation import (
@@ -37,6 +39,7 @@ from labkit.engine.hf.validation import (
 from labkit.engine.memory.adoption import adopt, check_made_like, hand_back
 from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.driving import drive
 from labkit.engine.runners.layer import FusedLayer
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.step import StepInput
@@ -253,6 +256,31 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
             streamer=streamer,
             **model_kwargs,
         )
+
+    def _beam_search(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateBeamDecoderOnlyOutput:
+        """Runs beam search after the preparation of `generate`: in labkit's loop on the CPU, or in transformers' own
+        loop if the call needs it.
+        """
+        cache, end = model_kwargs.get("past_key_values"), known_end(stopping_criteria)
+        own = isinstance(cache, KVCache) and cache.device.type == input_ids.device.type == "cpu"
+        if (
+            own
+            and end
+            and runs_in_decode_loop(generation_config, model_kwargs)
+            and runs_in_beam_loop(generation_config)
+        ):
+            check_made_like(cache, self.new_cache())
+            prompt = prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
+            loop = beam_loop(prompt, input_ids, logits_processor, end, generation_config)
+            return drive(self.runner.begin, [loop], used=self.runner.clock.chose)[0]
+        return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
     def _reorder_cache(self, past_key_values: KVCache, beam_idx: Tensor) -> KVCache:
         past_key_values.reorder_cache(beam_idx)

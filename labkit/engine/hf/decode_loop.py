@@ -21,13 +21,13 @@ from labkit.engine.hf.endings import End, endings_of, known_end
 from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.runners.ahead import Ahead
 from labkit.engine.runners.driving import Loop
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
 from labkit.kernels.build import in_use_already
 from labkit.kernels.checks import unchecked
-from labkit.kernels.choice import PENALTY_OF_IDS, ScoreRule, choose
+from labkit.kernels.choice import PENALTY_OF_IDS, ScoreRule, choose, draws_like_torch
+from labkit.kernels.decode_step import TextRules
 from labkit.stages import Phase, Stage, stage
 from labkit.system.errors import UserError
 
@@ -63,7 +63,7 @@ def decode_loop(
 
     given: transformers' cache from which `cache` was made; it gets the new keys and values.
     """
-    prompt = _prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
+    prompt = prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
     choice = _Choice.of(generation_config, logits_processor)
     end = known_end(stopping_criteria) if choice.argmax_is_enough else None
     if end is not None:
@@ -118,6 +118,12 @@ class _Choice:
         """Number of largest logits that are needed; None: all."""
         return _top_k(self.processors) if self.samples and not (self.keeps_logits or self.keeps_scores) else None
 
+    def ahead(self, tokens: Tensor, length: int) -> TextRules | None:
+        """How steps ahead choose tokens after the first `length` of `tokens` [B, T]; None: only `next_tokens` can."""
+        if self.rules is None or self.keeps_logits or tokens.device.type != "cpu" or tokens.dtype != torch.int64:
+            return None
+        return TextRules(tokens, length, self.rules, self.samples) if draws_like_torch() or not self.samples else None
+
     def next_tokens(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """Returns the next tokens int64 [B], after the `tokens` [B, T] so far, from logits [B, V]."""
         if self.keeps_logits:
@@ -170,20 +176,27 @@ def _choose_from_logits(
     output = yield prompt._replace(top=top)
     while True:
         with stage(phase, Stage.SAMPLE):
-            assert output.result is not None
-            next_tokens = choice.next_tokens(tokens[:, :length], output.result[:, 0].to(device))
-            next_tokens = endings.padded(next_tokens)
-            if length == tokens.shape[1]:
-                tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
-            tokens[:, length] = next_tokens
-            length += 1
-            if streamer is not None:
-                streamer.put(next_tokens.cpu())
-            scores = tuple(choice.scores) if choice.keeps_scores else None
-            if endings.have_ended(tokens[:, :length], scores):
+            have_ended = False
+            for _ in range(output.chosen):
+                length += 1
+                have_ended = endings.have_ended(tokens[:, :length], None)
+            if output.result is not None:
+                next_tokens = choice.next_tokens(tokens[:, :length], output.result[:, 0].to(device))
+                if length == tokens.shape[1]:
+                    tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
+                tokens[:, length] = next_tokens = endings.padded(next_tokens)
+                length += 1
+                if streamer is not None:
+                    streamer.put(next_tokens.cpu())
+                scores = tuple(choice.scores) if choice.keeps_scores else None
+                have_ended = endings.have_ended(tokens[:, :length], scores)
+            if have_ended:
                 return tokens[:, :length].clone()
+            rules = None if streamer is not None else choice.ahead(tokens, length)
+            ahead = rules and endings.ahead(rules)
         phase = Phase.DECODE
-        output = yield StepInput(next_tokens[:, None].contiguous(), cache, top=top, follows=True)
+        last = tokens[:, length - 1 : length].contiguous()
+        output = yield StepInput(last, cache, top=top, follows=True, ahead=ahead)
 
 
 def _top_k(processors: LogitsProcessorList) -> int | None:
@@ -233,9 +246,7 @@ def _choose_argmax(
                 left = end.length - input_ids.shape[1] - len(chosen)
                 if len(finished) == len(ids) or left <= 0:
                     return all_tokens()
-            ahead = None
-            if streamer is None and not end.times:
-                ahead = Ahead(left, end.marks, frozenset(finished), pad if end.pads else None)
+            ahead = None if streamer is not None else end.ahead(finished, end.length - left, pad)
         phase = Phase.DECODE
         output = yield StepInput(result, cache, greedy=True, follows=True, ahead=ahead)
 
@@ -245,7 +256,7 @@ def _limit(criteria: StoppingCriteriaList, length: int) -> int:
     return criteria.max_length or length + 256
 
 
-def _prompt_step(
+def prompt_step(
     cache: KVCache,
     input_ids: Tensor,
     criteria: StoppingCriteriaList,

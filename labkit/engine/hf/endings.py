@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from time import time
@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 
-from labkit.engine.runners.ahead import ENDS, GOES_ON, STOPS
+from labkit.engine.runners.ahead import ENDS, GOES_ON, STOPS, Ahead
+from labkit.kernels.decode_step import TextRules
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class End:
 
         return of
 
+    def ahead(self, ended: Set[int], length: int, pad: int, choice: TextRules | None = None) -> Ahead | None:
+        """The steps that may run ahead after a text of `length`, with the prompt; None: each one's time counts."""
+        if self.times:
+            return None
+        return Ahead(self.length - length, self.marks, frozenset(ended), pad if self.pads else None, choice)
+
     def note(self, ended: set[int], last: Sequence[int], tokens: Callable[[], Tensor]) -> None:
         """Adds to `ended` the texts that end with their last tokens. `tokens()` gives all tokens [B, T]."""
         if self.tokens:
@@ -111,6 +118,9 @@ class Endings(Protocol):
     def have_ended(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> bool:
         """Whether all texts have ended with the last of `tokens` [B, T]. scores: of each step, if they are kept."""
 
+    def ahead(self, choice: TextRules) -> Ahead | None:
+        """The steps that may run ahead, with their tokens chosen by rules; None: the ends of texts are not known."""
+
 
 def endings_of(batch: int, criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Endings:
     """Endings of texts none of which has ended. device: of the tokens."""
@@ -140,6 +150,9 @@ class _KnownEndings:
         self.end.note(self.ended, tokens[:, -1].tolist(), lambda: tokens)
         return len(self.ended) == self.batch or tokens.shape[1] >= self.end.length
 
+    def ahead(self, choice: TextRules) -> Ahead | None:
+        return self.end.ahead(self.ended, choice.length, self.pad, choice)
+
 
 @dataclass
 class _AskedEndings:
@@ -157,3 +170,6 @@ class _AskedEndings:
     def have_ended(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> bool:
         self.unfinished &= ~self.criteria(tokens, scores)
         return not bool(self.unfinished.any())
+
+    def ahead(self, choice: TextRules) -> Ahead | None:
+        return None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from labkit.engine.memory.beginnings import Beginnings
 from labkit.models.config import ModelConfig
 
 
@@ -17,6 +18,8 @@ class CacheFacade(Cache):
     config: ModelConfig
     length: int
     device: torch.device
+    heads: object | None  # None: empty, without memory
+    batch_size: int
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -35,6 +38,10 @@ class CacheFacade(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.length + query_length, 0
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.heads is not None
 
     @property
     def is_compileable(self) -> bool:
@@ -59,6 +66,7 @@ class CacheFacade(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+        self._beginnings = Beginnings.repeated(self.batch_size, repeats, self.length)
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise NotImplementedError(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.engine.memory.beginnings import Beginnings
 from labkit.engine.memory.facade import CacheFacade
 from labkit.engine.memory.heads import StoredHeads, in_one
 from labkit.engine.memory.slots import BLOCK, Lent, SlotPool, Slots
@@ -58,6 +59,7 @@ class KVCache(CacheFacade):
         self.reach = 0  # 1 + the largest position so far
         self._c: ctypes.Array[CCache] | None = None
         self._borrowed: Lent | None = None
+        self._beginnings: Beginnings | None = None  # None: nothing is known to be common
 
     @property
     def slots(self) -> Slots:
@@ -274,14 +276,10 @@ class KVCache(CacheFacade):
         self._count_on(length)
         self.length = length
 
-    @property
-    def is_initialized(self) -> bool:
-        return self.heads is not None
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         """Returns a copy with its own memory, to continue one prompt in several ways."""
         other = copy.copy(self)
-        other._c = other._borrowed = None
+        other._c = other._borrowed = other._beginnings = None
         if self.heads is None:
             return other
         if self.pool is None or self.backing_store is not None:
@@ -296,7 +294,7 @@ class KVCache(CacheFacade):
         return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, {self.types})"
 
     def reset(self) -> None:
-        self.length, self.mask, self.holes, self.reach = 0, None, False, 0
+        self.length, self.mask, self.holes, self.reach, self._beginnings = 0, None, False, 0, None
         if self.first is not None:
             self.first.zero_()
             self._count_on(0)
@@ -306,7 +304,7 @@ class KVCache(CacheFacade):
         length = self.length + tokens if tokens <= 0 else min(tokens, self.length)
         if length < 0:
             raise UserError(f"can't drop {-tokens} of {self.length} tokens")
-        self.length = length
+        self.length, self._beginnings = length, None
         if self.first is not None:
             self.first.clamp_(max=length)
             self._count_on(length)
@@ -317,7 +315,7 @@ class KVCache(CacheFacade):
         """Replaces each tensor [B, ...] by what `rows` returns for it. in_place: the number of sequences does not grow;
         offloaded keys and values need little extra room, but a failure loses them.
         """
-        self._c = None  # before any memory that it refers to is freed
+        self._c = self._beginnings = None  # before any memory that it refers to is freed
         if self.heads is not None:
             (self.heads.shrink if in_place else self.heads.change)(rows)
         self._change_tables(rows)
@@ -325,19 +323,26 @@ class KVCache(CacheFacade):
             self._borrowed.give_back()
             self._borrowed = None
 
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._beginnings = self._beginnings or Beginnings(self.batch_size)
+        if self._beginnings.reorder(self, beam_idx.tolist()):
+            self._change_tables(lambda tensor: tensor.index_select(0, beam_idx))
+        else:
+            super().reorder_cache(beam_idx)
+
     def join(self, others: Sequence["KVCache"]) -> None:
         """Appends the sequences of the others, which are empty then. All caches are of one engine on the CPU and have
         the same length and capacity. Either all of them have a mask, or none.
         """
         theirs: list[Any] = [cache.heads for cache in others]
-        self._c = None  # before any memory that it refers to is freed
+        self._c = self._beginnings = None  # before any memory that it refers to is freed
         assert self.heads is not None
         self.heads.join(theirs)
         for name in TABLES:
             if (mine := getattr(self, name)) is not None:
                 setattr(self, name, in_one([mine, *(getattr(cache, name) for cache in others)]))
         for cache in others:
-            cache.heads = cache._c = None
+            cache.heads = cache._c = cache._beginnings = None
 
     def _change_tables(self, rows: Any) -> None:
         for name in TABLES:

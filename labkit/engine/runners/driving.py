@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import Pending, StepInput, StepOutput
-from labkit.stages import StepRanges
+from labkit.stages import Phase, StepRanges
 
 if TYPE_CHECKING:
     from transformers.generation import GenerateDecoderOnlyOutput
@@ -75,30 +76,40 @@ class TextBatch(Protocol):
 
 
 def drive(
-    begin: Callable[[StepInput], Pending], loops: Sequence[Loop], then: Callable[[int], Loop | None] | None = None
+    begin: Callable[[StepInput], Pending],
+    loops: Sequence[Loop],
+    then: Callable[[int], Loop | None] | None = None,
+    *,
+    used: Callable[[Phase, int], None] | None = None,
 ) -> list[Generated]:
     """Runs the loops, each with its own batch and cache, and returns their results. While one loop waits for its step,
     steps of other loops are under way, if the runner of `begin` allows several.
 
     then: called with the index of a loop that has ended; may return a loop that continues at this index.
+    used: called with the phase of each step, and the nanoseconds in which its loop used its results.
     """
     results: list[Any] = [None] * len(loops)
     with StepRanges() as steps:
 
-        def started(request: StepInput) -> Pending:
-            steps.begin(request.phase)
-            return begin(request)
+        def started(request: StepInput) -> tuple[Phase, Pending]:
+            phase = request.phase
+            steps.begin(phase)
+            return phase, begin(request)
 
-        under_way = deque((index, loop, started(next(loop))) for index, loop in enumerate(loops))
+        under_way = deque((index, loop, *started(next(loop))) for index, loop in enumerate(loops))
         while under_way:
-            index, loop, step = under_way.popleft()
+            index, loop, phase, step = under_way.popleft()
+            output, begin_ns = step.collect(), perf_counter_ns()
             try:
-                request = loop.send(step.collect())
+                request = loop.send(output)
             except StopIteration as end:
                 results[index] = end.value
                 after = then(index) if then else None
                 if after is not None:
-                    under_way.append((index, after, started(next(after))))
-            else:
-                under_way.append((index, loop, started(request)))
+                    under_way.append((index, after, *started(next(after))))
+                continue
+            finally:
+                if used is not None:
+                    used(phase, perf_counter_ns() - begin_ns)
+            under_way.append((index, loop, *started(request)))
     return results

@@ -43,7 +43,7 @@ class OneCallRunner(Runner):
 
     def _begin(self, step: StepInput) -> StepOutput:
         if step.ahead is not None and (most := self._steps_ahead(step, step.ahead)) > 1:
-            return StepOutput(self._run_ahead(step, step.ahead, most))
+            return self._run_ahead(step, step.ahead, most)
         if groups := self._groups(step):
             return StepOutput(self._by_groups(step, groups))
         parts = self.layer_range.results(step, lambda chunks: self._run(step, chunks))
@@ -53,7 +53,7 @@ class OneCallRunner(Runner):
         """Steps that one call can run: some milliseconds of them, within the memory and the tables of the cache."""
         layer_range, cache = self.layer_range, step.cache
         whole = step.tokens is not None and layer_range.weights.head is not None and layer_range.ranks is None
-        if not (whole and step.follows and step.greedy) or layer_range.once_a_step:
+        if not (whole and step.follows) or step.greedy is not (ahead.choice is None) or layer_range.once_a_step:
             return 1
         choice = self.readings.of(step.shape[0], 1)
         if choice.compares or not self._step_ns:
@@ -62,15 +62,16 @@ class OneCallRunner(Runner):
         reach = cache.reach + most
         return most if reach <= most_positions(self.config) and layer_range.rotary.holds(reach, cache) else 1
 
-    def _run_ahead(self, step: StepInput, ahead: Ahead, most: int) -> Tensor:
-        """Returns the tokens of several greedy steps, int64 [B, steps]."""
+    def _run_ahead(self, step: StepInput, ahead: Ahead, most: int) -> StepOutput:
+        """Runs several steps of one new token."""
         layer_range, cache, batch = self.layer_range, step.cache, step.shape[0]
         head, choice = layer_range.weights.head, self.readings.of(batch, 1)
         assert head is not None
         ended = torch.zeros(batch, dtype=torch.uint8)
         ended[list(ahead.ended)] = 1
+        logits = None if ahead.choice is None else torch.empty(batch, 1, head.vocab_size)
         with layer_range.one_at_a_time:
-            chunk = ChunkArgs(cache.place_next(batch), cache.length, step.tokens, keep=1)
+            chunk = ChunkArgs(cache.place_next(batch), cache.length, step.tokens, keep=1, logits=logits)
             begun = perf_counter_ns()
             tokens = self.step.run_ahead(
                 chunk,
@@ -80,14 +81,19 @@ class OneCallRunner(Runner):
                 marks=ahead.marks(head.vocab_size),
                 ended=ended,
                 pad=ahead.pad,
+                choice=ahead.choice,
                 threads=team_size(),
                 reading=choice.next,
             )
-            self._note_time(choice, perf_counter_ns() - begun, tokens.shape[1])
-            self.clock.add(Phase.DECODE, self.step.times, head=True, steps=tokens.shape[1])
-        cache.length += tokens.shape[1]
-        cache.reach += tokens.shape[1] - 1  # `place_next` counted the first
-        return tokens
+            steps = tokens.shape[1]
+            self._note_time(choice, perf_counter_ns() - begun, steps)
+            self.clock.add(Phase.DECODE, self.step.times, head=True, steps=steps)
+        cache.length += steps
+        cache.reach += steps - 1  # `place_next` counted the first
+        if logits is None:
+            return StepOutput(tokens)
+        unsure = int(tokens[:, -1].min()) < 0  # torch's rounding decides the last step
+        return StepOutput(logits, chosen=steps - 1) if unsure else StepOutput(chosen=steps)
 
     def _note_time(self, choice: ReadingChoice, ns: int, steps: int) -> None:
         choice.took(ns)

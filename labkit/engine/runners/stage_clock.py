@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.kernels.decode_step import LAYER_STAGES
+from labkit.kernels.decode_step import LAYER_STAGES, layer_times
 from labkit.stages import Phase, Stage
 
 
@@ -28,7 +28,7 @@ class StageClock:
         self.reset()
 
     def reset(self) -> None:
-        count = 2 + self.num_layers * len(LAYER_STAGES)
+        count = 3 + self.num_layers * len(LAYER_STAGES)
         self._total_ns = {phase: np.zeros(count, dtype=np.int64) for phase in Phase}
         self._calls = dict.fromkeys(Phase, 0)
         self._head_calls = dict.fromkeys(Phase, 0)
@@ -39,6 +39,10 @@ class StageClock:
         self._calls[phase] += steps
         self._head_calls[phase] += steps * head
 
+    def chose(self, phase: Phase, ns: int) -> None:
+        """Adds time in which the results of a step were used: the choice of tokens, and a streamer's work."""
+        self._total_ns[phase][-1] += ns
+
     def times(self) -> list[StageTime]:
         """Returns one record per phase that ran, layer and stage, in the order of execution."""
         records = []
@@ -47,8 +51,10 @@ class StageClock:
                 continue
             ms = total_ns / 1e6
             records.append(StageTime(phase, Stage.EMBED, None, calls, float(ms[0])))
-            for layer, spans in enumerate(ms[1:-1].reshape(self.num_layers, len(LAYER_STAGES))):
+            for layer, spans in enumerate(layer_times(ms)):
                 totals = dict(zip(LAYER_STAGES, spans.tolist(), strict=True))
                 records += [StageTime(phase, stage, layer, calls, totals[stage]) for stage in self.stages]
-            records.append(StageTime(phase, Stage.LM_HEAD, None, self._head_calls[phase], float(ms[-1])))
+            records.append(StageTime(phase, Stage.LM_HEAD, None, self._head_calls[phase], float(ms[-2])))
+            if ms[-1]:
+                records.append(StageTime(phase, Stage.SAMPLE, None, self._head_calls[phase], float(ms[-1])))
         return records

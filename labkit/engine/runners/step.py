@@ -34,7 +34,7 @@ class StepInput(NamedTuple):
     follows: one token per sequence, chosen from the results of the previous step. It is in the vocabulary, visible and
     at the next position, so that nothing has to be checked between two steps.
     rows: float32 [B, T, H], input of layers that are not the first of a model.
-    ahead: greedy steps that may follow in the same call; None: none.
+    ahead: steps that may follow in the same call; None: none.
     """
 
     tokens: Tensor | None
@@ -65,14 +65,16 @@ class StepOutput(NamedTuple):
     """Results of a step.
 
     result: logits float32 [B, keep, V], or the argmax int64 [B, keep], followed by the tokens of the steps ahead; None:
-    `keep` is 0, or later layers of the model follow.
+    `keep` is 0, later layers of the model follow, or the last of the steps ahead has chosen its tokens by rules.
     hidden_states: [B, T, H] each, before every layer and after the last norm.
     rows: float32 [B, T, H], input of the later layers, if there are any.
+    chosen: number of tokens that steps ahead have added to each text by rules.
     """
 
     result: Tensor | None = None
     hidden_states: tuple[Tensor, ...] = ()
     rows: Tensor | None = None
+    chosen: int = 0
 
     def collect(self) -> StepOutput:
         """Returns itself: a step that is complete when `begin` returns is its own `Pending`."""

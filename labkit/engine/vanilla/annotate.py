@@ -34,7 +34,7 @@ class HookClock:
         self._total_ns: dict[tuple[Phase, Stage, int | None], int] = defaultdict(int)
 
     def begin_forward(self, phase: Phase) -> None:
-        self._end_stage()
+        self.end_stage()
         self._phase = phase
         self._steps.begin(phase)
         self.switch(Stage.EMBED)
@@ -44,7 +44,7 @@ class HookClock:
         key = (self._phase, stage, layer)
         if key == self._current:
             return
-        self._end_stage()
+        self.end_stage()
         self._current = key
         self._calls[key] += 1
         self._range = Range(message(*key)).open()
@@ -52,10 +52,11 @@ class HookClock:
 
     def end(self) -> None:
         """Ends the running stage and step, if any."""
-        self._end_stage()
+        self.end_stage()
         self._steps.end()
 
-    def _end_stage(self) -> None:
+    def end_stage(self) -> None:
+        """Ends the running stage, if any."""
         if self._current is None:
             return
         self._total_ns[self._current] += perf_counter_ns() - self._since_ns
@@ -71,7 +72,7 @@ class HookClock:
 def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
     """Context in which the modules that `policy` names have hooks. The model's results do not change.
 
-    The times are the CPU's. All time between two forward passes counts as SAMPLE.
+    The times are the CPU's. SAMPLE lasts from the end of a forward pass until transformers prepares the next one.
     """
     clock = HookClock()
 
@@ -85,9 +86,14 @@ def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
         if after:
             hooks.append(module.register_forward_hook(lambda *_: clock.switch(after, layer)))
 
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        clock.end_stage()
+        return type(model).prepare_inputs_for_generation(model, *args, **kwargs)
+
     hooks: list[RemovableHandle] = [model.register_forward_pre_hook(before_model, with_kwargs=True)]
     modules = dict(model.named_modules())
     try:
+        model.prepare_inputs_for_generation = prepare  # type: ignore[method-assign]
         mark(model, None, Stage.SAMPLE)
         for name in (policy.final_norm, policy.project_out, policy.head):
             if name in modules:
@@ -98,6 +104,7 @@ def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
         yield clock
     finally:
         clock.end()
+        vars(model).pop("prepare_inputs_for_generation", None)
         for hook in hooks:
             hook.remove()
 

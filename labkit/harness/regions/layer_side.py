@@ -15,7 +15,7 @@ from labkit.harness.regions.random_layers import RandomLayers
 from labkit.harness.regions.sides import ONE_CALL
 from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels import DecodeStep, LayerWeights
-from labkit.kernels.decode_step import LAYER_STAGES, ChunkArgs
+from labkit.kernels.decode_step import LAYER_STAGES, ChunkArgs, layer_times
 from labkit.kernels.layer import run_layer
 from labkit.kernels.types import LayerCache, Rotary, Rows
 from labkit.stages import Stage
@@ -69,5 +69,5 @@ class OneCall:
         tokens = torch.zeros(layers.rows.batch, 1, dtype=torch.int64)
         chunk = ChunkArgs(layers.rows, layers.cache.length, tokens)
         self._step.run([chunk], layers.rotary, layers.cache.c, threads=self._threads)
-        spans = self._step.times[1:-1].reshape(layers.config.num_layers, len(LAYER_STAGES))
+        spans = layer_times(self._step.times)
         return {region: spans[:, LAYER_STAGES.index(region)].tolist() for region in REGIONS}

@@ -1,4 +1,4 @@
-"""Greedy steps in one call give the tokens, the cache and the times of steps one by one."""
+"""Several steps in one call give the tokens, the cache, the draws and the times of steps one by one."""
 
 from typing import Any
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 from helpers.models.engines import error, fused, greedy, prompt, vanilla
 from helpers.models.layer_ranges import CutModel
+from helpers.models.small_models import VOCAB
 from helpers.sweeps import swept
+from transformers import set_seed
 
 import labkit
 from labkit.engine.runners import one_call
@@ -14,6 +16,7 @@ from labkit.engine.runners.ahead import Ahead
 from labkit.engine.runners.step import StepInput
 from labkit.kernels import DecodeStep
 from labkit.kernels.reading import USUAL
+from labkit.stages import Phase, Stage
 
 MODELS = ("gpt2", "llama", "bloom", "mistral", "gemma2", "gptj", "opt", "qwen3")
 each_model = pytest.mark.parametrize("name", swept(MODELS, ("gpt2", "llama", "bloom", "mistral")))
@@ -119,6 +122,59 @@ def test_logits_that_are_no_numbers_are_an_error_in_any_step(calls: list[int]) -
     with pytest.raises(FloatingPointError, match="no logit is a number"):
         greedy(engine, ids, 40)
     assert 1 < calls[-1] < 32
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "all": {"top_k": 0},
+    "top-k and top-p": {"top_k": 20, "top_p": 0.9, "temperature": 0.7},
+    "min-p": {"top_k": 0, "min_p": 0.05},
+    "rules that change with the length": {
+        "min_new_tokens": 30,
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 2,
+        "exponential_decay_length_penalty": (35, 1.02),
+        "eos_token_id": [5, 17, 40],
+    },
+    "greedy": {"do_sample": False, "repetition_penalty": 1.2, "suppress_tokens": [1, 2, 3]},
+    "ends": {"eos_token_id": list(range(3, 100, 9)), "top_k": 0},
+}
+
+
+@pytest.mark.parametrize("settings", SAMPLING.values(), ids=SAMPLING)
+def test_choice_by_rules_equals_vanilla(settings: dict[str, Any], calls: list[int]) -> None:
+    options = {"do_sample": True, "max_new_tokens": 50, "pad_token_id": 9, "eos_token_id": None} | settings
+    texts, states = [], []
+    for model in (at_once("gpt2"), vanilla("gpt2")):
+        set_seed(5)
+        texts.append(model.generate(prompt(3, 6), **options))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*texts)
+    assert torch.equal(*states)
+    assert max(calls) > 4
+
+
+def test_choices_that_rounding_decides_are_made_by_transformers(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens are equally likely, and the likeliest 50 have the probability p but for rounding."""
+    options = {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0, "temperature": 1e30, "top_k": 0}
+    options["top_p"] = 50 / VOCAB
+    texts = []
+    for model in (at_once("llama"), vanilla("llama")):
+        set_seed(2)
+        texts.append(model.generate(prompt(2, 6), **options))
+    assert torch.equal(*texts)
+    assert calls == [1] * 18  # each such choice ends its call, and the last step is alone
+
+
+def test_time_of_choosing_is_a_stage(calls: list[int]) -> None:
+    engine = at_once("llama")
+    engine.stage_times(reset=True)
+    engine.generate(prompt(2, 6), do_sample=True, max_new_tokens=40, pad_token_id=0)
+    times = {time.phase: time for time in engine.stage_times() if time.stage == Stage.SAMPLE}
+    assert {phase: time.calls for phase, time in times.items()} == {Phase.PREFILL: 1, Phase.DECODE: 39}
+    assert all(time.total_ms > 0 for time in times.values())
+    assert calls
 
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8])

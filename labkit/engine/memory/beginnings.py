@@ -1,0 +1,52 @@
+"""The beginnings that sequences of a cache have in common, so that a reordered cache copies only what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.engine.memory.heads import StoredHeads
+from labkit.engine.team_size import team_size
+from labkit.kernels.build import in_use_already
+from labkit.kernels.slot_copies import SlotCopy, copy_slots
+
+if TYPE_CHECKING:
+    from labkit.engine.memory.kv_cache import KVCache
+
+
+class Beginnings:
+    """Counts the first tokens that each two sequences have in common, as far as earlier copies tell.
+
+    Beams of one text differ in their last tokens alone. So beam search copies a few tokens per step, not the cache.
+    """
+
+    def __init__(self, sequences: int) -> None:
+        self._common = np.zeros((sequences, sequences), dtype=np.int64)
+
+    @classmethod
+    def repeated(cls, sequences: int, repeats: int, length: int) -> Beginnings:
+        """Of `sequences`, in groups of `repeats` equal ones of `length` tokens."""
+        beginnings, group = cls(sequences), np.arange(sequences) // repeats
+        beginnings._common[group[:, None] == group] = length
+        return beginnings
+
+    def reorder(self, cache: KVCache, sources: Sequence[int]) -> bool:
+        """Replaces each sequence by the one that `sources` names, in place. Returns False, and changes nothing, if the
+        C++ kernels do not run, if keys and values are elsewhere than in the memory of the CPU, or if the number of
+        sequences changes.
+        """
+        heads, length = cache.heads, cache.length
+        if not isinstance(heads, StoredHeads) or not heads.keys[0].is_cpu or in_use_already() is None:
+            return False
+        if len(sources) != len(self._common) or not all(0 <= source < len(sources) for source in sources):
+            return False
+        begins = self._common[range(len(sources)), sources].tolist()
+        copies = [SlotCopy(to, source, begin) for to, (source, begin) in enumerate(zip(sources, begins, strict=True))]
+        keys = heads.keys[0]
+        slot_bytes = keys.stride(2) * keys.element_size()
+        copy_slots(cache.c, copies, length, heads=keys.shape[1], slot_bytes=slot_bytes, threads=team_size())
+        np.fill_diagonal(self._common, length)
+        self._common = self._common[np.ix_(sources, sources)]
+        return True
