@@ -41,10 +41,10 @@ def continue_beams(
     count: int,
     threads: int = 1,
 ) -> tuple[Tensor, Tensor] | None:
-    """log_probs float32 [B * n, V], scores float32 [B, n] and tokens int64 [B, n, T] of the beams, on the CPU and
-    contiguous -> the `count` best sums of each text, float32 [B, count], and their places beam * V + token, int64.
+    """Returns the `count` best sums of each text, float32 [B, count], and their places beam * V + token, int64.
 
-    length: tokens of the texts so far. rules: change the log probabilities before scores are added.
+    log_probs: float32 [B * n, V]. scores: float32 [B, n]. tokens: int64 [B, n, T], of the beams. All are contiguous and
+    on the CPU. length: tokens of the texts so far. rules: change the log probabilities before scores are added.
 
     None: equal sums, or sums that are no numbers, leave the choice to torch. The caller makes sure that shapes fit.
     """

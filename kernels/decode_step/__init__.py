@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from ctypes import byref, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from labkit.system.errors import UserError
 
 from .. import build, checks
-from ..abi import CCache, CRotary, CRows
+from ..abi import CCache, CRotary
 from ..all_reduce import Exchange
 from ..build import LONG, POINTER
 from ..cache_stream import CachePass, CacheStream
@@ -29,8 +29,9 @@ from ..layer_stream.device import DeviceStream
 from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
-from ..types import NO_ROTARY, Rotary, Rows, pointer
+from ..types import NO_ROTARY, Rotary, pointer
 from .ahead import CAheadArgs, TextRules, c_address
+from .chunks import CChunk, ChunkArgs
 from .weights import LAYER_STAGES, STAGES_PER_LAYER, DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
@@ -53,22 +54,6 @@ build.declare("labkit_steps_ahead", POINTER, POINTER, POINTER, result=True, allo
 build.declare("labkit_workspace_bytes", POINTER, LONG, LONG, LONG, result=True)
 
 
-@build.mirrors("Chunk")
-class CChunk(ctypes.Structure):
-    _fields_ = [
-        ("rows", CRows),
-        ("past", c_int64),
-        ("tokens", c_void_p),
-        ("keep", c_int64),
-        ("logits", c_void_p),
-        ("argmax", c_void_p),
-        ("hidden", c_void_p),
-        ("inputs", c_void_p),
-        ("outputs", c_void_p),
-        ("first_sequence", c_int64),
-    ]
-
-
 @build.mirrors("StepArgs")
 class CStepArgs(ctypes.Structure):
     _fields_ = [
@@ -89,35 +74,6 @@ class CStepArgs(ctypes.Structure):
         ("kv_turn", c_int64),
         ("kv_slot", c_void_p),
     ]
-
-
-class ChunkArgs(NamedTuple):
-    """Tokens that go through a layer together: B sequences, T tokens of each, N = B * T. All tensors are contiguous.
-
-    The step fills the given tensors among `logits`, `argmax`, `hidden` and `outputs`.
-    """
-
-    rows: Rows
-    past: int  # keys and values are written from this slot of every cache on
-    tokens: Tensor | None = None  # int64 [B, T], each in the vocabulary (the caller checks)
-    keep: int = 0  # the last tokens of each sequence that logits, argmax and hidden are for
-    logits: Tensor | None = None  # float32 [B*keep, V]
-    argmax: Tensor | None = None  # int64 [B*keep]; -1: all logits are NaN
-    hidden: Tensor | None = None  # float32 [B*keep, H], after the final norm
-    inputs: Tensor | None = None  # float32 [N, H], instead of tokens for a range of layers without an embedding
-    outputs: Tensor | None = None  # float32 [N, H], for a range without a head: all rows, after the final norm if any
-    first_sequence: int = 0  # of the cache: the chunk has this one and the next B - 1
-
-    @property
-    def num_rows(self) -> int:
-        """N: rows of all sequences."""
-        return self.rows.batch * self.rows.tokens
-
-    @property
-    def c(self) -> CChunk:
-        tensors = (self.logits, self.argmax, self.hidden, self.inputs, self.outputs)
-        pointers = map(pointer, tensors)
-        return CChunk(self.rows.c, self.past, pointer(self.tokens), self.keep, *pointers, self.first_sequence)
 
 
 @dataclass(frozen=True)
@@ -170,7 +126,7 @@ class StreamedLayers:
 
 
 def layer_times(times: np.ndarray) -> np.ndarray:
-    """Those of the layers, [layers, LAYER_STAGES], among times in the order of `DecodeStep.times`."""
+    """The times of the layers, [layers, LAYER_STAGES]. times: in the order of `DecodeStep.times`."""
     return times[1:-2].reshape(-1, len(LAYER_STAGES))
 
 
@@ -279,8 +235,8 @@ class DecodeStep:
         token ends its sequence; 2: no step follows it. ended: uint8 [B], sequences that have ended. Once all have, no
         step follows. pad: token of sequences that have ended; None: they go on.
 
-        choice: how tokens are chosen; None: the argmax, or -1 if all logits are NaN. With a choice `chunk` has logits,
-        which are then those of the last step. Its tokens are -1 if the caller has to choose them.
+        choice: how tokens are chosen; None: the argmax, or -1 if all logits are NaN. With a choice `chunk` has logits;
+        the call leaves those of the last step there. Tokens of -1 in the last step are left to the caller.
         """
         assert self.exchange is self.streamed is chunk.inputs is None
         chosen = torch.empty(most, chunk.rows.batch, dtype=torch.int64)

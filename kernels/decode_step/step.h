@@ -128,7 +128,7 @@ constexpr int64_t kLayerStages = int64_t(LayerStage::kResidual) + 1;
 // choice of tokens. A stamp ends a stage and begins the next one.
 class Clock {
  public:
-  // Where `times` have the choice of tokens.
+  // The place of the choice of tokens in `times`.
   static int64_t* sample(int64_t* times, int64_t layers) { return times + 2 + layers * kLayerStages; }
 
   Clock(int64_t* times, int64_t layers, int thread)

@@ -38,7 +38,7 @@ def copy_slots(
     slot_bytes: int,
     threads: int,
 ) -> None:
-    """Makes all copies at once, so that each reads what was there before. Slots from `end` on are not copied.
+    """Makes all copies at once: each reads the slots as they were before. Slots from `end` on are not copied.
 
     caches: of all layers, on the CPU. heads: of keys and values. slot_bytes: of the keys of one slot and head. The
     caller makes sure that the sequences and slots of the copies exist.
@@ -49,7 +49,7 @@ def copy_slots(
     slots = sum(end - copy.begin for copy in needed)
     if slots * len(caches) * heads * 2 * slot_bytes < AT_ONCE:
         threads = 1
-    c_copies = (CSlotCopy * len(needed))(*needed)
+    c_copies = (CSlotCopy * len(needed))(*(CSlotCopy(*copy) for copy in needed))
     build.any_library().labkit_copy_slots(
         byref(caches), len(caches), heads, slot_bytes, byref(c_copies), len(needed), end, threads
     )

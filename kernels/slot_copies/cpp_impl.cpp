@@ -24,7 +24,7 @@ struct SlotCopy {
   int64_t to, from, begin;
 };
 
-// Makes all copies at once: each reads what was there before. end: slots from here on are not copied.
+// Makes all copies at once: each reads the slots as they were before. end: slots from here on are not copied.
 inline void copy_slots(const SequenceSlots& slots, const SlotCopy* copies, int64_t count, int64_t end,
                        Scratch& scratch) {
   int64_t bytes = 0;

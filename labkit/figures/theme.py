@@ -27,7 +27,7 @@ STAGE_COLORS: dict[Stage, str] = {
     Stage.RECV: "#e4b7c8",
     Stage.SEND: "#a8577a",
 }
-PART_COLORS: dict[str, str] = {**STAGE_COLORS, OUTSIDE: "#46505c"}
+PART_COLORS = {**{str(stage): color for stage, color in STAGE_COLORS.items()}, OUTSIDE: "#46505c"}
 BASELINE, CANDIDATE = "baseline", "candidate"
 SIDE_COLORS = {BASELINE: "#9aa5b1", CANDIDATE: "#0b6e99"}
 LIMIT = "#b42318"

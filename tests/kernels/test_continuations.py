@@ -1,4 +1,4 @@
-"""The best continuations of beams are those of torch's `topk`, or are left to it."""
+"""The kernel finds the best continuations of beams as torch's `topk` does, or leaves them to it."""
 
 import math
 from itertools import pairwise
@@ -25,7 +25,8 @@ def drawn(texts: int, beams: int, vocab: int, seed: int) -> tuple[Tensor, Tensor
 
 def expected(log_probs: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     sums = log_probs.view(*scores.shape, -1) + scores[:, :, None]
-    return tuple(torch.topk(sums.view(len(scores), -1), k=count))
+    best, places = torch.topk(sums.view(len(scores), -1), k=count)
+    return best, places
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(2, 300), st.integers(1, 20), st.integers(0, 99))

@@ -77,8 +77,11 @@ def _every(prompt: StepInput, times: int) -> StepInput:
     def part(table: Tensor | None) -> Tensor | None:
         return table if table is None or len(table) == 1 else table[::times].contiguous()
 
-    masks = {"attention_mask": part(prompt.attention_mask), "position_ids": part(prompt.position_ids)}
-    return prompt._replace(tokens=part(prompt.tokens), **masks)
+    return prompt._replace(
+        tokens=part(prompt.tokens),
+        attention_mask=part(prompt.attention_mask),
+        position_ids=part(prompt.position_ids),
+    )
 
 
 @dataclass
@@ -194,7 +197,7 @@ class _Search:
         return ended.reshape(tokens.shape)
 
     def _complete_with(self, candidates: _Beams, ends: np.ndarray) -> None:
-        """Takes the candidates that end and are among the n best to the complete ones, of which the n best stay."""
+        """Adds the n best candidates to the complete beams, if they end; the n best of all stay."""
         beams, config = self.config.num_beams, self.config
         new = ends.copy()
         new[:, beams:] = False  # the others are there so that n beams can go on
@@ -216,7 +219,8 @@ class _Search:
             new = config.max_length - self.prompt
         best = _divided(self.running.scores[:, :1], new**config.length_penalty)
         worst = np.where(self.is_complete, self.complete.scores.min(axis=1, keepdims=True), NONE)
-        return (best > worst).any(axis=1)
+        improves: np.ndarray = np.any(best > worst, axis=1)
+        return improves
 
     def result(self, cache: KVCache) -> Tensor | GenerateBeamDecoderOnlyOutput:
         """What `generate` returns: the best complete beams of each text."""

@@ -269,13 +269,9 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         loop if the call needs it.
         """
         cache, end = model_kwargs.get("past_key_values"), known_end(stopping_criteria)
-        own = isinstance(cache, KVCache) and cache.device.type == input_ids.device.type == "cpu"
-        if (
-            own
-            and end
-            and runs_in_decode_loop(generation_config, model_kwargs)
-            and runs_in_beam_loop(generation_config)
-        ):
+        on_cpu = isinstance(cache, KVCache) and cache.device.type == input_ids.device.type == "cpu"
+        known = runs_in_decode_loop(generation_config, model_kwargs) and runs_in_beam_loop(generation_config)
+        if isinstance(cache, KVCache) and end is not None and on_cpu and known:
             check_made_like(cache, self.new_cache())
             prompt = prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
             loop = beam_loop(prompt, input_ids, logits_processor, end, generation_config)

@@ -193,7 +193,7 @@ def _choose_from_logits(
             if have_ended:
                 return tokens[:, :length].clone()
             rules = None if streamer is not None else choice.ahead(tokens, length)
-            ahead = rules and endings.ahead(rules)
+            ahead = None if rules is None else endings.ahead(rules)
         phase = Phase.DECODE
         last = tokens[:, length - 1 : length].contiguous()
         output = yield StepInput(last, cache, top=top, follows=True, ahead=ahead)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from labkit.engine.memory.heads import StoredHeads
+from labkit.engine.memory.stores import HeadStore
 from labkit.engine.team_size import team_size
+from labkit.kernels.abi import CCache
 from labkit.kernels.build import in_use_already
 from labkit.kernels.slot_copies import SlotCopy, copy_slots
 
-if TYPE_CHECKING:
-    from labkit.engine.memory.kv_cache import KVCache
+
+class ReorderedCache(Protocol):
+    """A cache as `Beginnings` needs it: a KVCache."""
+
+    length: int
+
+    @property
+    def heads(self) -> HeadStore | None: ...
+
+    @property
+    def c(self) -> ctypes.Array[CCache]: ...
 
 
 class Beginnings:
@@ -27,12 +39,12 @@ class Beginnings:
 
     @classmethod
     def repeated(cls, sequences: int, repeats: int, length: int) -> Beginnings:
-        """Of `sequences`, in groups of `repeats` equal ones of `length` tokens."""
+        """Beginnings of `sequences` in groups: `repeats` equal sequences of `length` tokens each."""
         beginnings, group = cls(sequences), np.arange(sequences) // repeats
         beginnings._common[group[:, None] == group] = length
         return beginnings
 
-    def reorder(self, cache: KVCache, sources: Sequence[int]) -> bool:
+    def reorder(self, cache: ReorderedCache, sources: Sequence[int]) -> bool:
         """Replaces each sequence by the one that `sources` names, in place. Returns False, and changes nothing, if the
         C++ kernels do not run, if keys and values are elsewhere than in the memory of the CPU, or if the number of
         sequences changes.

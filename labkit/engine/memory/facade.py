@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import Cache
 
 from labkit.engine.memory.beginnings import Beginnings
+from labkit.engine.memory.stores import HeadStore
 from labkit.models.config import ModelConfig
 
 
@@ -18,11 +19,15 @@ class CacheFacade(Cache):
     config: ModelConfig
     length: int
     device: torch.device
-    heads: object | None  # None: empty, without memory
-    batch_size: int
+    heads: HeadStore | None  # None: empty, without memory
+    _beginnings: Beginnings | None
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+
+    @property
+    def batch_size(self) -> int:
+        return self.heads.batch if self.heads else 0
 
     def select(self, rows: Any) -> None:
         """Replaces each tensor [B, ...] by what `rows` returns for it."""

@@ -77,10 +77,6 @@ class KVCache(CacheFacade):
         return self.heads.capacity if self.heads else 0
 
     @property
-    def batch_size(self) -> int:
-        return self.heads.batch if self.heads else 0
-
-    @property
     def c(self) -> "ctypes.Array[CCache]":
         """The layers' C views; valid until the cache grows or is reordered."""
         if self._c is None:
