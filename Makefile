@@ -66,6 +66,8 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@$(BIN)/python -P -m labkit.bench.pipeline
 	@echo "bench: two ranks that load a model of 2 GB from one file, and from their own files"
 	@$(BIN)/python -P -m labkit.bench.loading
+	@echo "bench: from the command to the last token, with imports and loading"
+	@$(BIN)/python -P -m labkit.bench.cold_start
 	@echo "bench: layers that are read from the disk for every token, against the disk"
 	@$(BIN)/python -P -m labkit.bench.streaming
 	@echo "bench: a model larger than its memory, against other ways to run it from the disk"

@@ -64,13 +64,16 @@ def plain_types(
     types, own = get_type_hints(thing), inspect.signature(thing)
     parameters = [given.replace(annotation=types.get(given.name, given.empty)) for given in own.parameters.values()]
     plain = own.replace(parameters=parameters, return_annotation=own.empty)
-    return stringify_signature(plain, unqualified_typehints=True), stringify_annotation(types["return"], "smart")
+    result = stringify_annotation(types["return"], "smart") if "return" in types else ""
+    return stringify_signature(plain, unqualified_typehints=True), result
 
 
 def text_from_the_first_line(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Keeps the words before a colon in a property's first line, which napoleon takes for a type."""
+    """Keeps the words before a colon in a property's first line, which napoleon takes for a type. It reads an empty
+    comment instead.
+    """
     if what == "property":
-        lines.insert(0, "")
+        lines[:0] = ["..", ""]
 
 
 def fields_with_their_comments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from labkit.figures.beside import published_figure, region_figure
 from labkit.figures.captures import captures_table
+from labkit.figures.cold_start import cold_start_figure
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.doctor import checks_table
 from labkit.figures.epochs import epochs_figure
@@ -51,6 +52,7 @@ __all__ = [
     "bubble_figure",
     "captures_table",
     "checks_table",
+    "cold_start_figure",
     "costs_figure",
     "cut_figure",
     "difference_figure",

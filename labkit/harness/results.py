@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from labkit.harness.cold_start_record import ColdStart
 from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.exchange.records import ExchangeMeasurement, HandOverMeasurement
@@ -45,6 +46,7 @@ AnyRecord = (
     | ExchangeMeasurement
     | HandOverMeasurement
     | LoadMeasurement
+    | ColdStart
     | StreamMeasurement
     | Evaluation
     | MethodCell

@@ -154,7 +154,7 @@ class LlamaCpp(Peer):
 
 
 class GgufModel(GreedySteps):
-    """Calls llama.cpp's C interface: one `llama_decode` for each token."""
+    """Calls llama.cpp's C interface: `llama_decode` for each part of the prompt, and then for each token."""
 
     def __init__(self, api: Any, file: Path, source: ModelSource, *, threads: int, positions: int) -> None:
         super().__init__(source.hf_config)
@@ -176,9 +176,12 @@ class GgufModel(GreedySteps):
 
     def logits(self, unread: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         api, (tokens,) = self._api, unread
-        ids = (api.llama_token * len(tokens))(*tokens)
-        if status := api.llama_decode(self._context, api.llama_batch_get_one(ids, len(tokens))):
-            raise RunError(f"llama_decode failed with status {status}")
+        at_once = api.llama_n_batch(self._context)  # tokens that a call takes at most
+        for begin in range(0, len(tokens), at_once):
+            part = tokens[begin : begin + at_once]
+            ids = (api.llama_token * len(part))(*part)
+            if status := api.llama_decode(self._context, api.llama_batch_get_one(ids, len(part))):
+                raise RunError(f"llama_decode failed with status {status}")
         pointer = api.llama_get_logits_ith(self._context, -1)
         return np.ctypeslib.as_array(pointer, (1, self.config.vocab_size))
 
