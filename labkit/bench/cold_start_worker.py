@@ -38,7 +38,7 @@ def hf_eager(path: str, ids: list[int], new: int, threads: int, stamp: Stamp) ->
 
     torch.set_num_threads(threads)
     stamp()
-    _generate(AutoModelForCausalLM.from_pretrained(path, dtype="auto"), ids, new, stamp)
+    _generate(AutoModelForCausalLM.from_pretrained(path, dtype="auto", trust_remote_code=False), ids, new, stamp)
 
 
 def fused(path: str, ids: list[int], new: int, threads: int, stamp: Stamp) -> None:

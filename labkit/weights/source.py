@@ -208,7 +208,7 @@ class Checkpoint:
         if name not in self._places:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
         file, stored = self._places[name]
-        tensor = cut_of(name, file.get(stored), cut)
+        tensor = file.present(cut_of(name, file.get(stored), cut))
         return tensor if dtype is None else tensor.to(dtype)
 
 

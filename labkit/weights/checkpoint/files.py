@@ -17,6 +17,7 @@ from torch import Tensor
 
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
+from labkit.system.mapped_file import require_mapped
 from labkit.system.shown import shown_value
 from labkit.weights.protocol import require_floats
 
@@ -62,6 +63,13 @@ class TensorFile:
         else:
             tensor = self._loaded[name]
         return require_floats(tensor, name, f"in {self.path}")
+
+    def present(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor of this file, or a part of it. UserError if the file has become shorter than that."""
+        if tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            require_mapped(tensor.data_ptr(), (last + 1) * tensor.element_size(), self.path)
+        return tensor
 
     def _flatten(self, whole: Any) -> dict[str, Tensor]:
         """The tensors in nested dicts, by their joined names; all other values go to `other`."""

@@ -14,6 +14,7 @@ from labkit.models.config import Shapes
 from labkit.models.policy import LINEARS, Policy
 from labkit.models.shards import Cut
 from labkit.system.errors import UserError
+from labkit.system.mapped_file import require_mapped
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.identity import identity_of_files
@@ -149,9 +150,11 @@ class GgufTensors:
 
     def _rows(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         try:
-            return self._stored[name].rows(cut)
+            rows, rest = self._stored[name].rows(cut)
         except ValueError as error:
             raise UserError(f"{name} {error}; check that the file and the model belong together") from None
+        require_mapped(rows.ctypes.data, rows.nbytes, self.file.path)
+        return rows, rest
 
     def _described(self, name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> FileTensor:
         role = next((role for role in LINEARS if name.endswith(".weight") and self._is(name, role)), None)
