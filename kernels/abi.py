@@ -36,6 +36,8 @@ class CRows(ctypes.Structure):
         ("visible", c_void_p),
         ("key_positions", c_void_p),
         ("visible_stride", c_int64),
+        ("alike", c_int64),
+        ("shared", c_int64),
     ]
 
 

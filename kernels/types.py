@@ -199,6 +199,8 @@ class Rows:
     first: Tensor  # int32 [B]: slots before it are padding
     visible: Tensor | None = None  # uint8 [B, stride]: 0 hides a slot; None: all from `first` on are seen
     key_positions: Tensor | None = None  # int32 [B, stride]: position of each slot's token, for ALiBi
+    alike: int = 1  # sequences of a group, which are consecutive
+    shared: int = 0  # first slots that are equal in a group: keys, values, positions, and what is visible
 
     @cached_property
     def c(self) -> CRows:
@@ -211,6 +213,8 @@ class Rows:
             pointer(self.visible),
             pointer(self.key_positions),
             0 if table is None else table.shape[1],
+            self.alike,
+            self.shared,
         )
 
     def require_slots(self, slots: int) -> None:

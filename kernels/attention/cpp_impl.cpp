@@ -55,69 +55,132 @@ struct AttentionCall {
   }
 };
 
-// How the queries that read the cache are divided: into tiles of one KV head of one sequence, whose slots have parts.
+// How the queries that read some slots of the cache are divided: into tiles of one KV head of `alike` sequences, in
+// which these slots are equal. The slots of a tile have parts.
 struct CachedTiles {
+  int64_t alike, of_sequence, group, kv;   // queries of a KV head of one sequence; query heads that share a KV head
   int64_t queries, of_head, tiles, parts;  // queries of a KV head, tiles of a KV head, all tiles, parts of each
 
-  CachedTiles(const Heads& heads, const Rows& rows, int64_t slots)
-      : queries(int64_t(rows.tokens) * (heads.query / heads.kv)),
+  // seen: the most slots that the queries of a tile read; 0: there are no tiles.
+  CachedTiles(const Heads& heads, const Rows& rows, int64_t alike, int64_t seen)
+      : alike(alike),
+        of_sequence(int64_t(rows.tokens) * (heads.query / heads.kv)),
+        group(heads.query / heads.kv),
+        kv(heads.kv),
+        queries(alike * of_sequence),
         of_head(ceil_div(queries, kMostQueries)),
-        tiles(int64_t(rows.batch) * heads.kv * of_head),
-        parts(parts_of(tiles, slots)) {}
+        tiles(seen > 0 ? rows.batch / alike * kv * of_head : 0),
+        parts(tiles ? parts_of(tiles, seen) : 0) {}
 
   int64_t first(int64_t tile) const { return tile % of_head * kMostQueries; }
   int64_t count(int64_t tile) const { return std::min(queries - first(tile), int64_t(kMostQueries)); }
   int64_t most() const { return std::min(queries, int64_t(kMostQueries)); }
+  int64_t bytes(int padded_dim) const { return PartialContexts::bytes(tiles, parts, most(), padded_dim); }
+
+  // The head, among those of all sequences, whose slots a tile reads.
+  int64_t slots_of(int64_t tile) const { return tile / of_head / kv * alike * kv + tile / of_head % kv; }
+
+  // A query of a tile.
+  struct Place {
+    int64_t sequence, token, head;
+  };
+  Place place(int64_t tile, int64_t r) const {
+    const int64_t query = first(tile) + r, own = query % of_sequence, kv_head = tile / of_head % kv;
+    return {tile / of_head / kv * alike + query / of_sequence, own / group, kv_head * group + own % group};
+  }
+
+  // The tile with a query, and the query's row in it.
+  std::pair<int64_t, int64_t> find(const Place& place) const {
+    const int64_t own = place.token * group + place.head % group, set = place.sequence / alike;
+    const int64_t query = place.sequence % alike * of_sequence + own;
+    return {(set * kv + place.head / group) * of_head + query / kMostQueries, query % kMostQueries};
+  }
+};
+
+// The tiles of a region for few new tokens: those of the slots that sequences share, and those of all others.
+struct TilesOfCache {
+  int64_t shared;  // slots
+  CachedTiles common, own;
+
+  // seen: the most slots, of `slots`, that the tokens of a sequence see.
+  TilesOfCache(const Heads& heads, const Rows& rows, int64_t slots, int64_t seen)
+      : shared(rows.alike > 1 ? std::min(rows.shared, slots - rows.tokens) : 0),
+        common(heads, rows, rows.alike, std::min(shared, seen)),
+        own(heads, rows, 1, std::min(slots - shared, seen)) {}
+
+  bool merges() const { return shared > 0 || own.parts > 1; }
 };
 
 // Bytes of the memory that the threads share in a region; enough for layers with any window.
 inline int64_t attention_bytes(const Heads& heads, const Rows& rows, int64_t slots) {
   if (rows.tokens > kMostCachedTokens) return 0;
-  const CachedTiles tiles(heads, rows, slots);
-  return tiles.parts == 1 ? 0 : PartialContexts::bytes(tiles.tiles, tiles.parts, tiles.most(), heads.padded_dim);
+  const TilesOfCache tiles(heads, rows, slots, slots);
+  return tiles.merges() ? tiles.common.bytes(heads.padded_dim) + tiles.own.bytes(heads.padded_dim) : 0;
+}
+
+// Attends with the queries of a tile to part `part` of those of its slots that are among `among`.
+template <class T, class X>
+void attend_tile(const AttentionCall<X>& call, const CachedTiles& tiles, int64_t tile, int64_t part, Range among,
+                 Into between, float* rows, Softmax* sums, float* context) {
+  const int64_t dim = call.heads.padded_dim;
+  Queries queries{int(tiles.count(tile)), rows, {}};
+  for (int r = 0; r < queries.count; ++r) {
+    const auto [b, token, head] = tiles.place(tile, r);
+    to_activation(call.query(b, token, head), call.heads.dim, dim, rows + r * dim);
+    reorder<T>(rows + r * dim, dim, false);
+    queries.sights[r] = call.sight(b, token, head);
+  }
+  const HeadSlots<T> head(call.cache, tiles.slots_of(tile), int(dim));
+  const Range all = queries.seen();
+  const int64_t begin = std::max(all.begin, among.begin), end = std::max(begin, std::min(all.end, among.end));
+  const Range seen{begin, end}, slots = part_of(seen, part, tiles.parts);
+  const T* next = head.keys + (part + 1 < tiles.parts ? slots.end : call.cache.capacity + seen.begin) * dim;
+  const int64_t sequence = tiles.place(tile, 0).sequence;
+  attend(queries, head, call.params, call.facts(sequence), slots, between, next, sums, context);
+  for (int r = 0; r < queries.count; ++r) reorder<T>(context + r * dim, dim, true);
 }
 
 // The region for few new tokens. Units of work are dealt out, because every thread is slow at times.
 template <class T, class X>
-void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* shared, ThreadScratch& scratch) {
-  const Heads& heads = call.heads;
-  const int64_t dim = heads.padded_dim, group = call.group();
-  const CachedTiles tiles(heads, call.rows, call.seen());
-  const PartialContexts partial(shared, tiles.parts, tiles.most(), heads.padded_dim);
+void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* memory, ThreadScratch& scratch) {
+  const int64_t dim = call.heads.padded_dim;
+  const TilesOfCache tiles(call.heads, call.rows, call.slots(), call.seen());
+  const CachedTiles &common = tiles.common, &own = tiles.own;
+  const PartialContexts of_common(memory, common.parts, common.most(), int(dim));
+  const PartialContexts of_own(memory + common.bytes(int(dim)), own.parts, own.most(), int(dim));
   float* const rows = scratch.scores.get<float>(size_t(2 * kMostQueries * dim));
   float* const context = rows + kMostQueries * dim;
   const auto give = [&](int64_t tile, int64_t r, const float* out) {
-    const int64_t query = tiles.first(tile) + r, id = tile / tiles.of_head;
-    call.give(id / heads.kv, query / group, id % heads.kv * group + query % group, out);
+    const auto [b, token, head] = own.place(tile, r);
+    call.give(b, token, head, out);
   };
 
-  team.deal(tiles.tiles * tiles.parts, thread, [&](int64_t unit) {
-    const int64_t tile = unit / tiles.parts, part = unit % tiles.parts;
-    const int64_t id = tile / tiles.of_head, b = id / heads.kv, first = tiles.first(tile);
-    Queries queries{int(tiles.count(tile)), rows, {}};
-    for (int r = 0; r < queries.count; ++r) {
-      const int64_t token = (first + r) / group, head = id % heads.kv * group + (first + r) % group;
-      to_activation(call.query(b, token, head), heads.dim, dim, rows + r * dim);
-      reorder<T>(rows + r * dim, dim, false);
-      queries.sights[r] = call.sight(b, token, head);
-    }
-    const HeadSlots<T> head(call.cache, id, heads.padded_dim);
-    const Range seen = queries.seen(), slots = part_of(seen, part, tiles.parts);
-    const T* next = head.keys + (part + 1 < tiles.parts ? slots.end : call.cache.capacity + seen.begin) * dim;
+  const int64_t common_units = common.tiles * common.parts;
+  team.deal(common_units + own.tiles * own.parts, thread, [&](int64_t unit) {
+    const bool is_common = unit < common_units;
+    const CachedTiles& of = is_common ? common : own;
+    const int64_t at = is_common ? unit : unit - common_units, tile = at / of.parts, part = at % of.parts;
+    const Range among = is_common ? Range{0, tiles.shared} : Range{tiles.shared, call.slots()};
     Softmax sums[kMostQueries];
-    attend(queries, head, call.params, call.facts(b), slots, team.reading().between(), next, sums, context);
-    for (int r = 0; r < queries.count; ++r) reorder<T>(context + r * dim, dim, true);
-    if (tiles.parts > 1) return partial.keep(tile, part, queries.count, sums, context);
-    for (int r = 0; r < queries.count; ++r) {
+    attend_tile<T>(call, of, tile, part, among, team.reading().between(), rows, sums, context);
+    if (tiles.merges()) return (is_common ? of_common : of_own).keep(tile, part, of.count(tile), sums, context);
+    for (int64_t r = 0; r < of.count(tile); ++r) {
       sums[r].divide(context + r * dim, dim);
       give(tile, r, context + r * dim);
     }
   });
   team.barrier();
-  if (tiles.parts == 1) return;
-  team.deal(tiles.tiles, thread, [&](int64_t tile) {
-    for (int64_t r = 0; r < tiles.count(tile); ++r) {
-      partial.merge(tile, r, context);
+  if (!tiles.merges()) return;
+  team.deal(own.tiles, thread, [&](int64_t tile) {
+    for (int64_t r = 0; r < own.count(tile); ++r) {
+      const auto [shared_tile, shared_row] = common.find(own.place(tile, r));
+      Softmax all;
+      all.top = of_own.top(tile, r);
+      if (common.tiles) all.top = std::max(all.top, of_common.top(shared_tile, shared_row));
+      std::memset(context, 0, size_t(dim) * sizeof(float));
+      if (common.tiles) of_common.add(shared_tile, shared_row, all, context);
+      of_own.add(tile, r, all, context);
+      all.divide(context, dim);
       give(tile, r, context);
     }
   });

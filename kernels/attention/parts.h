@@ -42,11 +42,16 @@ class PartialContexts {
     }
   }
 
-  // The context of a query over all parts, out[padded_dim], divided by its sum.
-  void merge(int64_t tile, int64_t r, float* out) const {
-    Softmax all;
-    for (int64_t part = 0; part < parts_; ++part) all.top = std::max(all.top, sums_of(tile, part, r).top);
-    std::memset(out, 0, size_t(dim_) * sizeof(float));
+  // The largest score of a query over all parts.
+  float top(int64_t tile, int64_t r) const {
+    float largest = -INFINITY;
+    for (int64_t part = 0; part < parts_; ++part) largest = std::max(largest, sums_of(tile, part, r).top);
+    return largest;
+  }
+
+  // Adds the contexts of a query over all parts to out[padded_dim], and their sums to `all`, whose top is the largest
+  // of all scores.
+  void add(int64_t tile, int64_t r, Softmax& all, float* out) const {
     for (int64_t part = 0; part < parts_; ++part) {
       const Softmax sums = sums_of(tile, part, r);
       if (sums.total == 0.0f) continue;
@@ -55,7 +60,6 @@ class PartialContexts {
       all.total += weight * sums.total;
       for (int64_t d = 0; d < dim_; d += kWidth) store(out + d, load(out + d) + weight * load(from + d));
     }
-    all.divide(out, dim_);
   }
 
  private:

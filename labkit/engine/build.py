@@ -30,6 +30,7 @@ from labkit.models.shards import shard
 from labkit.system.home import expanded
 from labkit.weights.build import build_weights, check_weights
 from labkit.weights.checkpoint.save import Saving
+from labkit.weights.packing_progress import packing_shown
 from labkit.weights.spec import WeightSpec
 
 
@@ -102,9 +103,9 @@ def _packed(plan: Plan, team: Team) -> ModelWeights:
     """Returns resident weights, which are saved while they are packed if requested."""
     request, consumed, saving = plan.request, plan.consumed, _begun_save(plan, team)
     done_with = _layer_remover(plan, team)
-    with saving or nullcontext(), torch.inference_mode():
+    with saving or nullcontext(), torch.inference_mode(), packing_shown(team.spec) as progress:
         keep = saving.keep if saving else None
-        weights = build_weights(team.spec, request.source, team.device, done_with=done_with, keep=keep)
+        weights = build_weights(team.spec, request.source, team.device, progress, done_with, keep)
         if saving:
             saving.finish(request.generation_config, getattr(request.source, "folder", None))
     if consumed:

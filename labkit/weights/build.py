@@ -22,6 +22,7 @@ from labkit.weights.checkpoint.shard_file import Empty
 from labkit.weights.gguf.native import NativeWeights
 from labkit.weights.gguf.tensors import GgufTensors
 from labkit.weights.matrices import matrices_of
+from labkit.weights.packing_progress import PackedLayers
 from labkit.weights.protocol import TensorSource, finite, is_finite
 from labkit.weights.quantise import check_schemes, warn_of_coarse_scales
 from labkit.weights.records import Builder, packed_at_once
@@ -34,13 +35,13 @@ def build_weights(
     spec: WeightSpec,
     source: TensorSource,
     device: torch.device = CPU,
-    progress: Callable[[int, int], None] | None = None,
+    progress: PackedLayers | None = None,
     done_with: Callable[[int], None] | None = None,
     keep: Keep | None = None,
 ) -> ModelWeights:
     """Reads this rank's part of every tensor of `source` once.
 
-    `progress(done, total)` and `done_with(layer)` are called after each layer. `keep(layer, weights)` is called with
+    `progress(packed)` and `done_with(layer)` are called after each layer. `keep(layer, weights)` is called with
     each layer's packed weights, and with layer None for the weights outside the layers.
 
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't support.
@@ -57,7 +58,7 @@ def build_weights(
 def build_layers(
     canonical: CanonicalLayers,
     builder: Builder,
-    progress: Callable[[int, int], None] | None = None,
+    progress: PackedLayers | None = None,
     done_with: Callable[[int], None] | None = None,
     keep: Keep | None = None,
 ) -> ModelWeights:
@@ -68,6 +69,8 @@ def build_layers(
     warn_of_coarse_scales(None, outside.matrices())
     if keep:
         keep(None, {**vectors_of(tensors), **outside.matrices()})
+    if progress:
+        progress(0)
     layers: list[LayerWeights] = []
     before = _norm_before(part.layers.start, canonical, builder)
     for index in part.layers:
@@ -82,13 +85,11 @@ def build_layers(
         if done_with:
             done_with(index)
         if progress:
-            progress(len(layers), len(part.layers))
+            progress(len(layers))
     return builder.model(layers, outside, before)
 
 
-def pack_layers(
-    spec: WeightSpec, source: TensorSource, keep: Keep, progress: Callable[[int, int], None] | None = None
-) -> None:
+def pack_layers(spec: WeightSpec, source: TensorSource, keep: Keep, progress: PackedLayers | None = None) -> None:
     """Packs the weights of `build_weights` on the CPU as the spec's kernels read them, and passes them to `keep`.
     All layers use the same memory one after the other, so a model may be larger than memory.
     """
@@ -111,7 +112,7 @@ def pack_layers(
         del tensors
         return_freed_memory()
         if progress:
-            progress(count, len(spec.part.layers))
+            progress(count)
 
 
 def _norm_before(index: int, canonical: CanonicalLayers, builder: Builder) -> Norm:

@@ -10,7 +10,10 @@ from helpers.sweeps import crossed
 from transformers import set_seed
 
 import labkit
+from labkit.engine.memory import beginnings
+from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import Pending, StepInput
+from labkit.kernels.types import Rows
 
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
 PADDED = prompt(2, 7).where(MASK.bool(), 0)
@@ -58,6 +61,45 @@ def test_beams_of_one_text_read_its_prompt_once() -> None:
     output = engine.generate(prompt(2, 7), num_beams=3, max_new_tokens=4, pad_token_id=0, return_dict_in_generate=True)
     assert rows == [(2, 7)] + [(6, 1)] * 3
     assert output.past_key_values.batch_size == 6
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_several_answers_to_a_text_read_its_prompt_once(padded: bool) -> None:
+    engine, rows = labkit.init_inference(vanilla("llama"), impl="cpp"), []
+    begin = engine.module.runner.begin
+
+    def counted(step: StepInput) -> Pending:
+        rows.append(step.shape)
+        return begin(step)
+
+    engine.module.runner.begin = counted
+    options = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 9, "pad_token_id": 0}
+    texts = []
+    for model in (vanilla("llama"), engine):
+        set_seed(4)
+        texts.append(model.generate(PADDED, attention_mask=MASK if padded else torch.ones_like(MASK), **options))
+    assert torch.equal(*texts)
+    assert rows[:2] == [(2, 7), (6, 1)]
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "mistral"])
+def test_beams_that_share_a_long_prompt_equal_vanilla(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: list[int] = []
+    place_next = KVCache.place_next
+
+    def noted(cache: KVCache, batch: int) -> Rows:
+        rows = place_next(cache, batch)
+        shared.append(rows.shared)
+        return rows
+
+    monkeypatch.setattr(KVCache, "place_next", noted)
+    monkeypatch.setattr(beginnings, "LEAST_SHARED", 16)
+    ids, mask = prompt(2, 50), torch.ones(2, 50, dtype=torch.int64)
+    mask[0, :30] = 0
+    options = {"attention_mask": mask, "num_beams": 3, "max_new_tokens": 12, "pad_token_id": 0}
+    texts = [model.generate(ids.where(mask.bool(), 0), **options) for model in (vanilla(name), fused(name, "cpp"))]
+    assert torch.equal(*texts)
+    assert min(shared) >= 50
 
 
 def test_a_cache_of_the_caller_goes_on_in_beams() -> None:

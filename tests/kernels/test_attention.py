@@ -65,6 +65,37 @@ def compare(
         assert_near(actual, expected, cache.values[:, :, : past + tokens].float().abs().max(), tolerance + rounding)
 
 
+SHARED = [(4, 4, 1, 700, 650), (6, 3, 1, 40, 40), (6, 2, 5, 300, 130), (4, 2, 1, 20, 0)]
+
+
+@pytest.mark.parametrize("params", [*PARAMS.values(), AttentionParams(0.25, window=500)], ids=[*PARAMS, "window-500"])
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(("batch", "alike", "tokens", "past", "shared"), SHARED)
+def test_slots_that_sequences_share_are_read_from_the_first_of_them(
+    heads: Heads, params: AttentionParams, batch: int, alike: int, tokens: int, past: int, shared: int
+) -> None:
+    """The others are NaN there."""
+    draw, slots = Draw(torch.bfloat16), past + tokens
+    mask = torch.ones(batch, slots, dtype=torch.int64)
+    mask[:alike, : min(5, shared)] = mask[-alike:, 7 : min(9, shared)] = 0
+    rows = rows_of(batch, tokens, past, mask=mask, slots=slots)
+    cache = replace(draw.cache(heads, rows, slots, slots)[0], past=past)
+    for part in (cache.keys, cache.values):
+        of_groups = part.view(-1, alike, *part.shape[1:])
+        of_groups[:, 1:, :, :shared] = of_groups[:, :1, :, :shared]
+    slopes = None if params.slopes is None else params.slopes[: heads.query].contiguous()
+    case_params, queries = replace(params, slopes=slopes), draw.normal(batch * tokens, heads.query * heads.dim)
+    expected = attention(queries, case_params, heads, rows, cache, impl="reference")
+    for part in (cache.keys, cache.values):
+        part.view(-1, alike, *part.shape[1:])[:, 1:, :, :shared] = torch.nan
+    sharing = replace(rows, alike=alike, shared=shared)
+    contexts = [
+        attention(queries, case_params, heads, sharing, cache, threads=threads, impl="cpp") for threads in (1, 3)
+    ]
+    assert torch.equal(contexts[0], contexts[1])
+    assert_near(contexts[0], expected, cache.values[0].float().abs().max() * 2, 1e-5 + UNIT[torch.bfloat16])
+
+
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(("batch", "tokens", "past"), LONG)
 def test_the_number_of_threads_changes_no_bit(batch: int, tokens: int, past: int, int8: bool) -> None:

@@ -19,6 +19,7 @@ from transformers.generation import GenerateBeamDecoderOnlyOutput
 
 from labkit.engine.hf.endings import End
 from labkit.engine.hf.known_processors import RulesAt, known_rules
+from labkit.engine.hf.prompts import read_prompt
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
@@ -43,45 +44,20 @@ def beam_loop(
 ) -> BeamLoop:
     """Continues `input_ids` [B * n, P], in which each text has n equal rows, until no beam can become better.
 
-    prompt: the step of all rows. With an empty cache its first row of each text is enough.
+    prompt: the step of all rows.
     """
-    search, cache, beams = _Search(input_ids, processors, end, config), prompt.cache, config.num_beams
-    once = cache.length == 0 and _rows_repeat(prompt, beams)
-    phase, output = prompt.phase, (yield _every(prompt, beams) if once else prompt)
+    search, cache = _Search(input_ids, processors, end, config), prompt.cache
+    phase, output = prompt.phase, (yield from read_prompt(prompt, config.num_beams))
     while True:
         assert output.result is not None
         with stage(phase, Stage.SAMPLE):
-            logits = output.result[:, 0]
-            if once:
-                cache.batch_repeat_interleave(beams)
-                logits, once = logits.repeat_interleave(beams, dim=0), False
-            tokens = search.advance(logits)
+            tokens = search.advance(output.result[:, 0])
             if (order := search.order) is not None:
                 cache.reorder_cache(order)
             if tokens is None:
                 return search.result(cache)
         phase = Phase.DECODE
         output = yield StepInput(tokens, cache, follows=True)
-
-
-def _rows_repeat(prompt: StepInput, times: int) -> bool:
-    """Whether rows with `times` equal rows of each text are all that the step has."""
-    per_row = (prompt.tokens, prompt.attention_mask, prompt.position_ids)
-    tables = [table for table in per_row if table is not None and len(table) > 1]
-    return all(torch.equal(table[::times].repeat_interleave(times, dim=0), table) for table in tables)
-
-
-def _every(prompt: StepInput, times: int) -> StepInput:
-    """The step with the first of each `times` rows."""
-
-    def part(table: Tensor | None) -> Tensor | None:
-        return table if table is None or len(table) == 1 else table[::times].contiguous()
-
-    return prompt._replace(
-        tokens=part(prompt.tokens),
-        attention_mask=part(prompt.attention_mask),
-        position_ids=part(prompt.position_ids),
-    )
 
 
 @dataclass

@@ -19,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from labkit.engine.hf.endings import End, endings_of, known_end
 from labkit.engine.hf.known_processors import RulesAt, known_rules
+from labkit.engine.hf.prompts import read_prompt
 from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
@@ -55,6 +56,7 @@ def decode_loop(
     streamer: BaseStreamer | None = None,
     *,
     given: Cache | None = None,
+    alone: bool = False,
     **model_kwargs: Any,
 ) -> Loop:
     """Returns the result of transformers' `_sample` for the same arguments, token for token on equal logits.
@@ -62,6 +64,7 @@ def decode_loop(
     Tokens are kept and chosen on the device of `input_ids`; the model may be on another device.
 
     given: transformers' cache from which `cache` was made; it gets the new keys and values.
+    alone: see `TextBatch.loop`.
     """
     prompt = prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
     choice = _Choice.of(generation_config, logits_processor)
@@ -70,7 +73,7 @@ def decode_loop(
         sequences = yield from _choose_argmax(prompt, input_ids, end, generation_config, streamer)
     else:
         sequences = yield from _choose_from_logits(
-            prompt, input_ids, choice, stopping_criteria, generation_config, streamer
+            prompt, input_ids, choice, stopping_criteria, generation_config, streamer, alone
         )
     if streamer is not None:
         streamer.end()
@@ -166,6 +169,7 @@ def _choose_from_logits(
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
     streamer: BaseStreamer | None,
+    alone: bool,
 ) -> Generator[StepInput, StepOutput, Tensor]:
     """Chooses tokens from logits, as configured, until the criteria end the texts."""
     (batch, length), device = input_ids.shape, input_ids.device
@@ -173,7 +177,7 @@ def _choose_from_logits(
     tokens[:, :length] = input_ids
     endings = endings_of(batch, stopping_criteria, config, device)
     top, cache, phase = choice.top, prompt.cache, prompt.phase
-    output = yield prompt._replace(top=top)
+    output = yield from read_prompt(prompt._replace(top=top), config.num_return_sequences if alone else 1)
     while True:
         with stage(phase, Stage.SAMPLE):
             have_ended = False

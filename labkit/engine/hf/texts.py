@@ -143,7 +143,7 @@ class GenerateTexts:
     def continued(self, tokens: Tensor) -> GenerateTexts:
         return replace(self, input_ids=tokens, model_kwargs={"attention_mask": torch.ones_like(tokens)})
 
-    def loop(self) -> Loop:
+    def loop(self, *, alone: bool = False) -> Loop:
         return decode_loop(
             self.cache,
             self.input_ids,
@@ -152,6 +152,7 @@ class GenerateTexts:
             self.config,
             self.streamer,
             given=self.given,
+            alone=alone,
             **self.model_kwargs,
         )
 

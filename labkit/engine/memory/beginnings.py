@@ -15,6 +15,8 @@ from labkit.kernels.abi import CCache
 from labkit.kernels.build import in_use_already
 from labkit.kernels.slot_copies import SlotCopy, copy_slots
 
+LEAST_SHARED = 128  # tokens: attention to fewer takes less time than to merge two parts of it
+
 
 class ReorderedCache(Protocol):
     """A cache as `Beginnings` needs it: a KVCache."""
@@ -31,18 +33,31 @@ class ReorderedCache(Protocol):
 class Beginnings:
     """Counts the first tokens that each two sequences have in common, as far as earlier copies tell.
 
-    Beams of one text differ in their last tokens alone. So beam search copies a few tokens per step, not the cache.
+    Beams of one text differ in their last tokens alone. So beam search copies a few tokens per step, not the cache, and
+    attention reads the tokens that they share once.
+
+    alike: consecutive sequences of one text; reordering leaves them among themselves.
+    shared: the first tokens that all sequences of each text have in common; 0: too few for attention to profit.
     """
 
-    def __init__(self, sequences: int) -> None:
+    def __init__(self, sequences: int, alike: int = 1) -> None:
         self._common = np.zeros((sequences, sequences), dtype=np.int64)
+        self.alike, self.shared = alike, 0
 
     @classmethod
     def repeated(cls, sequences: int, repeats: int, length: int) -> Beginnings:
         """Beginnings of `sequences` in groups: `repeats` equal sequences of `length` tokens each."""
-        beginnings, group = cls(sequences), np.arange(sequences) // repeats
-        beginnings._common[group[:, None] == group] = length
+        beginnings, texts = cls(sequences, repeats), np.arange(sequences) // repeats
+        beginnings._common[texts[:, None] == texts] = length
+        beginnings._note_shared()
         return beginnings
+
+    def _note_shared(self) -> None:
+        texts = np.arange(len(self._common)) // self.alike
+        same_text = texts[:, None] == texts
+        np.fill_diagonal(same_text, False)
+        shared = int(self._common[same_text].min()) if self.alike > 1 else 0
+        self.shared = shared if shared >= LEAST_SHARED else 0
 
     def reorder(self, cache: ReorderedCache, sources: Sequence[int]) -> bool:
         """Replaces each sequence by the one that `sources` names, in place. Returns False, and changes nothing, if the
@@ -61,4 +76,8 @@ class Beginnings:
         copy_slots(cache.c, copies, length, heads=keys.shape[1], slot_bytes=slot_bytes, threads=team_size())
         np.fill_diagonal(self._common, length)
         self._common = self._common[np.ix_(sources, sources)]
+        texts = np.arange(len(sources)) // self.alike
+        if (texts[list(sources)] != texts).any():
+            self.alike = 1
+        self._note_shared()
         return True

@@ -236,6 +236,7 @@ class KVCache(CacheFacade):
             self.first,
             self.mask if self.holes else None,
             self.positions if self.config.position == "alibi" else None,
+            *((1, 0) if self._beginnings is None else (self._beginnings.alike, self._beginnings.shared)),
         )
 
     def _count_on(self, length: int) -> None:
@@ -246,7 +247,7 @@ class KVCache(CacheFacade):
 
     def _set_mask(self, attention_mask: Tensor) -> None:
         visible = attention_mask != 0
-        total = visible.shape[1]
+        total, self._beginnings = visible.shape[1], None
         assert self.first is not None
         if bool(visible.all()):
             self.mask, self.holes = None, False

@@ -22,19 +22,17 @@ from labkit.system.collective import Gather, results_of_ranks
 from labkit.system.errors import RunError, UserError
 from labkit.system.home import expanded
 from labkit.system.page_cache import make_cold
-from labkit.system.progress import Progress, progress_bar, unheard
-from labkit.system.terminal import terminal
 from labkit.weights.build import pack_layers, saved_in
 from labkit.weights.capacity import model_bytes
 from labkit.weights.checkpoint.manifest import FORMAT, described_model
 from labkit.weights.checkpoint.save import SUFFIX, Saving
 from labkit.weights.checkpoint.saved import SavedWeights, saved_weights
 from labkit.weights.identity import identity_of
+from labkit.weights.packing_progress import packing_shown
 from labkit.weights.protocol import TensorSource
 from labkit.weights.spec import WeightSpec
 
 log = logging.getLogger("labkit")
-WORTH_A_BAR = 512 << 20  # bytes
 
 
 def folder_name(spec: WeightSpec, source: TensorSource) -> str:
@@ -126,22 +124,12 @@ def _existing(folder: Path, spec: WeightSpec) -> SavedWeights | None:
 
 
 def _make(folder: Path, spec: WeightSpec, source: TensorSource, hf_config: PretrainedConfig, gather: Gather) -> None:
-    with Saving.begin(folder, spec, hf_config, gather) as saving, _progress_shown(spec) as follow:
+    with Saving.begin(folder, spec, hf_config, gather) as saving, packing_shown(spec) as progress:
         with torch.inference_mode():
-            pack_layers(spec, source, saving.keep, lambda done, total: follow(done, total, "layers packed"))
+            pack_layers(spec, source, saving.keep, progress)
         saving.finish(None, None)
     for file in folder.glob(f"*{SUFFIX}"):
         make_cold(file)  # streaming reads it past the page cache
-
-
-@contextmanager
-def _progress_shown(spec: WeightSpec) -> Iterator[Progress]:
-    """Shows a progress bar on stderr, on the first rank, if packing takes long."""
-    if spec.part.rank or bytes_of_all_ranks(spec) < WORTH_A_BAR:
-        yield unheard
-        return
-    with progress_bar(terminal(stderr=True)) as follow:
-        yield follow
 
 
 def _require_room(folder: Path, size: int) -> None:

@@ -71,8 +71,11 @@ class TextBatch(Protocol):
     def continued(self, tokens: Tensor) -> TextBatch:
         """Returns texts that continue int64 [rows, T]. `cache` has all these tokens except the last of each row."""
 
-    def loop(self) -> Loop:
-        """Continues the texts, and returns the result of `generate`. The first step that it requests is the prompt."""
+    def loop(self, *, alone: bool = False) -> Loop:
+        """Continues the texts, and returns the result of `generate`. The first step that it requests is the prompt.
+
+        alone: the steps have no cache besides `cache`, so a prompt of which several rows are equal can be read once.
+        """
 
 
 def drive(

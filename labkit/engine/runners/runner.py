@@ -77,7 +77,7 @@ class Runner:
 
     def decode(self, texts: TextBatch) -> Generated:
         """Continues texts to their end."""
-        (result,) = drive(self.begin, [texts.loop()], used=self.clock.chose)
+        (result,) = drive(self.begin, [texts.loop(alone=True)], used=self.clock.chose)
         return result
 
     def shared_call(self, name: str) -> AbstractContextManager[None]:
