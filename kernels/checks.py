@@ -282,8 +282,7 @@ def _rows(name: str, rows: Rows, call: ArgumentCheck) -> None:
     batch, tokens = (call.number(f"{name}.{part}", getattr(rows, part), 1) for part in ("batch", "tokens"))
     if (units := batch * tokens * call.sizes["query"]) >= MOST_UNITS:
         raise UserError(f"got {units} heads of rows in one call, expected less than {MOST_UNITS}; use several calls")
-    if batch % call.number(f"{name}.alike", rows.alike, 1, batch):
-        raise UserError(f"got {name}.alike = {rows.alike}, expected a divisor of the batch, {batch}")
+    call.one_of(f"{name}.batch % alike", batch % call.number(f"{name}.alike", rows.alike, 1, batch), (0,))
     call.number(f"{name}.shared", rows.shared, 0)
     call.rows = rows
     call.sizes |= {"batch": batch, "tokens": tokens, "rows": batch * tokens}
