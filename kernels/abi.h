@@ -37,8 +37,8 @@ struct Rows {
   const uint8_t* visible;        // [batch][visible_stride], 0 hides a slot; null: all slots from `first` on are visible
   const int32_t* key_positions;  // [batch][visible_stride]: position of each slot, for ALiBi; else may be null
   int64_t visible_stride;
-  int64_t alike;   // groups of so many consecutive sequences
-  int64_t shared;  // have equal first slots: keys, values, positions, and what is visible
+  int64_t alike;   // sequences of a group; they are consecutive
+  int64_t shared;  // first slots that are equal in a group: keys, values, positions, and what is visible
 };
 
 struct Heads {

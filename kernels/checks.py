@@ -284,8 +284,7 @@ def _rows(name: str, rows: Rows, call: ArgumentCheck) -> None:
         raise UserError(f"got {units} heads of rows in one call, expected less than {MOST_UNITS}; use several calls")
     call.one_of(f"{name}.batch % alike", batch % call.number(f"{name}.alike", rows.alike, 1, batch), (0,))
     call.number(f"{name}.shared", rows.shared, 0)
-    call.rows = rows
-    call.sizes |= {"batch": batch, "tokens": tokens, "rows": batch * tokens}
+    call.rows, call.sizes = rows, call.sizes | {"batch": batch, "tokens": tokens, "rows": batch * tokens}
     call.tensor(f"{name}.positions", rows.positions, torch.int32, "rows")
     call.tensor(f"{name}.first", rows.first, torch.int32, "batch")
     call.within(f"{name}.first", rows.first, MOST + 1, "slots are counted from 0")

@@ -77,7 +77,7 @@ struct CachedTiles {
   int64_t most() const { return std::min(queries, int64_t(kMostQueries)); }
   int64_t bytes(int padded_dim) const { return PartialContexts::bytes(tiles, parts, most(), padded_dim); }
 
-  // The head, among those of all sequences, whose slots a tile reads.
+  // The number, among the heads of all sequences, of the head that a tile reads.
   int64_t slots_of(int64_t tile) const { return tile / of_head / kv * alike * kv + tile / of_head % kv; }
 
   // A query of a tile.
@@ -97,7 +97,7 @@ struct CachedTiles {
   }
 };
 
-// The tiles of a region for few new tokens: those of the slots that sequences share, and those of all others.
+// The tiles of a region for few new tokens: `common` read the slots that sequences share, `own` read all others.
 struct TilesOfCache {
   int64_t shared;  // slots
   CachedTiles common, own;
@@ -118,7 +118,7 @@ inline int64_t attention_bytes(const Heads& heads, const Rows& rows, int64_t slo
   return tiles.merges() ? tiles.common.bytes(heads.padded_dim) + tiles.own.bytes(heads.padded_dim) : 0;
 }
 
-// Attends with the queries of a tile to part `part` of those of its slots that are among `among`.
+// Attends with the queries of a tile to its slots within `among`: to part `part` of them.
 template <class T, class X>
 void attend_tile(const AttentionCall<X>& call, const CachedTiles& tiles, int64_t tile, int64_t part, Range among,
                  Into between, float* rows, Softmax* sums, float* context) {

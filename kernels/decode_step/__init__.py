@@ -235,8 +235,8 @@ class DecodeStep:
         token ends its sequence; 2: no step follows it. ended: uint8 [B], sequences that have ended. Once all have, no
         step follows. pad: token of sequences that have ended; None: they go on.
 
-        choice: how tokens are chosen; None: the argmax, or -1 if all logits are NaN. With a choice `chunk` has logits;
-        the call leaves those of the last step there. Tokens of -1 in the last step are left to the caller.
+        choice: how tokens are chosen; None: the argmax, or -1 if all logits are NaN. With a choice `chunk` has logits,
+        where the last step leaves its own. Tokens of -1 in the last step are left to the caller.
         """
         assert self.exchange is self.streamed is chunk.inputs is None
         chosen = torch.empty(most, chunk.rows.batch, dtype=torch.int64)
