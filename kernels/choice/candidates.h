@@ -59,6 +59,22 @@ inline void weigh(Candidates& of) {
   of.weight = sum_of(of.weights, of.count);
 }
 
+// Calls use(i) for the scores from `begin` on that is_large() approves of. It asks about the largest one of a block
+// first.
+template <class IsLarge, class Use>
+void for_each_large(const float* scores, int64_t begin, int64_t count, IsLarge&& is_large, Use&& use) {
+  int64_t i = begin;
+  for (; i + 4 * kWidth <= count; i += 4 * kWidth) {
+    const vf largest = max(max(load(scores + i), load(scores + i + kWidth)),
+                           max(load(scores + i + 2 * kWidth), load(scores + i + 3 * kWidth)));
+    if (!is_large(maximum(largest))) continue;
+    for (int64_t j = i; j < i + 4 * kWidth; ++j)
+      if (is_large(scores[j])) use(j);
+  }
+  for (; i < count; ++i)
+    if (is_large(scores[i])) use(i);
+}
+
 // The k-th largest of the scores, 0 < k <= count. `heap` has room for k.
 inline float kth_largest(const float* scores, int64_t count, int64_t k, float* heap) {
   if (k > count / 8) {
@@ -68,20 +84,12 @@ inline float kth_largest(const float* scores, int64_t count, int64_t k, float* h
   }
   std::copy(scores, scores + k, heap);
   std::make_heap(heap, heap + k, std::greater<float>());
-  const auto offer = [&](float score) {
-    if (!(score > heap[0])) return;
+  const auto is_larger = [&](float score) { return score > heap[0]; };
+  for_each_large(scores, k, count, is_larger, [&](int64_t i) {
     std::pop_heap(heap, heap + k, std::greater<float>());
-    heap[k - 1] = score;
+    heap[k - 1] = scores[i];
     std::push_heap(heap, heap + k, std::greater<float>());
-  };
-  int64_t i = k;
-  for (; i + 4 * kWidth <= count; i += 4 * kWidth) {
-    const vf largest = max(max(load(scores + i), load(scores + i + kWidth)),
-                           max(load(scores + i + 2 * kWidth), load(scores + i + 3 * kWidth)));
-    if (!(maximum(largest) > heap[0])) continue;
-    for (int64_t j = i; j < i + 4 * kWidth; ++j) offer(scores[j]);
-  }
-  for (; i < count; ++i) offer(scores[i]);
+  });
   return heap[0];
 }
 

@@ -1,11 +1,7 @@
 // The best continuations of the beams of a text.
 #pragma once
 
-#include <cmath>
-#include <limits>
-
-#include "../simd.h"
-#include "rules.h"
+#include "candidates.h"
 
 namespace labkit {
 
@@ -20,28 +16,14 @@ class LargestSums {
 
   LargestSums(Sum* room, int64_t most) : sums_(room), most_(most) {}
 
-  // The sum that a further one has to exceed.
-  float least() const { return count_ < most_ ? -std::numeric_limits<float>::infinity() : sums_[0].value; }
-
-  void offer(float value, int64_t place) {
-    if (count_ == most_) {
-      if (!(value > sums_[0].value)) return;
-      std::pop_heap(sums_, sums_ + count_--, std::greater<Sum>());
-    }
-    sums_[count_++] = {value, place};
-    std::push_heap(sums_, sums_ + count_, std::greater<Sum>());
-  }
-
   // Offers log_probs[i] + score, with the places from `first` on.
   void offer_row(const float* log_probs, int64_t vocab, float score, int64_t first) {
-    int64_t i = 0;
-    for (; i + 4 * kWidth <= vocab; i += 4 * kWidth) {
-      const vf largest = max(max(load(log_probs + i), load(log_probs + i + kWidth)),
-                             max(load(log_probs + i + 2 * kWidth), load(log_probs + i + 3 * kWidth)));
-      if (count_ == most_ && !(maximum(largest) + score > least())) continue;
-      for (int64_t j = i; j < i + 4 * kWidth; ++j) offer(log_probs[j] + score, first + j);
-    }
-    for (; i < vocab; ++i) offer(log_probs[i] + score, first + i);
+    const auto is_taken = [&](float log_prob) { return count_ < most_ || log_prob + score > sums_[0].value; };
+    for_each_large(log_probs, 0, vocab, is_taken, [&](int64_t i) {
+      if (count_ == most_) std::pop_heap(sums_, sums_ + count_--, std::greater<Sum>());
+      sums_[count_++] = {log_probs[i] + score, first + i};
+      std::push_heap(sums_, sums_ + count_, std::greater<Sum>());
+    });
   }
 
   // Sorts the sums, and returns how many there are.

@@ -47,6 +47,7 @@ __all__ = [
     "StreamedLayers",
     "TextRules",
     "layer_times",
+    "no_times",
 ]
 
 build.declare("labkit_step", POINTER, POINTER, allocates=True)
@@ -125,6 +126,11 @@ class StreamedLayers:
             self.stream.release(turn)
 
 
+def no_times(layers: int) -> np.ndarray:
+    """Zeros in the order of `DecodeStep.times`."""
+    return np.zeros(3 + len(LAYER_STAGES) * layers, dtype=np.int64)
+
+
 def layer_times(times: np.ndarray) -> np.ndarray:
     """The times of the layers, [layers, LAYER_STAGES]. times: in the order of `DecodeStep.times`."""
     return times[1:-2].reshape(-1, len(LAYER_STAGES))
@@ -153,7 +159,7 @@ class DecodeStep:
     ) -> None:
         self.model, self.exchange, self.streamed, self.kv_streamed = model, exchange, streamed, kv_streamed
         self.library = build.in_use(model.weight_type)
-        self.times = np.zeros(3 + len(LAYER_STAGES) * len(model.layers), dtype=np.int64)
+        self.times = no_times(len(model.layers))
         self._workspace, self._workspace_at = torch.empty(0, dtype=torch.uint8), 0
         self._sized_for = (0, 0, 0)
         self._args = CStepArgs(

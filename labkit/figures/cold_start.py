@@ -40,10 +40,10 @@ def cold_start_figure(comparison: Comparison) -> go.Figure | str:
             hovertemplate=f"{phase} %{{x:.2f}} s<extra>%{{y}}</extra>",
         )
     wholes = [sum(seconds.values()) for seconds in known.values()]
-    for name, whole in zip(known, wholes, strict=True):
-        text = f"{number(whole)} s"
+    texts = [f"{number(whole)} s" for whole in wholes]
+    for name, whole, text in zip(known, wholes, texts, strict=True):
         figure.add_annotation(text=text, x=whole, y=name, xanchor="left", xshift=8, showarrow=False)
-    ends = bars_end(wholes, [f"{number(whole)} s" for whole in wholes], left)
+    ends = bars_end(wholes, texts, left)
     figure.update_xaxes(range=[0, ends], ticksuffix=" s", nticks=7)
     figure.update_yaxes(autorange="reversed")
     figure.update_layout(barmode="stack")

@@ -49,15 +49,21 @@ def test_beam_scores_equal_vanilla() -> None:
     assert torch.allclose(actual.sequences_scores, expected.sequences_scores, atol=1e-4)
 
 
-def test_beams_of_one_text_read_its_prompt_once() -> None:
-    engine, rows = labkit.init_inference(vanilla("llama"), impl="cpp"), []
+def counted() -> tuple[labkit.InferenceEngine, list[tuple[int, int]]]:
+    """An engine, and the shapes (B, T) of the steps that it will run."""
+    engine, shapes = labkit.init_inference(vanilla("llama"), impl="cpp"), []
     begin = engine.module.runner.begin
 
-    def counted(step: StepInput) -> Pending:
-        rows.append(step.shape)
+    def noted(step: StepInput) -> Pending:
+        shapes.append(step.shape)
         return begin(step)
 
-    engine.module.runner.begin = counted
+    engine.module.runner.begin = noted
+    return engine, shapes
+
+
+def test_beams_of_one_text_read_its_prompt_once() -> None:
+    engine, rows = counted()
     output = engine.generate(prompt(2, 7), num_beams=3, max_new_tokens=4, pad_token_id=0, return_dict_in_generate=True)
     assert rows == [(2, 7)] + [(6, 1)] * 3
     assert output.past_key_values.batch_size == 6
@@ -65,14 +71,7 @@ def test_beams_of_one_text_read_its_prompt_once() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_several_answers_to_a_text_read_its_prompt_once(padded: bool) -> None:
-    engine, rows = labkit.init_inference(vanilla("llama"), impl="cpp"), []
-    begin = engine.module.runner.begin
-
-    def counted(step: StepInput) -> Pending:
-        rows.append(step.shape)
-        return begin(step)
-
-    engine.module.runner.begin = counted
+    engine, rows = counted()
     options = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 9, "pad_token_id": 0}
     texts = []
     for model in (vanilla("llama"), engine):

@@ -47,14 +47,18 @@ class Beginnings:
     @classmethod
     def repeated(cls, sequences: int, repeats: int, length: int) -> Beginnings:
         """Beginnings of `sequences` in groups: `repeats` equal sequences of `length` tokens each."""
-        beginnings, texts = cls(sequences, repeats), np.arange(sequences) // repeats
-        beginnings._common[texts[:, None] == texts] = length
+        beginnings = cls(sequences, repeats)
+        beginnings._common[beginnings._texts[:, None] == beginnings._texts] = length
         beginnings._note_shared()
         return beginnings
 
+    @property
+    def _texts(self) -> np.ndarray:
+        """The number of each sequence's text."""
+        return np.arange(len(self._common)) // self.alike
+
     def _note_shared(self) -> None:
-        texts = np.arange(len(self._common)) // self.alike
-        same_text = texts[:, None] == texts
+        same_text = self._texts[:, None] == self._texts
         np.fill_diagonal(same_text, False)
         shared = int(self._common[same_text].min()) if self.alike > 1 else 0
         self.shared = shared if shared >= LEAST_SHARED else 0
@@ -76,8 +80,7 @@ class Beginnings:
         copy_slots(cache.c, copies, length, heads=keys.shape[1], slot_bytes=slot_bytes, threads=team_size())
         np.fill_diagonal(self._common, length)
         self._common = self._common[np.ix_(sources, sources)]
-        texts = np.arange(len(sources)) // self.alike
-        if (texts[list(sources)] != texts).any():
+        if (self._texts[list(sources)] != self._texts).any():
             self.alike = 1
         self._note_shared()
         return True

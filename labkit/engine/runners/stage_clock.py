@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.kernels.decode_step import LAYER_STAGES, layer_times
+from labkit.kernels.decode_step import LAYER_STAGES, layer_times, no_times
 from labkit.stages import Phase, Stage
 
 
@@ -28,8 +28,7 @@ class StageClock:
         self.reset()
 
     def reset(self) -> None:
-        count = 3 + self.num_layers * len(LAYER_STAGES)
-        self._total_ns = {phase: np.zeros(count, dtype=np.int64) for phase in Phase}
+        self._total_ns = {phase: no_times(self.num_layers) for phase in Phase}
         self._calls = dict.fromkeys(Phase, 0)
         self._head_calls = dict.fromkeys(Phase, 0)
 
