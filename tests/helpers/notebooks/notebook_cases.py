@@ -57,7 +57,7 @@ ALL = (
         "01_vanilla_vs_fused",
         Workbench,
         {"model": "tiny-gpt2", "prompt_tokens": 9, "new_tokens": 5, "rounds": 3, "threads": 1},
-        figures=6,
+        figures=7,
         headline=r"fused against hf-eager, per token: [\d.]+x \[[\d.]+, [\d.]+\]",
     ),
     NotebookCase(
