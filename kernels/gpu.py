@@ -17,6 +17,7 @@ from .tuned import Tile, TunedTiles, tuned_tiles
 
 FEW_ROWS = 16  # rows that one pass over a weight serves; more go through torch's GEMM
 NO_TILES = TunedTiles({})
+ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)  # of kernels that have a program for each sequence
 CPU = torch.device("cpu")
 
 

@@ -12,14 +12,12 @@ from labkit.stages import Stage
 
 from ..attention.triton_impl import Partials
 from ..gemm.triton_impl import codes, gemm, product_arguments, tile_arguments, tile_type
-from ..gpu import FEW_ROWS, Launcher, optional, padded_rows
+from ..gpu import FEW_ROWS, ONE_PROGRAM, Launcher, optional, padded_rows
 from ..plain import argmax_or_minus_one
-from ..tuned import Tile
 from ..types import NO_NORM, LayerCache, Linear, Norm, Rotary, Rows
 from .triton_kernels import embed, head_argmax, next_step
 from .weights import EmbeddingWeights, HeadWeights, ModelWeights
 
-ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
 LEAST_ROWS = 4  # of a tile
 Best = tuple[int, int]  # (number of programs that wrote their largest logits, padded rows of each)
 Around = Callable[[Stage, int | None], AbstractContextManager[object]]  # the context of a stage and its layer

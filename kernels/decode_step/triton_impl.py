@@ -13,6 +13,7 @@ from torch import Tensor
 from labkit.stages import Stage
 
 from ..cache_stream import CachePass
+from ..choice.triton_impl import DeviceChoice
 from ..gpu import Launcher
 from ..layer import run_layer
 from ..plain import normalise
@@ -35,12 +36,21 @@ class TritonStep:
         self.model, self.launch, self.streamed = model, launch, streamed
         self.ends = TritonEnds(model, launch)
 
-    def __call__(self, inputs: StepInputs, around: Around, *, greedy: bool, kv_pass: CachePass | None = None) -> Tensor:
+    def __call__(
+        self,
+        inputs: StepInputs,
+        around: Around,
+        *,
+        greedy: bool,
+        choice: DeviceChoice | None = None,
+        kv_pass: CachePass | None = None,
+    ) -> Tensor:
         """Returns the chosen tokens, `state.tokens`, or logits float32 [B, V]; without a head rows float32 [B, H]. Keys
         and values go to slot `state.past`.
 
-        Each stage is launched within `around(stage, layer)`. kv_pass: a pass over offloaded keys and values, which are
-        in `caches` at their layer's turn; None: all are resident.
+        Each stage is launched within `around(stage, layer)`. choice: also chooses tokens from the logits by rules.
+        kv_pass: a pass over offloaded keys and values, which are in `caches` at their layer's turn; None: all are
+        resident.
         """
         w, hidden = self.model, inputs.buffers.given
         if w.embedding is not None:
@@ -56,6 +66,9 @@ class TritonStep:
             self.ends.move_on(inputs, around)
             return normalise(w.final_norm, hidden)
         best = self.ends.head(w.head, hidden, inputs, around, greedy)
+        if choice is not None:
+            with around(Stage.SAMPLE, None):
+                choice.launch(self.launch)
         self.ends.move_on(inputs, around, best)
         return inputs.state.tokens if greedy else inputs.buffers.logits
 

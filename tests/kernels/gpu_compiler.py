@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 
 from labkit.kernels import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention import triton_impl as attention_impl
+from labkit.kernels.choice.triton_impl import DeviceChoice
 from labkit.kernels.decode_step import DenseMlp
 from labkit.kernels.decode_step.triton_ends import Buffers, StepInputs, StepState
 from labkit.kernels.decode_step.triton_impl import TritonStep
@@ -232,14 +233,15 @@ class Model:
         scales = [meta(*sizes[:3], dtype=torch.float16) if self.int8_cache else None for _ in range(2)]
         return LayerCache(keys, values, 5, counter, *scales)
 
-    def step(self, launch: gpu.Launcher) -> None:
-        """Launches all kernels of a decode step."""
+    def step(self, launch: gpu.Launcher, *, chooses: bool = False) -> None:
+        """Launches all kernels of a decode step. chooses: it samples a token by rules."""
         rows, weights = self.rows, self.weights
         state = StepState(meta(self.batch, dtype=torch.int64), rows.positions, meta(1, dtype=torch.int32))
         buffers = Buffers(weights, self.batch, torch.device("meta"))
         step = TritonStep(weights, launch)
         inputs = StepInputs(state, buffers, rows, self.rotary, [self.cache])
-        step(inputs, lambda *_: nullcontext(), greedy=True)
+        choice = DeviceChoice(buffers.logits, CAPACITY, samples=True) if chooses else None
+        step(inputs, lambda *_: nullcontext(), greedy=not chooses, choice=choice)
 
     def ops(self, launch: gpu.Launcher) -> None:
         """Launches the ops of a layer one by one, as a prompt does."""
@@ -256,7 +258,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Job:
-    """What to compile: a decode step for `batch` sequences, or with `tokens` the ops for one prompt."""
+    """What to compile: a decode step for `batch` sequences, or with `tokens` the ops for one prompt.
+
+    chooses: the step samples tokens by rules.
+    """
 
     model: str
     dtype: str
@@ -266,6 +271,7 @@ class Job:
     pdl: bool = False
     int8_cache: bool = False
     codes: tuple[int, int, int] | None = None
+    chooses: bool = False
 
     def run(self) -> list[Compiled]:
         """The compiled kernels, each form once."""
@@ -276,7 +282,7 @@ class Job:
         if self.tokens:
             model.ops(launch)
         else:
-            model.step(launch)
+            model.step(launch, chooses=self.chooses)
         return list(launch.compiled.values())
 
 

@@ -1,15 +1,15 @@
 """The choice of tokens: the same tokens, and the same state of torch's random numbers, as transformers."""
 
-from collections.abc import Callable
 from math import inf, nan
 from typing import Any
 
 import pytest
 import torch
+from helpers.kernels.choices import BATCH, LENGTH, OF_BATCH, SETTINGS, Processors, by_transformers, drawn_case
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from labkit.engine.hf.known_processors import known_rules
@@ -32,70 +32,6 @@ from labkit.kernels.choice import (
 )
 from labkit.system.errors import UserError, UserTypeError
 
-BATCH, LENGTH = 3, 12
-Processors = list[LogitsProcessor]
-PROMPT = torch.randint(0, 90, (BATCH, 5), generator=torch.Generator().manual_seed(1))
-
-SETTINGS: dict[str, Callable[[], Processors]] = {
-    "all tokens": list,
-    "temperature": lambda: [hf.TemperatureLogitsWarper(0.7)],
-    "cold": lambda: [hf.TemperatureLogitsWarper(1e-5)],
-    "top-k 50": lambda: [hf.TopKLogitsWarper(50)],
-    "top-k 1": lambda: [hf.TopKLogitsWarper(1)],
-    "top-k 2000": lambda: [hf.TopKLogitsWarper(2000)],
-    "top-k of a million": lambda: [hf.TopKLogitsWarper(10**6)],
-    "top-k, top-p": lambda: [hf.TopKLogitsWarper(50), hf.TopPLogitsWarper(0.9)],
-    "top-p": lambda: [hf.TopPLogitsWarper(0.9)],
-    "top-p 0.3": lambda: [hf.TopPLogitsWarper(0.3)],
-    "top-p 0": lambda: [hf.TopPLogitsWarper(0.0)],
-    "top-p 1": lambda: [hf.TopPLogitsWarper(1.0)],
-    "top-p of 7": lambda: [hf.TopPLogitsWarper(0.2, min_tokens_to_keep=7)],
-    "min-p": lambda: [hf.MinPLogitsWarper(0.05)],
-    "min-p of 7": lambda: [hf.MinPLogitsWarper(0.9, min_tokens_to_keep=7)],
-    "typical": lambda: [hf.TypicalLogitsWarper(0.9)],
-    "typical 0.2": lambda: [hf.TypicalLogitsWarper(0.2)],
-    "epsilon": lambda: [hf.EpsilonLogitsWarper(3e-4)],
-    "epsilon of 7": lambda: [hf.EpsilonLogitsWarper(0.9, min_tokens_to_keep=7)],
-    "eta": lambda: [hf.EtaLogitsWarper(3e-4)],
-    "repetition": lambda: [hf.RepetitionPenaltyLogitsProcessor(1.3)],
-    "repetition after the prompt": lambda: [hf.RepetitionPenaltyLogitsProcessor(1.3, prompt_ignore_length=5)],
-    "repetition of the prompt": lambda: [hf.EncoderRepetitionPenaltyLogitsProcessor(1.3, PROMPT)],
-    "repetition of one prompt": lambda: [hf.EncoderRepetitionPenaltyLogitsProcessor(0.7, PROMPT[:1])],
-    "n-grams": lambda: [hf.NoRepeatNGramLogitsProcessor(2)],
-    "1-grams": lambda: [hf.NoRepeatNGramLogitsProcessor(1)],
-    "bad words": lambda: [hf.NoBadWordsLogitsProcessor([[5], [1, 2], [3, 2], [7, 8, 9]])],
-    "biases": lambda: [hf.SequenceBiasLogitsProcessor({(3,): 2.5, (1, 4): -3.0, (2, 5): 8.0})],
-    "least length": lambda: [hf.MinLengthLogitsProcessor(20, [2, 3])],
-    "least new tokens": lambda: [hf.MinNewTokensLengthLogitsProcessor(5, 9, 2)],
-    "enough new tokens": lambda: [hf.MinNewTokensLengthLogitsProcessor(5, 7, 2)],
-    "forced end": lambda: [hf.ForcedEOSTokenLogitsProcessor(LENGTH + 1, [2, 9])],
-    "forced end later": lambda: [hf.ForcedEOSTokenLogitsProcessor(LENGTH + 2, 2)],
-    "suppressed": lambda: [
-        hf.SuppressTokensLogitsProcessor([0, 1, 2]),
-        hf.SuppressTokensAtBeginLogitsProcessor([4, 5], LENGTH),
-    ],
-    "decay": lambda: [hf.ExponentialDecayLengthPenalty((2, 1.3), 2, 5)],
-    "many": lambda: [
-        hf.RepetitionPenaltyLogitsProcessor(1.1),
-        hf.NoRepeatNGramLogitsProcessor(3),
-        hf.MinLengthLogitsProcessor(20, 2),
-        hf.TemperatureLogitsWarper(0.8),
-        hf.TopKLogitsWarper(40),
-        hf.TopPLogitsWarper(0.95),
-        hf.MinPLogitsWarper(0.02),
-    ],
-}
-
-
-OF_BATCH = {"repetition of the prompt", "repetition of one prompt"}
-
-
-def by_transformers(processors: LogitsProcessorList, text: Tensor, logits: Tensor, *, samples: bool) -> Tensor:
-    scores = processors(text, logits.clone())
-    if not samples:
-        return scores.argmax(dim=-1)
-    return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
-
 
 def agree(name: str, logits: Tensor, text: Tensor, seed: int, *, samples: bool, helps: bool = False) -> bool:
     """Asserts that `choose`, as the engine calls it, makes the choice of transformers, or none and leaves the
@@ -116,12 +52,6 @@ def agree(name: str, logits: Tensor, text: Tensor, seed: int, *, samples: bool, 
     assert torch.equal(chosen, by_transformers(processors, text, logits, samples=samples))
     assert torch.equal(torch.get_rng_state(), after)
     return True
-
-
-def drawn_case(vocab: int, seed: int, spread: float) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    logits = spread * torch.randn(BATCH, vocab, generator=random)
-    return logits, torch.randint(0, min(vocab, 90), (BATCH, LENGTH), generator=random)
 
 
 @pytest.mark.parametrize("samples", [True, False])

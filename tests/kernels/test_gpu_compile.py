@@ -45,6 +45,7 @@ def all_jobs() -> list[dict[str, Any]]:
         jobs += [base | {"dtype": "float16", "int8_cache": True}]
         jobs += [base | {"dtype": "int8", "batch": 1, "codes": codes} for codes in CODES]
         jobs += [base | {"dtype": "int8", "batch": 1}, base | {"dtype": "float16", "pdl": True}]
+    jobs += [base | {"dtype": "float16", "chooses": True}]
     jobs += [{"model": GEMMA, "capability": 90, "dtype": "float16", "batch": batch} for batch in (1, 4)]
     jobs += [base | {"dtype": "float16", "tokens": tokens} for tokens in OPS]
     jobs += [base | {"dtype": "float16", "tokens": 100, "int8_cache": True}]
@@ -78,6 +79,8 @@ def test_all_kernels_of_a_layer_are_compiled(compiled: Found) -> None:
             assert set(names) == OPS[tokens]
         elif job.get("int8_cache"):
             assert names == INT8_CACHE
+        elif job.get("chooses"):
+            assert names == [*STEP[job["model"]][:-2], "gemm", "choose_token", "next_step"]
         else:
             assert names == STEP[job["model"]]
 

@@ -93,7 +93,7 @@ def decode_loop(
 class _Choice:
     """Choice of the next tokens from logits, with the scores and logits that are kept.
 
-    The kernel `choose` chooses if it knows all processors, and the engine runs C++ kernels; else transformers' code.
+    The kernels choose if they know all processors, and the engine runs C++ or Triton kernels; else transformers' code.
     """
 
     processors: LogitsProcessorList
@@ -123,18 +123,19 @@ class _Choice:
 
     def ahead(self, tokens: Tensor, length: int) -> TextRules | None:
         """How steps ahead choose tokens after the first `length` of `tokens` [B, T]; None: only `next_tokens` can."""
-        if self.rules is None or self.keeps_logits or tokens.device.type != "cpu" or tokens.dtype != torch.int64:
+        if self.rules is None or self.keeps_logits or tokens.dtype != torch.int64:
             return None
-        return TextRules(tokens, length, self.rules, self.samples) if draws_like_torch() or not self.samples else None
+        draws = not self.samples or tokens.is_cuda or draws_like_torch()
+        return TextRules(tokens, length, self.rules, self.samples) if draws else None
 
     def next_tokens(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """Returns the next tokens int64 [B], after the `tokens` [B, T] so far, from logits [B, V]."""
         if self.keeps_logits:
             self.raw_logits.append(logits.clone())
-        if not self.tokens and not self.keeps_scores and logits.device.type == "cpu" and in_use_already():
+        if not self.tokens and not self.keeps_scores:
             self.rules = known_rules(self.processors, (logits.shape[0], logits.shape[1]))
         self.tokens += 1
-        if self.rules is not None:
+        if self.rules is not None and logits.device.type == "cpu" and in_use_already():
             chosen = self._by_rules(self.rules(tokens.shape[1]), tokens, logits)
             if chosen is not None:
                 return chosen

@@ -125,7 +125,7 @@ class Endings(Protocol):
 def endings_of(batch: int, criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Endings:
     """Endings of texts none of which has ended. device: of the tokens."""
     end, pad = known_end(criteria), config._pad_token_tensor
-    if end is not None and device.type == "cpu":
+    if end is not None:
         return _KnownEndings(end, batch, 0 if pad is None else int(pad))
     return _AskedEndings(criteria, pad, torch.ones(batch, dtype=torch.bool, device=device))
 

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.slots import Slots
+from labkit.engine.runners.ahead import Ahead
 from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
 from labkit.kernels import ModelWeights
 from labkit.kernels.cache_stream import CachePass
-from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.choice.triton_impl import DeviceChoice
+from labkit.kernels.decode_step import StreamedLayers, TextRules
 from labkit.kernels.decode_step.triton_ends import Buffers, StepInputs, StepState
 from labkit.kernels.decode_step.triton_impl import TritonStep
 from labkit.kernels.gpu import Launcher, has_dependent_launch
@@ -29,6 +31,7 @@ class Recording:
 
     inputs: StepInputs
     greedy: bool
+    choice: DeviceChoice | None = None
     output: Tensor | None = None
     graph: "torch.cuda.CUDAGraph | None" = None
     nodes: list[Node] = field(default_factory=list)
@@ -67,14 +70,17 @@ class GpuDecoder:
         """The kernels of the latest step, in the order of a graph's nodes, each with its stage."""
         return tuple(self.last.nodes) if self.last else ()
 
-    def __call__(self, inputs_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool) -> Tensor:
+    def __call__(
+        self, inputs_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool, rules: TextRules | None = None
+    ) -> Tensor:
         """Runs one token of each sequence. Returns the next tokens int64 [B, 1] if `greedy`, else logits float32
         [B, 1, V], or rows float32 [B, 1, H] of layers without a head. The caller increases the cache's length.
 
         inputs_B1: tokens int64 [B, 1], or rows for layers without an embedding.
+        rules: the step also chooses tokens for these texts from its logits; see `chosen`.
         """
         slots, batch = cache.slots, len(inputs_B1)
-        recording = self._recording(slots, cache, rotary, greedy and self.weights.head is not None)
+        recording = self._recording(slots, cache, rotary, greedy and self.weights.head is not None, rules)
         if slots.at != cache.length:
             slots.past.fill_(cache.length)
             slots.next_positions.copy_(slots.positions[:, cache.length])
@@ -95,8 +101,15 @@ class GpuDecoder:
         assert recording.output is not None
         return recording.output[:batch].clone().unsqueeze(1)
 
-    def _recording(self, slots: Slots, cache: KVCache, rotary: Rotary | None, greedy: bool) -> Recording:
-        key = (greedy, cache.holes, rotary is None or rotary.cosine.data_ptr())
+    def chosen(self, batch: int) -> Tensor | None:
+        """The tokens int64 [B] that the latest step has chosen by rules; None: the caller has to choose."""
+        return None if self.last is None or self.last.choice is None else self.last.choice.tokens(batch)
+
+    def _recording(
+        self, slots: Slots, cache: KVCache, rotary: Rotary | None, greedy: bool, rules: TextRules | None
+    ) -> Recording:
+        samples = None if rules is None else rules.samples
+        key = (greedy, samples, cache.holes, rotary is None or rotary.cosine.data_ptr())
         if key not in slots.recordings:
             batch = slots.shape[0]
             alibi = cache.config.position == "alibi"
@@ -104,6 +117,7 @@ class GpuDecoder:
             with torch.inference_mode(False):  # as for the slots
                 buffers = Buffers(self.weights, batch, self.device)
                 buffers.given.zero_()  # also for the bucket's unused sequences
+                choice = None if samples is None else DeviceChoice(buffers.logits, slots.shape[1] + 1, samples=samples)
             inputs = StepInputs(
                 state=StepState(slots.tokens, slots.next_positions, slots.past),
                 buffers=buffers,
@@ -111,9 +125,14 @@ class GpuDecoder:
                 rotary=rotary,
                 caches=[slots.heads.layer(index, 0, slots.past) for index in range(cache.config.num_layers)],
             )
-            slots.recordings[key] = Recording(inputs, greedy)
-        self.last = slots.recordings[key]
-        return slots.recordings[key]
+            slots.recordings[key] = Recording(inputs, greedy, choice)
+        self.last = recording = slots.recordings[key]
+        if rules is None or recording.choice is None:
+            return recording
+        text, rules_now = rules.tokens[:, : rules.length], rules.rules(rules.length)
+        return (
+            recording if recording.choice.set(text, rules_now) else self._recording(slots, cache, rotary, greedy, None)
+        )
 
     def _launch(self, recording: Recording, kv_pass: CachePass | None = None) -> None:
         nodes: list[Node] = []
@@ -128,7 +147,9 @@ class GpuDecoder:
             nodes.extend(Node(kernel, text) for kernel in launched[begin:])
 
         self.launch.launched = launched
-        recording.output = self.step(recording.inputs, around, greedy=recording.greedy, kv_pass=kv_pass)
+        recording.output = self.step(
+            recording.inputs, around, greedy=recording.greedy, choice=recording.choice, kv_pass=kv_pass
+        )
         recording.nodes = nodes
 
     def _record(self, recording: Recording) -> None:
@@ -173,9 +194,21 @@ class CudaGraphRunner(Runner):
             return self.staged._begin(step)
         inputs = step.rows if step.tokens is None else step.tokens
         assert inputs is not None
+        ahead = self._choosing(step)
         with layer_range.one_at_a_time:
             rotary = layer_range.rotary.reaching(reach)
-            result = self.decoder(inputs, cache, rotary, greedy=step.greedy)
+            rules = None if ahead is None else ahead.choice
+            result = self.decoder(inputs, cache, rotary, greedy=step.greedy, rules=rules)
+            tokens = None if ahead is None else self.decoder.chosen(len(inputs))
         cache.reach += 1
         cache.length += 1
+        if ahead is not None and tokens is not None:
+            ahead.add(tokens)
+            return StepOutput(chosen=1)
         return StepOutput(rows=result) if layer_range.weights.head is None else StepOutput(result)
+
+    def _choosing(self, step: StepInput) -> Ahead | None:
+        """The choice of tokens by the step's own rules; None: the caller chooses."""
+        whole = self.layer_range.weights.head is not None and self.layer_range.ranks is None
+        rules = None if step.ahead is None or not whole else step.ahead.choice
+        return None if rules is None or rules.tokens.device != self.decoder.device else step.ahead

@@ -13,12 +13,18 @@ from helpers.kernels.gpus import INTERPRETED
 from helpers.models.engines import greedy, prompt, shallow
 from helpers.models.layer_ranges import CutModel
 from helpers.sweeps import sweep, swept
+from transformers import set_seed
 
 import labkit
 from labkit.engine.runners.cuda_graph import GpuDecoder
 from labkit.engine.runners.step import StepInput
 
-pytestmark = INTERPRETED
+RULES: dict[str, dict[str, Any]] = {
+    "some tokens": {"do_sample": True, "top_k": 20, "top_p": 0.9, "min_new_tokens": 3},
+    "all tokens": {"do_sample": True, "temperature": 0.7, "top_k": 0},
+    "greedy": {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+}
+pytestmark = [*INTERPRETED, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 class Stream:
@@ -76,6 +82,31 @@ def test_a_step_is_recorded_once_and_played_for_every_token(name: str, recorded:
     for ids in (prompt(1, 5), prompt(3, 4), prompt(1, 7)):
         assert torch.equal(greedy(engine, ids, 4), greedy(shallow(name, 1), ids, 4))
     assert [graph.replays for graph in recorded] == [6, 3]  # for one sequence in two calls, and for four sequences
+
+
+@pytest.mark.parametrize("name", swept(list(RULES), ["some tokens"]))
+def test_rules_choose_tokens_in_the_graph(name: str, recorded: list[Any]) -> None:
+    """With the draws of transformers, and the same random numbers afterwards."""
+    engine = labkit.init_inference(shallow("gptj", 1), impl="triton")
+    engine.module.runner.decoder.graphs = True
+    for batch in (1, 3):
+        results = []
+        for model in (engine, shallow("gptj", 1)):
+            set_seed(4)
+            results.append((model.generate(prompt(batch, 5), max_new_tokens=5, **RULES[name]), torch.rand(3)))
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert [graph.replays for graph in recorded] == [4, 4]
+    assert [node.kernel for node in engine.module.runner.info.nodes][-2:] == ["choose_token", "next_step"]
+
+
+def test_texts_end_at_their_own_step_by_rules() -> None:
+    model, options = shallow("gptj", 1), {"do_sample": False, "repetition_penalty": 1.3, "max_new_tokens": 6}
+    ids = prompt(2, 5)
+    end = model.generate(ids, **options)[0, 6]
+    expected = model.generate(ids, **options, eos_token_id=int(end), pad_token_id=0)
+    engine = labkit.init_inference(model, impl="triton")
+    assert torch.equal(engine.generate(ids, **options, eos_token_id=int(end), pad_token_id=0), expected)
+    assert (expected[0, 7:] == 0).all()
 
 
 @sweep
