@@ -11,10 +11,21 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import LABEL, MEASURED_HERE, add_measured, add_published, source_lines, write_behind
+from labkit.figures.beside import LABEL, MEASURED_HERE, add_measured, add_published, source_lines
 from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below, shares_axis
 from labkit.figures.summary import subtitle_of
-from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines, whiskers
+from labkit.figures.theme import (
+    LIMIT,
+    SIDE_COLORS,
+    SOFT,
+    STAGE_COLORS,
+    finish,
+    heading,
+    in_lines,
+    panels,
+    whiskers,
+    write_after,
+)
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
 from labkit.nsys.analysis.labelled import labelled
@@ -170,7 +181,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     waiting = [f"rank {rank} of {side.case.tp}" for side in sides[1:] for rank in range(side.case.tp)]
     shares = [share for side in sides[1:] for share in side.communication_shares]
     heights = [280, 40 + 30 * len(waiting)]
-    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
+    figure = panels(heights, 70)
     left = left_of(waiting)
     took = [side.per_token_ms for side in sides]
     rounds = [side.rounds_ms("per_token") for side in sides]
@@ -302,7 +313,7 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     ratios = {f"{pair.case.tp} ranks against one": pair.ratio("per_token") for pair in study.comparisons}
     theirs = published_scaling(study.most.case.batch)
     heights = [20 + 60 * len(ratios), 20 + 80 * len(theirs)]
-    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
+    figure = panels(heights, 70)
     add_measured(figure, list(ratios), list(ratios.values()))
     labels = [_label(row) for _, row in theirs.iterrows()]
     left = left_of([*ratios, *labels])
@@ -312,14 +323,14 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
         for pair in study.comparisons
     ]
     ours = [claim + limit for claim, limit in zip(claims, allowed, strict=True)]
-    write_behind(figure, ours, [ratio.high for ratio in ratios.values()], list(ratios), left, row=1)
+    write_after(figure, ours, [ratio.high for ratio in ratios.values()], list(ratios), left, row=1)
     add_published(figure, labels, theirs["speedup"], theirs["source"], left, row=2)
     times = [
         f"<b>{row['speedup']:.2f}x</b> of {row['many_gpus'] / row['few_gpus']:.3g}x<br>"
         f"{number(row['few_ms'], 4)} to {number(row['many_ms'], 4)} ms"
         for _, row in theirs.iterrows()
     ]
-    write_behind(figure, times, list(theirs["speedup"]), labels, left, row=2)
+    write_after(figure, times, list(theirs["speedup"]), labels, left, row=2)
     most = study.most
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {most.candidate.name}", left=left), row=1, col=1)
     figure.update_yaxes(autorange="reversed")

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import answers_table
-from labkit.figures.theme import LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines, whiskers
+from labkit.figures.theme import LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines, whiskers, write_after
 from labkit.studies.frames import number
 from labkit.system.markdown import markdown_table
 
@@ -86,10 +86,6 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
         error_x=whiskers(took, [min(times) for times in rounds], [max(times) for times in rounds]),
         hovertemplate="%{y}: %{x:.3g} ms per token<extra></extra>", row=1, col=1,
     )  # fmt: skip
-    for side, times in zip(sides, rounds, strict=True):
-        text = f"{number(side.measurement.per_token_ms)} ms"
-        figure.add_annotation(text=text, x=max(times), y=side.precision, xanchor="left", xshift=8, showarrow=False,
-                              font={"size": 12}, row=1, col=1)  # fmt: skip
     limits = [(side.measurement.floor_ms, side.precision) for side in sides if side.measurement.floor_ms is not None]
     figure.add_scatter(
         x=[ms for ms, _ in limits], y=[name for _, name in limits], mode="markers", name="limit of the memory",
@@ -102,9 +98,9 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
         text=[f"{number(size)} MB" if size else "not counted" for size in megabytes], textposition="outside",
         cliponaxis=False, textfont={"size": 12}, hovertemplate="%{y}: %{x:.4g} MB a token<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    left, longest = left_of(names), [max(times) for times in rounds]
-    end = bars_end(longest, [f"{number(ms)} ms" for ms in took], left, size=12)
-    figure.update_xaxes(range=[0, end], ticksuffix=" ms", nticks=6, row=1, col=1)
+    left, texts, longest = left_of(names), [f"{number(ms)} ms" for ms in took], [max(times) for times in rounds]
+    write_after(figure, texts, longest, names, left, unit=" ms", log=False, row=1, size=12)
+    figure.update_xaxes(nticks=6, row=1, col=1)
     end = bars_end(megabytes, ["not counted"] * len(sides), left, size=12)
     figure.update_xaxes(range=[0, end], ticksuffix=" MB", nticks=5, row=2, col=1)
     figure.update_yaxes(autorange="reversed")

@@ -1,11 +1,13 @@
 """The theme of all figures: a colour per stage and per side, the type sizes, and titles with their room."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from labkit.figures.room import BREAK, EDGE, NARROW, lines_of
+from labkit.figures.room import BREAK, EDGE, NARROW, RATIO, bars_axis, lines_of
 from labkit.stages import OUTSIDE, Stage
 
 # The four Deep-Fusion regions have the full colours; the GEMM that follows a region has a tint of it.
@@ -103,6 +105,55 @@ def heading(text: str, color: str = INK, left: float = 0) -> dict[str, object]:
     place = {"xref": "x domain", "yref": "y domain", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"}
     shifts = {"xshift": EDGE - left if left else 0, "yshift": 6}  # upwards: a tick label may stand at the panel's top
     return {**place, **shifts, "text": text, "showarrow": False, "font": {"size": 14, "color": color}}
+
+
+def panels(heights: Sequence[float], between: float) -> go.Figure:
+    """A figure of panels below each other, of these heights in pixels, with `between` pixels from one to the next."""
+    spacing = between / (sum(heights) + (len(heights) - 1) * between)
+    return make_subplots(rows=len(heights), cols=1, row_heights=list(heights), vertical_spacing=spacing)
+
+
+def write_after(
+    figure: go.Figure,
+    texts: Sequence[str],
+    ends: Sequence[float],
+    labels: Sequence[str],
+    left: int,
+    *,
+    unit: str = RATIO,
+    log: bool = True,
+    row: int | None = None,
+    size: float = 14,
+    color: str = INK,
+) -> None:
+    """Writes a text after the end of each bar, and gives the axis of the bars room for the texts.
+
+    labels: the names of the bars. left: the margin in pixels. unit, log: see `bars_axis`.
+    """
+    axis = bars_axis(ends, texts, left, size=size, unit=unit, log=log)
+    panel = {} if row is None else {"row": row, "col": 1}
+    logarithmic = axis.get("type") == "log"
+    for text, end, label in zip(texts, ends, labels, strict=True):
+        figure.add_annotation(
+            text=text, x=math.log10(end) if logarithmic else end, y=label, xanchor="left", xshift=10, align="left",
+            showarrow=False, font={"size": size, "color": color}, **panel,
+        )  # fmt: skip
+    figure.update_xaxes(**axis, **panel)
+    if logarithmic and unit == RATIO and min(ends) < 1:
+        figure.add_vline(x=1, line={"color": SOFT, "width": 1}, **panel)
+
+
+def mark_line(figure: go.Figure, x: float, words: str, color: str, y: float, end: float = math.inf) -> None:
+    """Draws a dotted line at `x` of a logarithmic axis from 1 to `end`, with words on the side that has more room.
+
+    y: the height of the words, from 0 to 1.
+    """
+    figure.add_vline(x=x, line={"color": color, "width": 1.4, "dash": "dot"})
+    side = {"xanchor": "left", "xshift": 5} if x**2 < end else {"xanchor": "right", "xshift": -5}
+    figure.add_annotation(
+        text=words, x=math.log10(x), yref="paper", y=y, yanchor="bottom", align="left", showarrow=False,
+        font={"size": 12, "color": color}, **side,
+    )  # fmt: skip
 
 
 def whiskers(
