@@ -147,7 +147,10 @@ def empty(frame: str) -> pd.DataFrame:
 
 
 def typed(frame: str, columns: Mapping[str, object]) -> pd.DataFrame:
-    """A frame of SCHEMA from columns of any array type. Missing columns are 0, "" or False in every row."""
+    """A frame of SCHEMA from columns of any array type. Missing columns are 0, "" or False in every row.
+
+    A column of categories may be a list of texts.
+    """
     rows = max((len(column) for column in columns.values()), default=0)  # type: ignore[arg-type]
     arrays = {}
     for name, dtype in SCHEMA[frame].items():
@@ -162,7 +165,10 @@ def typed(frame: str, columns: Mapping[str, object]) -> pd.DataFrame:
 def _categories(column: object, rows: int) -> pd.Categorical:
     if column is None:
         return pd.Categorical.from_codes(np.zeros(rows, np.int8), categories=[""])
-    return column if isinstance(column, pd.Categorical) else pd.Categorical(column)
+    if isinstance(column, pd.Categorical):
+        return column
+    codes, texts = pd.factorize(np.asarray(column, object))
+    return pd.Categorical.from_codes(codes, pd.Index(texts, dtype="str"))
 
 
 @dataclass(frozen=True, eq=False)

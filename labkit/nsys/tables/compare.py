@@ -17,9 +17,9 @@ from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.catalogue import DIFFERENCE
-from labkit.nsys.tables.context import range_rows
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.kernel_names import brief
+from labkit.nsys.tables.places import range_rows
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.units import Units, units_of
 from labkit.nsys.trace import EXPORT_AGAIN, Trace, TraceError

@@ -17,10 +17,10 @@ from labkit.nsys.analysis.launches import shared_launches
 from labkit.nsys.analysis.rank_numbers import rank_word
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.catalogue import LOSSES
-from labkit.nsys.tables.context import ranges_around
 from labkit.nsys.tables.gaps import SHORT_NS
 from labkit.nsys.tables.host_causes import ALLOCATED, CALLED, HOST, HOST_CAUSES, SYNCHRONISED
 from labkit.nsys.tables.kernel_names import brief, cut
+from labkit.nsys.tables.places import ranges_around
 from labkit.nsys.tables.rank_waits import RankWaits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import COPY, KINDS_OF_WORK, work_kinds
@@ -78,13 +78,13 @@ def losses(
     trace: Trace,
     selection: Selection = EVERYTHING,
     *,
-    found: pd.DataFrame | None = None,
+    idle: pd.DataFrame | None = None,
     waits: RankWaits | None = None,
     spent: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """At most MOST losses, the largest first, each of at least a hundredth of the span: see `Loss` for the columns.
 
-    found: the gaps of `labkit.nsys.tables.gaps`, if idle time is known. waits: of `rank_waits`, for several ranks.
+    idle: the gaps of `labkit.nsys.tables.gaps`, if idle time is known. waits: of `rank_waits`, for several ranks.
     spent: the `budget`, if it is known already.
     """
     candidates: list[Loss] = []
@@ -93,7 +93,7 @@ def losses(
     word, places = rank_word(trace), (budget(trace, selection) if spent is None else spent).to_dict("records")
     for place in places:
         place |= {"gpu": f"{word} {place['rank']}'s GPU" if len(places) > 1 or word == "rank" else "the GPU"}
-        candidates += list(_of_idle_time(trace, place, found)) if found is not None else []
+        candidates += list(_of_idle_time(trace, place, idle)) if idle is not None else []
         candidates += list(_of_copies(trace, place))
         candidates += list(_of_communication(place, waits, word))
     best: dict[str, Loss] = {}

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from labkit.nsys.tables.catalogue import SPREAD
 from labkit.nsys.tables.places import rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
-from labkit.nsys.tables.spread import spread
 from labkit.nsys.trace import Trace
+from labkit.statistics import P95_SAMPLES
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
@@ -18,6 +19,22 @@ CALL_NAMES = {"api": "CUDA", "op": "PyTorch", "os": "system"}
 KERNEL_KEYS = ("name", "rank", "device", "stream", "grid", "block")
 SIZES = {"< 4 KB": 4e3, "4-64 KB": 64e3, "64 KB-1 MB": 1e6, "1-16 MB": 16e6, "> 16 MB": np.inf}
 UNKNOWN = "unknown"  # the size of copies whose bytes the file lacks
+
+
+def spread(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """One row per group of `by`, the most time first, for a frame with the column `time_ns`.
+
+    Columns: `by`, count, total_ns, share (of all groups' total), avg_ns, median_ns, p95_ns (<NA> for fewer than 59
+    rows, which do not bound it), min_ns, max_ns.
+    """
+    groups = frame.groupby(by, observed=True, sort=False)["time_ns"]
+    table = groups.agg(["count", "sum", "mean", "median", "min", "max"])
+    table.columns = pd.Index(["count", "total_ns", "avg_ns", "median_ns", "min_ns", "max_ns"])
+    table["p95_ns"] = groups.quantile(0.95).astype("Float64").where(table["count"] >= P95_SAMPLES, pd.NA)
+    table["share"] = table["total_ns"] / max(int(table["total_ns"].sum()), 1)
+    rows = table[list(SPREAD)].reset_index()
+    texts = {name: "str" for name in by if isinstance(rows[name].dtype, pd.CategoricalDtype)}
+    return rows.astype(texts).sort_values(["total_ns", *by], ascending=[False, *([True] * len(by))], ignore_index=True)
 
 
 def kernels(trace: Trace, selection: Selection = EVERYTHING, by: Sequence[str] = ("name",)) -> pd.DataFrame:

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.communication import communicates
 from labkit.nsys.analysis.rank_numbers import rank_word, ranks
 from labkit.nsys.tables.clocks import UNKNOWN_NS, Offset, aligned, matched, matched_by_ends
-from labkit.nsys.tables.context import ranges_around
-from labkit.nsys.tables.dtypes import element_bytes
-from labkit.nsys.tables.places import rank_of
+from labkit.nsys.tables.operator_work import element_bytes
+from labkit.nsys.tables.places import ranges_around, rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import Trace, TraceError
 
