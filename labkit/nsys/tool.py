@@ -39,6 +39,9 @@ class Fault:
     reason: str
     repair: str
 
+    def __str__(self) -> str:
+        return f"{self.reason}. Repair: {self.repair}"
+
 
 @dataclass(frozen=True)
 class Nsys:
@@ -54,13 +57,8 @@ class Nsys:
         """The program's folder, with links resolved: `target-linux-x64` of the installation, or that of a script."""
         return self.path.resolve().parent
 
-    def importer_problem(self) -> str | None:
-        """Why captures cannot be turned into reports, and the repair; None if they can."""
-        fault = self.importer_fault()
-        return f"{fault.reason}. Repair: {fault.repair}" if fault else None
-
     def importer_fault(self) -> Fault | None:
-        """The importer's problem and its repair. None also for an installation with unusual folders."""
+        """Why captures cannot be turned into reports; None if they can, or if the folders are not the usual ones."""
         if not self.folder.name.startswith("target-"):
             return None
         if self.importer is None:

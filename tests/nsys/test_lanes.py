@@ -35,7 +35,7 @@ def test_every_event_is_in_a_lane_once(trace: Trace) -> None:
     for number, frame in enumerate(FRAMES):
         rows = lanes.row[lanes.source == number]
         assert sorted(rows) == list(range(len(getattr(trace, frame))))
-        assert lanes.event_of(0, frame, int(rows[0])) == np.flatnonzero(lanes.source == number)[0]
+        assert lanes.events_of(0, frame)[rows[0]] == np.flatnonzero(lanes.source == number)[0]
 
 
 def test_an_event_is_what_its_row_says(trace: Trace) -> None:
@@ -229,7 +229,7 @@ def test_what_nests_too_deep_is_left_out_and_counted() -> None:
     lanes = build_lanes(recorder.trace())
     assert lanes.left_out == 5
     assert lanes.count == MAX_LEVELS
-    assert lanes.event_of(0, "ranges", MAX_LEVELS + 1) == -1
+    assert lanes.events_of(0, "ranges")[MAX_LEVELS + 1] == -1
 
 
 def test_a_negative_interval_has_zero_length() -> None:

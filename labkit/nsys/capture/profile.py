@@ -163,8 +163,8 @@ def _profiler(source: str) -> Nsys | None:
         raise UserError(
             f"nsys is not installed; labkit doctor says how to install it, or use {given('source', 'torch')}"
         )
-    if nsys is not None and (problem := nsys.importer_problem()):
-        raise CaptureError(problem)
+    if nsys is not None and (fault := nsys.importer_fault()):
+        raise CaptureError(str(fault))
     return nsys
 
 

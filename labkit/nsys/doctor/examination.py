@@ -83,7 +83,7 @@ def _guarded(name: str, check: Callable[[], DoctorCheck]) -> DoctorCheck:
 
 
 def _failed(name: str, error: BaseException) -> DoctorCheck:
-    return DoctorCheck(name, Status.WARN, f"could not be looked at: {error}")
+    return DoctorCheck(name, Status.WARN, f"could not be checked: {error}")
 
 
 def worst(checks: Iterable[DoctorCheck]) -> Status:

@@ -50,7 +50,7 @@ class Inventory:
 
     def __getitem__(self, name: str) -> Fact:
         if name not in self.facts:
-            raise OSError("the process that looked did not come this far")
+            raise OSError("the process that collects the facts ended before this one")
         return self.facts[name]
 
     def need(self, name: str) -> Fact:

@@ -160,8 +160,7 @@ def short_kernels(trace: Trace, selection: Selection = EVERYTHING, below_ns: int
     idle time). Fusing these kernels, or launching many of them at once as a CUDA graph does, saves at most idle_ns.
     """
     all_gaps = gaps(trace, selection)
-    selected = selection.of(trace, "operations", among=(trace.operations["kind"] == "kernel").to_numpy())
-    rows = trace.operations[selected]
+    rows = selection.rows(trace, "operations", "kernel")
     idle = all_gaps.set_index("row")["time_ns"].reindex(rows.index, fill_value=0)
     rows = rows.assign(time_ns=rows["end_ns"] - rows["start_ns"], idle_ns=idle)
     table = rows.groupby("name", observed=True).agg(

@@ -48,8 +48,7 @@ def kernels(trace: Trace, selection: Selection = EVERYTHING, by: Sequence[str] =
             f"got the key {unknown[0]!r}{did_you_mean(unknown[0], KERNEL_KEYS)}, expected some of "
             f"{', '.join(KERNEL_KEYS)}"
         )
-    selected = selection.of(trace, "operations", among=trace.operations["kind"].isin(["kernel", "graph"]).to_numpy())
-    return spread(_timed(trace, selected), list(by))
+    return spread(_timed(trace, selection.rows(trace, "operations", "kernel", "graph")), list(by))
 
 
 def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -59,8 +58,7 @@ def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     - size: a class of SIZES, or UNKNOWN;
     - bytes: their sum; gb_s: bytes / total_ns. Both are <NA> if the file lacks the bytes.
     """
-    selected = selection.of(trace, "operations", among=trace.operations["kind"].isin(["memcpy", "memset"]).to_numpy())
-    rows = _timed(trace, selected)
+    rows = _timed(trace, selection.rows(trace, "operations", "memcpy", "memset"))
     rows["bytes"] = rows["bytes"].astype("Int64").where(rows["bytes"] > 0)
     sizes = pd.cut(rows["bytes"].astype("float64"), [0.0, *SIZES.values()], right=False, labels=list(SIZES))
     rows["size"] = sizes.cat.add_categories([UNKNOWN]).fillna(UNKNOWN)
@@ -77,8 +75,7 @@ def calls(trace: Trace, selection: Selection = EVERYTHING, kind: str | None = No
 
     A call's time includes the calls in it, and waiting. `share` is of the time of all calls of its library.
     """
-    among = (trace.calls["kind"] == kind).to_numpy() if kind else None
-    rows = trace.calls[selection.of(trace, "calls", among=among)]
+    rows = selection.rows(trace, "calls", *([kind] if kind else []))
     rows = rows.assign(
         time_ns=rows["end_ns"] - rows["start_ns"],
         library=rows["kind"].cat.rename_categories(CALL_NAMES),
@@ -89,6 +86,5 @@ def calls(trace: Trace, selection: Selection = EVERYTHING, kind: str | None = No
     return table.assign(share=table["total_ns"] / whole)
 
 
-def _timed(trace: Trace, selected: np.ndarray) -> pd.DataFrame:
-    rows = trace.operations[selected]
+def _timed(trace: Trace, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(time_ns=(rows["end_ns"] - rows["start_ns"]).clip(lower=0), rank=rank_of(trace, rows))

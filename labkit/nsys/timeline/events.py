@@ -145,8 +145,7 @@ def facts(trace: Trace, frame: str, row: int, graph: bool) -> dict[str, str]:
 
 
 def _summaries(lanes: Lanes, at: int, frame: str, rows: Ints | list[int]) -> list[dict[str, Any]]:
-    events = (lanes.event_of(at, frame, int(row)) for row in rows)
-    return [summary(lanes, event) for event in events if event >= 0]
+    return [summary(lanes, event) for event in lanes.events_of(at, frame)[rows].tolist() if event >= 0]
 
 
 def _around(trace: Trace, frame: str, row: int) -> list[int]:

@@ -89,10 +89,6 @@ class Lanes:
         """The event of each row of a trace's frame; -1 for a row that was left out."""
         return self._places[trace * len(FRAMES) + FRAMES.index(frame)]
 
-    def event_of(self, trace: int, frame: str, row: int) -> int:
-        """The event of one row."""
-        return int(self.events_of(trace, frame)[row])
-
 
 def named_traces(traces: Traces) -> dict[str, Trace]:
     """Traces by their names in a figure. Raises TraceError without any."""
