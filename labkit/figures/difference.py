@@ -73,7 +73,7 @@ def difference_figure(difference: Difference) -> go.Figure:
     )
     for place, bar in enumerate(bars):
         if bar.low is not None and bar.high is not None:
-            error = whiskers([bar.end], [bar.low], [bar.high], thickness=1.2, width=4)
+            error = whiskers([bar.end], [bar.low], [bar.high])
             figure.add_scatter(x=[bar.end], y=[place], mode="none", error_x=error, hoverinfo="skip")
     for place, bar in enumerate(bars):
         if place + 1 < len(bars):

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.room import left_of
 from labkit.figures.summary import machine_line, subtitle_of
-from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines, whiskers, write_after
+from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines, range_whiskers, write_after
 from labkit.studies.comparison_words import speedup_line
 from labkit.studies.frames import limit, names, number, sides
 
@@ -66,7 +66,7 @@ def per_token_figure(comparison: Comparison) -> go.Figure:
             name=name,
             marker_color=SIDE_COLORS[role],
             width=0.56,
-            error_x=whiskers([value], [min(rounds)], [max(rounds)], width=6),
+            error_x=range_whiskers([value], [rounds]),
             hovertemplate=f"{name} %{{x:.2f}} ms/token<br>{units} {min(rounds):.2f} – {max(rounds):.2f}<extra></extra>",
         )
         ends.append(max(rounds))

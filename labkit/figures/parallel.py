@@ -23,7 +23,7 @@ from labkit.figures.theme import (
     heading,
     in_lines,
     panels,
-    whiskers,
+    range_whiskers,
     write_after,
 )
 from labkit.models.config import ModelConfig
@@ -193,7 +193,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     figure.add_scatter(
         x=ranks, y=took, mode="lines+markers", name="measured", line={"color": SIDE_COLORS["candidate"], "width": 2.4},
         marker={"size": 10},
-        error_y=whiskers(took, [min(times) for times in rounds], [max(times) for times in rounds]),
+        error_y=range_whiskers(took, rounds),
         hovertemplate="%{x} ranks: %{y:.3g} ms per token<extra></extra>", row=1, col=1,
     )  # fmt: skip
     for size, ms in zip(ranks, took, strict=True):

@@ -19,7 +19,7 @@ from labkit.figures.theme import (
     in_lines,
     mark_line,
     panels,
-    whiskers,
+    range_whiskers,
     write_after,
 )
 from labkit.published import published
@@ -49,9 +49,7 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
     figure.add_bar(
         x=[run.bubble for run in runs], y=names, orientation="h", name=MEASURED_HERE, width=0.6,
         marker_color=[SCHEDULE_COLORS[run.schedule] for run in runs], showlegend=False,
-        error_x=whiskers(
-            [run.bubble for run in runs], [min(rounds) for rounds in spread], [max(rounds) for rounds in spread]
-        ),
+        error_x=range_whiskers([run.bubble for run in runs], spread),
         hovertemplate="%{y}: %{x:.1%}<extra>" + MEASURED_HERE + "</extra>",
     )  # fmt: skip
     markers = {
@@ -144,9 +142,7 @@ def ways_figure(study: PipelineStudy) -> go.Figure | str:
         figure.add_scatter(
             x=[point.batch for point in points], y=rates, mode="lines+markers",
             name=name, line={"color": WAY_COLORS[way], "width": 2.2}, marker={"size": 10},
-            error_y=whiskers(
-                rates, [min(point.runs) for point in points], [max(point.runs) for point in points], thickness=1.2
-            ),
+            error_y=range_whiskers(rates, [point.runs for point in points]),
             hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + name + "</extra>",
         )  # fmt: skip
     batches = sorted({point.batch for point in ways})

@@ -67,7 +67,7 @@ def regions_figure(study: KernelStudy) -> go.Figure:
                 "color": STAGE_COLORS[Stage(row.region)],
                 "opacity": [OPACITY[side.removesuffix(GRAPH)] for side in sides],
             },
-            error_x=whiskers(medians, lows, highs, thickness=1.2, width=4),
+            error_x=whiskers(medians, lows, highs),
             hovertemplate="%{y}: %{x:.1f} µs<extra>" + row.region + "</extra>",
             row=index,
             col=1,

@@ -160,19 +160,21 @@ def whiskers(
     middles: Sequence[float],
     lows: Sequence[float],
     highs: Sequence[float],
-    *,
-    thickness: float = 1.4,
-    width: float = 5,
 ) -> dict[str, Any]:
-    """Error bars for points or bars at `middles`, from `lows` to `highs`. thickness, width: pixels."""
+    """Error bars for points or bars at `middles`, from `lows` to `highs`."""
     return {
         "type": "data",
         "array": [high - middle for middle, high in zip(middles, highs, strict=True)],
         "arrayminus": [middle - low for middle, low in zip(middles, lows, strict=True)],
         "color": INK,
-        "thickness": thickness,
-        "width": width,
+        "thickness": 1.4,
+        "width": 5,
     }
+
+
+def range_whiskers(middles: Sequence[float], samples: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Error bars from the least to the greatest of the samples of each point."""
+    return whiskers(middles, [min(group) for group in samples], [max(group) for group in samples])
 
 
 def slider(steps: list[dict[str, Any]], active: int, prefix: str, *, pad_bottom: int) -> dict[str, Any]:

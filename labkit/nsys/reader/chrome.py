@@ -187,8 +187,7 @@ def _launchers(ranges: dict[str, Ints], calls: dict[str, Ints], operations: dict
 def _ranges(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
     name = events.names.categorical(columns["name"]).remove_unused_categories()
     domain = events.names.categorical(columns["domain"]).remove_unused_categories()
-    style = pd.Categorical.from_codes(np.zeros(len(name), np.int8), ["PushPop"])
-    return typed("ranges", {**columns, "name": name, "domain": domain, "style": style})
+    return typed("ranges", {**columns, "name": name, "domain": domain, "style": "PushPop"})
 
 
 def _calls(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
