@@ -98,7 +98,7 @@ def difference_figure(difference: Difference) -> go.Figure:
     )
     title = f"Why a {difference.phase} step of {difference.fused.name} differs from {difference.vanilla.name}'s"
     subtitle = in_lines(difference.claim, f"compared: {difference.unit}; thin lines: 95 % intervals over steps")
-    return finish(figure, title, subtitle, height=60 + ROW * len(bars), top=8).update_layout(margin_l=margin)
+    return finish(figure, title, subtitle, height=60 + ROW * len(bars), top=8, left=margin)
 
 
 def difference_table(difference: Difference) -> pd.DataFrame:

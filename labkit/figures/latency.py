@@ -48,8 +48,7 @@ def latency_figure(comparison: Comparison) -> go.Figure:
         figure.add_annotation(heading(panel, left=left), row=row, col=1)
     figure.update_xaxes(nticks=6)
     figure.update_yaxes(autorange="reversed")
-    finish(figure, "Latency of every run and every token", subtitle_of(comparison), height=560)
-    return figure.update_layout(margin_l=left)
+    return finish(figure, "Latency of every run and every token", subtitle_of(comparison), height=560, left=left)
 
 
 def per_token_figure(comparison: Comparison) -> go.Figure:
@@ -76,7 +75,7 @@ def per_token_figure(comparison: Comparison) -> go.Figure:
     figure.update_yaxes(autorange="reversed")
     _add_floor(figure, comparison, left)
     subtitle = in_lines(subtitle_of(comparison), machine_line(comparison))
-    return finish(figure, speedup_line(comparison), subtitle, height=270).update_layout(margin_l=left)
+    return finish(figure, speedup_line(comparison), subtitle, height=270, left=left)
 
 
 def _add_floor(figure: go.Figure, comparison: Comparison, left: int) -> None:

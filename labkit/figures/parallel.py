@@ -11,8 +11,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import LABEL, MEASURED_HERE, add_measured, add_published, source_lines
-from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below, shares_axis
+from labkit.figures.beside import add_measured, add_published, row_label, source_lines
+from labkit.figures.room import EDGE, bars_end, left_of, legend_below, shares_axis
 from labkit.figures.summary import subtitle_of
 from labkit.figures.theme import (
     LIMIT,
@@ -24,7 +24,6 @@ from labkit.figures.theme import (
     in_lines,
     panels,
     range_whiskers,
-    write_after,
 )
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
@@ -314,8 +313,10 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     theirs = published_scaling(study.most.case.batch)
     heights = [20 + 60 * len(ratios), 20 + 80 * len(theirs)]
     figure = panels(heights, 70)
-    add_measured(figure, list(ratios), list(ratios.values()))
-    labels = [_label(row) for _, row in theirs.iterrows()]
+    labels = [
+        row_label(row, f"{row['few_gpus']} to {row['many_gpus']} GPUs", f"{row['method']} {row['precision']}")
+        for _, row in theirs.iterrows()
+    ]
     left = left_of([*ratios, *labels])
     claims = [pair.claim().replace("] ", "]<br>") for pair in study.comparisons]
     allowed = [
@@ -323,24 +324,14 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
         for pair in study.comparisons
     ]
     ours = [claim + limit for claim, limit in zip(claims, allowed, strict=True)]
-    write_after(figure, ours, [ratio.high for ratio in ratios.values()], list(ratios), left, row=1)
-    add_published(figure, labels, theirs["speedup"], theirs["source"], left, row=2)
+    add_measured(figure, ratios, ours, left, study.most.candidate.name)
     times = [
         f"<b>{row['speedup']:.2f}x</b> of {row['many_gpus'] / row['few_gpus']:.3g}x<br>"
         f"{number(row['few_ms'], 4)} to {number(row['many_ms'], 4)} ms"
         for _, row in theirs.iterrows()
     ]
-    write_after(figure, times, list(theirs["speedup"]), labels, left, row=2)
+    add_published(figure, labels, theirs["speedup"], theirs["source"], times, left, row=2)
     most = study.most
-    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {most.candidate.name}", left=left), row=1, col=1)
-    figure.update_yaxes(autorange="reversed")
     title = "Times faster with more ranks: ours, and the articles'"
     subtitle = in_lines(subtitle_of(most), most.candidate.environment.machine, *source_lines(theirs["source"]))
-    return finish(figure, title, subtitle, height=sum(heights) + 150).update_layout(margin_l=left)
-
-
-def _label(row: pd.Series) -> str:
-    hardware = "hardware not stated" if row["hardware"] == "not stated" else row["hardware"]
-    gpus = f"{row['few_gpus']} to {row['many_gpus']} GPUs, {hardware}"
-    method = f"{row['method']} {row['precision']}"
-    return in_lines(f"{row['model']}, batch {row['batch']}", folded(gpus, LABEL), folded(method, LABEL))
+    return finish(figure, title, subtitle, sum(heights) + 150, left=left)

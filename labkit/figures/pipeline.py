@@ -176,9 +176,8 @@ def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
     figure.add_bar(x=list(gains.values()), y=names, orientation="h", name=MEASURED_HERE, marker_color=colors,
                    hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1)  # fmt: skip
     write_after(figure, [f"<b>{gain:.2f}x</b>" for gain in gains.values()], list(gains.values()), names, left, row=1)
-    add_published(figure, labels, theirs["value"], theirs["source"], left, row=2)
-    values = list(theirs["value"])
-    write_after(figure, [f"<b>{value:.2f}x</b>" for value in values], values, labels, left, row=2)
+    texts = [f"<b>{value:.2f}x</b>" for value in theirs["value"]]
+    add_published(figure, labels, theirs["value"], theirs["source"], texts, left, row=2)
     base = "naive" if "naive" in gains else names[0]
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: tokens per second over {base}", left=left), row=1, col=1)
     figure.update_yaxes(autorange="reversed")
@@ -186,5 +185,4 @@ def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
     hardware = f"{paper['model']} on {paper['hardware']}, each bar with those above it: {paper['note']}"
     baselines = "the paper's baseline is many micro-batches with a barrier after each token, ours above is naive"
     text = in_lines(pipeline_subtitle(study), *source_lines(theirs["source"]), hardware, baselines, OWN_SCALES)
-    height = sum(heights) + 190
-    return finish(figure, "Times the tokens: ours, and the paper's", text, height=height).update_layout(margin_l=left)
+    return finish(figure, "Times the tokens: ours, and the paper's", text, sum(heights) + 190, left=left)

@@ -89,8 +89,7 @@ def regions_figure(study: KernelStudy) -> go.Figure:
     grade = f"{', '.join(row.region for row in doubted)}: {doubted[0].trust.short}" if doubted else ""
     machine = f"{rows[0].environment.machine}; {rows[0].measured_line}"
     subtitle = in_lines(case_line(rows[0].case), machine, dashed, grade)
-    finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows))
-    return figure.update_layout(margin_l=left)
+    return finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows), left=left)
 
 
 def _time(row: RegionMeasurement, side: str) -> str:
@@ -188,8 +187,7 @@ def ladder_figure(study: KernelStudy) -> go.Figure:
     scattered = f"scatter of the gain: {ladder.scatter}" if ladder.scatter else ""
     follows = f"the gain follows the rate of the memory: {ladder.by_rate}" if ladder.by_rate else ""
     subtitle = in_lines(case_line(ladder.case), machine, scattered, follows, note, ladder.trust.short)
-    finish(figure, "One region after another", subtitle, height=420, top=8)
-    return figure.update_layout(margin_l=left)
+    return finish(figure, "One region after another", subtitle, height=420, top=8, left=left)
 
 
 def roofline_figure(study: KernelStudy) -> go.Figure:

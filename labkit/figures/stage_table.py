@@ -66,9 +66,10 @@ def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: s
         "<br>".join(lines),
         figure.layout.height,
         top=8 if by_layer else MODEBAR,
+        left=left,
     )
     figure.layout.meta[META]["least"] = LEAST
-    return figure.update_layout(margin_l=left)
+    return figure
 
 
 def _bars(frame: pd.DataFrame) -> go.Figure:

@@ -75,11 +75,13 @@ def in_lines(*texts: str) -> str:
     return BREAK.join(text for text in texts if text)
 
 
-def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: int = TOP) -> go.Figure:
+def finish(
+    figure: go.Figure, title: str, subtitle: str, height: int, *, top: int = TOP, left: int | None = None
+) -> go.Figure:
     """Gives `figure` the theme, a title, a subtitle that says what was measured, and `height` pixels below them.
 
-    `top` of these pixels are above the axes. Both texts are broken into lines that fit a narrow window. A page with its
-    own captions removes the texts and their room again.
+    top: of these pixels, above the axes. left: pixels left of the axes; None: the theme's. The texts are broken into
+    lines that fit a narrow window. A page with its own captions removes the texts and their room again.
     """
     for axis in (*figure.select_xaxes({"type": "log"}), *figure.select_yaxes({"type": "log"})):
         if axis.title.text and LOG.strip() not in axis.title.text:
@@ -89,7 +91,7 @@ def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: in
     return figure.update_layout(
         template=THEME,
         height=above + height,
-        margin_t=above + top,
+        margin={"t": above + top, "l": left},
         title={
             "text": BREAK.join(titles),
             "pad_t": 14 + 12 * (len(titles) - 1),  # plotly.js centres the lines where one would stand
