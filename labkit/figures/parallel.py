@@ -104,7 +104,7 @@ def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=_holding(shards[rank]))
     figure.update_xaxes(visible=False, range=[-0.45, left - GAP + 0.1])
     figure.update_yaxes(visible=False, range=[tallest + 0.1, -0.85])
-    whole = "; ".join(_whole(shards, config))
+    whole = "; ".join(_uncut(shards, config))
     subtitle = (
         f"{config.architecture}: {config.num_heads} query heads, {config.num_kv_heads} for keys and values, of "
         f"{config.head_dim}. Striped: held by more than one rank. Not to scale: {', '.join(squeezed) or 'none'}.<br>"
@@ -166,7 +166,8 @@ def _holding(part: Shard) -> str:
     return f"rank {part.rank}: {heads}, KV {kv}" if len(kv) < 12 else f"rank {part.rank}: {heads}"
 
 
-def _whole(shards: tuple[Shard, ...], config: ModelConfig) -> list[str]:
+def _uncut(shards: tuple[Shard, ...], config: ModelConfig) -> list[str]:
+    """The weights of a layer that every rank holds whole."""
     names = config.layer_shapes()
     return [name for name in names if all(part.cut(name) is None for part in shards)] or ["nothing"]
 
@@ -299,9 +300,10 @@ def _waits(study: ParallelStudy, sums: pd.DataFrame) -> str:
     assert study.capture is not None
     assert study.collectives is not None
     skew = sums.loc[sums["last"], "skew_ns"] / 1e3
-    middle = f"median {number(float(np.median(skew)))} µs, at most {number(float(skew.max()))} µs" if len(skew) else ""
-    record = study.capture.record
-    line = f"{len(skew)} sums in the step; their ranks arrive apart by {middle}"
+    record, line = study.capture.record, f"{len(skew)} sums in the step"
+    if len(skew):
+        middle, most = number(float(np.median(skew))), number(float(skew.max()))
+        line += f"; from the first rank's arrival to the last one's: median {middle} µs, at most {most} µs"
     remarks = "".join(f"<br>{remark}" for remark in study.collectives.remarks)
     profiler = f"{record.profiler}, op by op: the engine itself takes a step in one call, and waits less"
     return f"{line}<br>{record.case['model']}, {record.case['dtype']}, captured by {profiler}{remarks}"

@@ -64,7 +64,11 @@ def profile(
     """
     window = Window.of_phase(window) if isinstance(window, Phase) else window or Window()
     _check(what, window, ranks, source, name)
-    _check_program(what, dict(environment or {}).get("PATH"))
+    if not callable(what) and shutil.which(what[0], path=dict(environment or {}).get("PATH")) is None:
+        raise UserError(  # nsys would capture nothing
+            f"got the command {what[0]!r}, and there is no such program on PATH; expected a program and its arguments, "
+            f"such as python script.py{OWN_RUN if on_command_line() else ''}"
+        )
     plain_case = _plain(case or {})
     nsys = _profiler(source)
     words = None if callable(what) else tuple(what)
@@ -145,15 +149,6 @@ def _plain(case: Mapping[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             raise UserError(f"got case[{name!r}] = {value!r}, expected plain data, as JSON has it ({error})") from None
     return json.loads(json.dumps(dict(case)))
-
-
-def _check_program(what: Sequence[str] | Callable[[], object], path: str | None) -> None:
-    """Raises UserError if the command's program is not on `path` (default: PATH): nsys would capture nothing."""
-    if not callable(what) and shutil.which(what[0], path=path) is None:
-        raise UserError(
-            f"got the command {what[0]!r}, and there is no such program on PATH; expected a program and its arguments, "
-            f"such as python script.py{OWN_RUN if on_command_line() else ''}"
-        )
 
 
 def _profiler(source: str) -> Nsys | None:

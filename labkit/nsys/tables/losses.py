@@ -20,7 +20,7 @@ from labkit.nsys.tables.catalogue import LOSSES
 from labkit.nsys.tables.gaps import SHORT_NS
 from labkit.nsys.tables.host_causes import ALLOCATED, CALLED, HOST, HOST_CAUSES, SYNCHRONISED
 from labkit.nsys.tables.kernel_names import brief, cut
-from labkit.nsys.tables.places import ranges_around
+from labkit.nsys.tables.places import on_device, ranges_around
 from labkit.nsys.tables.rank_waits import RankWaits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import COPY, KINDS_OF_WORK, work_kinds
@@ -173,8 +173,8 @@ def _of_copies(trace: Trace, place: dict) -> Iterator[Loss]:
     if not place["exposed_copy_ns"]:
         return
     operations = trace.operations
-    on_device = ((operations["process"] == place["process"]) & (operations["device"] == place["device"])).to_numpy()
-    rows = operations[on_device & (work_kinds(operations) == KINDS_OF_WORK.index(COPY))]
+    ran_here = on_device(operations, place["process"], place["device"])
+    rows = operations[ran_here & (work_kinds(operations) == KINDS_OF_WORK.index(COPY))]
     times = rows["end_ns"] - rows["start_ns"]
     worst = rows.loc[times.idxmax()]
     kinds = times.groupby(rows["name"].astype("str")).sum().sort_values(ascending=False)

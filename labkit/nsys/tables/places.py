@@ -35,6 +35,11 @@ def devices(trace: Trace) -> pd.DataFrame:
     return table[columns].sort_values(["rank", "device"], ignore_index=True)
 
 
+def on_device(operations: pd.DataFrame, process: int, device: int) -> NDArray[np.bool_]:
+    """Whether each operation ran on this device of this process."""
+    return ((operations["process"] == process) & (operations["device"] == device)).to_numpy()
+
+
 def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | None = None) -> NDArray[np.object_]:
     """For rows of `trace.operations`, the name of the innermost range around their launch; "" without one.
 

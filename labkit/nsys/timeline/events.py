@@ -61,7 +61,7 @@ def nearest(lanes: Lanes, lane: int, time: int) -> int:
     return before if time - lanes.end[before] <= lanes.start[after] - time else after
 
 
-def beside(lanes: Lanes, event: int, by: int) -> int:
+def neighbour(lanes: Lanes, event: int, by: int) -> int:
     """The event `by` positions further in the same lane, or the last one at the lane's end."""
     first, beyond = (int(bound) for bound in lanes.bounds[lanes.lane[event] : lanes.lane[event] + 2])
     return min(max(event + by, first), beyond - 1)
