@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from labkit.figures.beside import LABEL, add_measured, add_published, source_lines
+from labkit.figures.published_panels import LABEL, add_measured, add_published, source_lines
 from labkit.figures.room import folded, left_of
 from labkit.figures.streaming import subtitle
 from labkit.figures.theme import finish, in_lines, panels

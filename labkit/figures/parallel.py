@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import add_measured, add_published, row_label, source_lines
+from labkit.figures.published_panels import add_measured, add_published, row_label, source_lines
 from labkit.figures.room import EDGE, bars_end, left_of, legend_below, shares_axis
 from labkit.figures.summary import subtitle_of
 from labkit.figures.theme import (

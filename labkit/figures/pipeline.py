@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from labkit.figures.beside import MEASURED_HERE, OWN_SCALES, add_published, source_lines
 from labkit.figures.pipeline_timeline import pipeline_subtitle
+from labkit.figures.published_panels import MEASURED_HERE, OWN_SCALES, add_published, source_lines
 from labkit.figures.room import left_of, legend_below, shares_axis
 from labkit.figures.theme import (
     INK,
@@ -182,7 +182,7 @@ def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: tokens per second over {base}", left=left), row=1, col=1)
     figure.update_yaxes(autorange="reversed")
     paper = theirs.iloc[0]
-    hardware = f"{paper['model']} on {paper['hardware']}, each bar with those above it: {paper['note']}"
+    hardware = f"{paper['model']} on {paper['hardware']}, each bar adds to the bars above it: {paper['note']}"
     baselines = "the paper's baseline is many micro-batches with a barrier after each token, ours above is naive"
     text = in_lines(pipeline_subtitle(study), *source_lines(theirs["source"]), hardware, baselines, OWN_SCALES)
     return finish(figure, "Times the tokens: ours, and the paper's", text, sum(heights) + 190, left=left)

@@ -47,7 +47,7 @@ class Fault:
 class Nsys:
     """One installation."""
 
-    path: Path  # as it was found, perhaps a link
+    path: Path  # on the PATH or in a folder, perhaps a link
     version: tuple[int, ...]  # (2023, 4, 4, 54)
     version_text: str  # "2023.4.4.54-234433681190v0"
     importer: Path | None  # the program that turns a capture into a report

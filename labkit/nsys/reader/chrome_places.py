@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.nsys.arrays import Ints
-from labkit.nsys.reader.chrome_events import COLUMNS, DEVICE_WORK, RUNTIMES, UNTOLD, Events
+from labkit.nsys.reader.chrome_events import COLUMNS, DEVICE_WORK, RUNTIMES, UNSTATED, Events
 from labkit.nsys.reader.limits import GREATEST
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, TraceError
@@ -109,7 +109,7 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
     of_process = np.array([on_device.get(pid, 0) for pid in rows["pid"].tolist()], np.int64)
     threads = _threads(rows)
     of_thread = np.array([_number(events.thread_names.get(thread, ""), thread[1]) for thread in threads], np.int64)
-    device = np.where(rows["device"] == UNTOLD, of_process, rows["device"])
+    device = np.where(rows["device"] == UNSTATED, of_process, rows["device"])
     if len(device) and np.abs(device).max() > GREATEST:
         raise TraceError(f"got a device of number {int(device[np.abs(device).argmax()])}, expected one below 2^31")
     no_text = events.shapes.code("")
@@ -118,7 +118,7 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
         rows,
         kind=kind,
         device=device,
-        stream=np.where(rows["stream"] == UNTOLD, of_thread, rows["stream"]),
+        stream=np.where(rows["stream"] == UNSTATED, of_thread, rows["stream"]),
         bytes=np.maximum(rows["bytes"], 0),
         collective=events.details.code(""),
         grid=no_text,

@@ -132,14 +132,14 @@ def _of_idle_time(trace: Trace, place: dict, all_gaps: pd.DataFrame) -> Iterator
         ("idle, because the host waited for the GPU", SYNCHRONISED, host[SYNCHRONISED]),
         ("idle, while the host allocated memory", ALLOCATED, host[ALLOCATED]),
         ("idle before kernels shorter than 10 µs", "short", waited.where(short, 0)),
-        ("idle, for reasons that the trace does not tell", _untold(trace, own), waited.where(~short, 0) + unknown),
+        ("idle, for reasons that the trace does not tell", _unexplained(trace, own), waited.where(~short, 0) + unknown),
     )
     for kind, helps, time in parts:
         if time.sum():
             yield _loss(kind, place, int(time.sum()), *_evidence(trace, own, time), _helps(trace)[helps])
 
 
-def _untold(trace: Trace, own: pd.DataFrame) -> str:
+def _unexplained(trace: Trace, own: pd.DataFrame) -> str:
     """The remedy for idle time without a known reason: a key of HELPS."""
     shared = shared_launches(trace)[own["row"].to_numpy()]
     if own["unknown_ns"].where(shared, 0).sum() > own["time_ns"].sum() / 2:
