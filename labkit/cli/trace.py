@@ -156,7 +156,7 @@ def doctor(
 def _measure_resolution(settings: dict[str, Any], as_json: bool) -> None:
     """Measures this machine's resolution, shows it and keeps it."""
     from labkit.harness.turns.resolution import measure_resolution
-    from labkit.nsys.doctor.resolution import resolution_check
+    from labkit.nsys.doctor.machine_checks import resolution_check
     from labkit.statistics.kept_resolutions import check_can_keep, keep_resolution
 
     check_can_keep()

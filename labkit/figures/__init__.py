@@ -1,6 +1,5 @@
 """Plotly figures from records. Nothing here measures, and nothing displays: only a notebook does."""
 
-from labkit.figures.beside import published_figure, region_figure
 from labkit.figures.captures import captures_table
 from labkit.figures.cold_start import cold_start_figure
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
@@ -25,6 +24,7 @@ from labkit.figures.precision import (
     precision_answers,
     precision_table,
 )
+from labkit.figures.published_panels import published_figure, region_figure
 from labkit.figures.regions import (
     fusion_figure,
     ladder_figure,

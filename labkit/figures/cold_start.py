@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from labkit.figures.room import bars_end, left_of, legend_below
+from labkit.figures.room import left_of, legend_below
 from labkit.figures.summary import subtitle_of
-from labkit.figures.theme import finish, in_lines
+from labkit.figures.theme import finish, in_lines, write_after
 from labkit.studies.frames import names, number, sides
 
 if TYPE_CHECKING:
@@ -40,11 +40,8 @@ def cold_start_figure(comparison: Comparison) -> go.Figure | str:
             hovertemplate=f"{phase} %{{x:.2f}} s<extra>%{{y}}</extra>",
         )
     wholes = [sum(seconds.values()) for seconds in known.values()]
-    texts = [f"{number(whole)} s" for whole in wholes]
-    for name, whole, text in zip(known, wholes, texts, strict=True):
-        figure.add_annotation(text=text, x=whole, y=name, xanchor="left", xshift=8, showarrow=False)
-    ends = bars_end(wholes, texts, left)
-    figure.update_xaxes(range=[0, ends], ticksuffix=" s", nticks=7)
+    write_after(figure, [f"{number(whole)} s" for whole in wholes], wholes, list(known), left, unit=" s", log=False)
+    figure.update_xaxes(nticks=7)
     figure.update_yaxes(autorange="reversed")
     figure.update_layout(barmode="stack")
     finish(figure, "From the start to the last token", in_lines(subtitle_of(comparison), HOW), height=300)

@@ -73,7 +73,7 @@ def difference_figure(difference: Difference) -> go.Figure:
     )
     for place, bar in enumerate(bars):
         if bar.low is not None and bar.high is not None:
-            error = whiskers([bar.end], [bar.low], [bar.high], thickness=1.2, width=4)
+            error = whiskers([bar.end], [bar.low], [bar.high])
             figure.add_scatter(x=[bar.end], y=[place], mode="none", error_x=error, hoverinfo="skip")
     for place, bar in enumerate(bars):
         if place + 1 < len(bars):
@@ -98,7 +98,7 @@ def difference_figure(difference: Difference) -> go.Figure:
     )
     title = f"Why a {difference.phase} step of {difference.fused.name} differs from {difference.vanilla.name}'s"
     subtitle = in_lines(difference.claim, f"compared: {difference.unit}; thin lines: 95 % intervals over steps")
-    return finish(figure, title, subtitle, height=60 + ROW * len(bars), top=8).update_layout(margin_l=margin)
+    return finish(figure, title, subtitle, height=60 + ROW * len(bars), top=8, left=margin)
 
 
 def difference_table(difference: Difference) -> pd.DataFrame:

@@ -21,8 +21,9 @@ BAND, SAME_BAND = "rgba(11, 110, 153, 0.16)", "rgba(202, 160, 30, 0.18)"
 
 
 def epochs_figure(comparison: Comparison) -> go.Figure:
-    """Ratio of each epoch or round, the ratio so far with its interval, and below it each pair of turns over the rate
-    of the memory that was probed in it. A comparison in rounds has the first panel alone.
+    """Above, the ratio of each epoch or round, and the ratio so far with its interval.
+
+    Below, each pair of turns at the memory's read rate during the pair. A comparison in rounds has no such panel.
     """
     panels = 2 if comparison.in_epochs and any(comparison.pair_rates()) else 1
     figure = make_subplots(rows=panels, cols=1, vertical_spacing=0.24)
@@ -71,7 +72,7 @@ def _draw_rates(figure: go.Figure, comparison: Comparison) -> None:
         x=rates, y=ratios, mode="markers", marker={"color": SOFT, "size": 5, "opacity": 0.5},
         hovertemplate="%{y:.3f}x at %{x:.1f} GB/s<extra></extra>", name="pair", row=2, col=1,
     )  # fmt: skip
-    figure.update_xaxes(title="rate of the memory beside the pair", ticksuffix=" GB/s", nticks=8, row=2, col=1)
+    figure.update_xaxes(title="read rate of the memory during the pair", ticksuffix=" GB/s", nticks=8, row=2, col=1)
     low, high = np.quantile(ratios, (0.02, 0.98))
     figure.update_yaxes(ticksuffix="x", range=[low - (high - low) / 3, high + (high - low) / 3], row=2, col=1)
     figure.add_annotation(heading("Pairs of turns", left=130), row=2, col=1)
@@ -95,7 +96,7 @@ def _quartiles(comparison: Comparison) -> dict[str, object] | None:
     if not comparison.in_epochs:
         return None
     lows, middles, highs = np.exp([np.quantile(logs, (0.25, 0.5, 0.75)) for logs in comparison.pair_logs()]).T
-    return whiskers(middles, lows, highs, thickness=1, width=0) | {"color": SOFT}
+    return whiskers(middles, lows, highs) | {"color": SOFT, "thickness": 1, "width": 0}
 
 
 def _range(ratios: np.ndarray, lows: list[float], highs: list[float]) -> list[float]:  # type: ignore[type-arg]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.room import bars_end, left_of
+from labkit.figures.room import left_of
 from labkit.figures.summary import machine_line, subtitle_of
-from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines, whiskers
+from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines, range_whiskers, write_after
 from labkit.studies.comparison_words import speedup_line
 from labkit.studies.frames import limit, names, number, sides
 
@@ -24,10 +24,9 @@ def latency_figure(comparison: Comparison) -> go.Figure:
     figure = make_subplots(rows=len(PANELS), cols=1, vertical_spacing=0.16)
     left = left_of(list(names(comparison).values()))
     for row, (metric, panel) in enumerate(PANELS.items(), start=1):
-        slowest, texts = [], []
         for role, side in sides(comparison).items():
             name, samples = names(comparison)[role], side.samples_ms[metric]
-            box = go.Box(
+            figure.add_box(
                 x=samples,
                 y=[name] * len(samples),
                 orientation="h",
@@ -39,26 +38,24 @@ def latency_figure(comparison: Comparison) -> go.Figure:
                 fillcolor="rgba(0,0,0,0)",
                 line={"width": 1.6},
                 hovertemplate="%{x:.2f} ms<extra>" + name + "</extra>",
+                row=row,
+                col=1,
             )
-            figure.add_trace(box, row=row, col=1)
-            slowest.append(max(samples))
-            texts.append(_distribution(side, metric))
-            figure.add_annotation(
-                text=texts[-1], x=slowest[-1], y=name, xanchor="left", xshift=14, showarrow=False, align="left",
-                font={"size": 13, "color": SOFT}, row=row, col=1,
-            )  # fmt: skip
-        figure.update_xaxes(range=[0, bars_end(slowest, texts, left, size=13)], row=row, col=1)
+        slowest = [max(side.samples_ms[metric]) for side in sides(comparison).values()]
+        texts = [_distribution(side, metric) for side in sides(comparison).values()]
+        labels = list(names(comparison).values())
+        write_after(figure, texts, slowest, labels, left, unit=" ms", log=False, row=row, size=13, color=SOFT)
         figure.add_annotation(heading(panel, left=left), row=row, col=1)
-    figure.update_xaxes(ticksuffix=" ms", nticks=6)
+    figure.update_xaxes(nticks=6)
     figure.update_yaxes(autorange="reversed")
-    finish(figure, "Latency of every run and every token", subtitle_of(comparison), height=560)
-    return figure.update_layout(margin_l=left)
+    return finish(figure, "Latency of every run and every token", subtitle_of(comparison), height=560, left=left)
 
 
 def per_token_figure(comparison: Comparison) -> go.Figure:
     """Median ms/token of both sides, the range over rounds as whiskers, and the floor that memory sets as a line."""
     figure = go.Figure()
-    left, ends, texts, units = left_of(list(names(comparison).values())), [], [], f"{comparison.unit}s"
+    labels, units = list(names(comparison).values()), f"{comparison.unit}s"
+    left, ends, texts = left_of(labels), [], []
     for role, side in sides(comparison).items():
         name, value, rounds = names(comparison)[role], side.per_token_ms, side.rounds_ms("per_token")
         figure.add_bar(
@@ -68,20 +65,17 @@ def per_token_figure(comparison: Comparison) -> go.Figure:
             name=name,
             marker_color=SIDE_COLORS[role],
             width=0.56,
-            error_x=whiskers([value], [min(rounds)], [max(rounds)], width=6),
+            error_x=range_whiskers([value], [rounds]),
             hovertemplate=f"{name} %{{x:.2f}} ms/token<br>{units} {min(rounds):.2f} – {max(rounds):.2f}<extra></extra>",
         )
         ends.append(max(rounds))
         texts.append(f"<b>{number(value)} ms/token</b><br>{_share(side)}")
-        figure.add_annotation(
-            text=texts[-1], x=ends[-1], y=name, xanchor="left", xshift=14, align="left", showarrow=False
-        )
-    title = f"median step; whiskers: all {units}"
-    figure.update_xaxes(range=[0, bars_end(ends, texts, left)], ticksuffix=" ms", nticks=8, title=title)
+    write_after(figure, texts, ends, labels, left, unit=" ms", log=False)
+    figure.update_xaxes(nticks=8, title=f"median step; whiskers: all {units}")
     figure.update_yaxes(autorange="reversed")
     _add_floor(figure, comparison, left)
     subtitle = in_lines(subtitle_of(comparison), machine_line(comparison))
-    return finish(figure, speedup_line(comparison), subtitle, height=270).update_layout(margin_l=left)
+    return finish(figure, speedup_line(comparison), subtitle, height=270, left=left)
 
 
 def _add_floor(figure: go.Figure, comparison: Comparison, left: int) -> None:

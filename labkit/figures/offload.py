@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from labkit.figures.beside import LABEL, MEASURED_HERE, add_measured, add_published, source_lines, write_behind
+from labkit.figures.published_panels import LABEL, add_measured, add_published, source_lines
 from labkit.figures.room import folded, left_of
 from labkit.figures.streaming import subtitle
-from labkit.figures.theme import finish, heading, in_lines
+from labkit.figures.theme import finish, in_lines, panels
 from labkit.published import published
 from labkit.studies.frames import number
 
@@ -34,32 +33,24 @@ def offload_figure(study: StreamingStudy) -> go.Figure:
     names = [f"against {comparison.baseline.name}" for comparison in study.comparisons]
     heights = [30 + 60 * len(names)] * bool(names) + [20 + 50 * len(labels)]
     left, rows = left_of([*names, *labels]), len(heights)
-    figure = make_subplots(rows=rows, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
+    figure = panels(heights, 70)
     if names:
-        _measured(figure, study, names, left)
-    add_published(figure, labels, theirs["value"], theirs["source"], left, row=rows, unit=" tokens/s")
+        ratios = [comparison.ratio(PER_TOKEN) for comparison in study.comparisons]
+        texts = [
+            f"{comparison.claim().replace('] ', ']<br>')}<br>"
+            f"{number(comparison.baseline.per_token_ms)} to {number(comparison.candidate.per_token_ms)} ms"
+            for comparison in study.comparisons
+        ]
+        compared = "times faster per token, in the same memory"
+        add_measured(figure, dict(zip(names, ratios, strict=True)), texts, left, compared)
     texts = [f"<b>{number(row['value'])}</b>, batch {row['batch']}" for _, row in theirs.iterrows()]
-    write_behind(figure, texts, list(theirs["value"]), labels, left, row=rows, unit="")
+    add_published(figure, labels, theirs["value"], theirs["source"], texts, left, row=rows, unit=" tokens/s")
     ticks = [10.0**power for power in range(-3, 4)]
     figure.update_xaxes(title="tokens per second, one GPU", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks],
                         row=rows, col=1)  # fmt: skip
-    figure.update_yaxes(autorange="reversed")
     title = "Against other ways to run a model that is larger than memory"
     text = in_lines(subtitle(study), *_compared(study), *source_lines(theirs["source"]))
-    return finish(figure, title, text, height=sum(heights) + 120 + 70 * (rows - 1)).update_layout(margin_l=left)
-
-
-def _measured(figure: go.Figure, study: StreamingStudy, names: list[str], left: int) -> None:
-    ratios = [comparison.ratio(PER_TOKEN) for comparison in study.comparisons]
-    add_measured(figure, names, ratios)
-    texts = [
-        f"{comparison.claim().replace('] ', ']<br>')}<br>"
-        f"{number(comparison.baseline.per_token_ms)} to {number(comparison.candidate.per_token_ms)} ms"
-        for comparison in study.comparisons
-    ]
-    write_behind(figure, texts, [ratio.high for ratio in ratios], names, left, row=1)
-    ours = f"<b>{MEASURED_HERE}</b>: times faster per token, in the same memory"
-    figure.add_annotation(heading(ours, left=left), row=1, col=1)
+    return finish(figure, title, text, sum(heights) + 120 + 70 * (rows - 1), left=left)
 
 
 def _compared(study: StreamingStudy) -> list[str]:

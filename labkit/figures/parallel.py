@@ -11,10 +11,20 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import LABEL, MEASURED_HERE, add_measured, add_published, source_lines, write_behind
-from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below, shares_axis
+from labkit.figures.published_panels import add_measured, add_published, row_label, source_lines
+from labkit.figures.room import EDGE, bars_end, left_of, legend_below, shares_axis
 from labkit.figures.summary import subtitle_of
-from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines, whiskers
+from labkit.figures.theme import (
+    LIMIT,
+    SIDE_COLORS,
+    SOFT,
+    STAGE_COLORS,
+    finish,
+    heading,
+    in_lines,
+    panels,
+    range_whiskers,
+)
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
 from labkit.nsys.analysis.labelled import labelled
@@ -94,7 +104,7 @@ def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=_holding(shards[rank]))
     figure.update_xaxes(visible=False, range=[-0.45, left - GAP + 0.1])
     figure.update_yaxes(visible=False, range=[tallest + 0.1, -0.85])
-    whole = "; ".join(_whole(shards, config))
+    whole = "; ".join(_uncut(shards, config))
     subtitle = (
         f"{config.architecture}: {config.num_heads} query heads, {config.num_kv_heads} for keys and values, of "
         f"{config.head_dim}. Striped: held by more than one rank. Not to scale: {', '.join(squeezed) or 'none'}.<br>"
@@ -156,7 +166,8 @@ def _holding(part: Shard) -> str:
     return f"rank {part.rank}: {heads}, KV {kv}" if len(kv) < 12 else f"rank {part.rank}: {heads}"
 
 
-def _whole(shards: tuple[Shard, ...], config: ModelConfig) -> list[str]:
+def _uncut(shards: tuple[Shard, ...], config: ModelConfig) -> list[str]:
+    """The weights of a layer that every rank holds whole."""
     names = config.layer_shapes()
     return [name for name in names if all(part.cut(name) is None for part in shards)] or ["nothing"]
 
@@ -170,7 +181,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     waiting = [f"rank {rank} of {side.case.tp}" for side in sides[1:] for rank in range(side.case.tp)]
     shares = [share for side in sides[1:] for share in side.communication_shares]
     heights = [280, 40 + 30 * len(waiting)]
-    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
+    figure = panels(heights, 70)
     left = left_of(waiting)
     took = [side.per_token_ms for side in sides]
     rounds = [side.rounds_ms("per_token") for side in sides]
@@ -182,7 +193,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     figure.add_scatter(
         x=ranks, y=took, mode="lines+markers", name="measured", line={"color": SIDE_COLORS["candidate"], "width": 2.4},
         marker={"size": 10},
-        error_y=whiskers(took, [min(times) for times in rounds], [max(times) for times in rounds]),
+        error_y=range_whiskers(took, rounds),
         hovertemplate="%{x} ranks: %{y:.3g} ms per token<extra></extra>", row=1, col=1,
     )  # fmt: skip
     for size, ms in zip(ranks, took, strict=True):
@@ -289,9 +300,10 @@ def _waits(study: ParallelStudy, sums: pd.DataFrame) -> str:
     assert study.capture is not None
     assert study.collectives is not None
     skew = sums.loc[sums["last"], "skew_ns"] / 1e3
-    middle = f"median {number(float(np.median(skew)))} µs, at most {number(float(skew.max()))} µs" if len(skew) else ""
-    record = study.capture.record
-    line = f"{len(skew)} sums in the step; their ranks arrive apart by {middle}"
+    record, line = study.capture.record, f"{len(skew)} sums in the step"
+    if len(skew):
+        middle, most = number(float(np.median(skew))), number(float(skew.max()))
+        line += f"; from the first rank's arrival to the last one's: median {middle} µs, at most {most} µs"
     remarks = "".join(f"<br>{remark}" for remark in study.collectives.remarks)
     profiler = f"{record.profiler}, op by op: the engine itself takes a step in one call, and waits less"
     return f"{line}<br>{record.case['model']}, {record.case['dtype']}, captured by {profiler}{remarks}"
@@ -302,9 +314,11 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     ratios = {f"{pair.case.tp} ranks against one": pair.ratio("per_token") for pair in study.comparisons}
     theirs = published_scaling(study.most.case.batch)
     heights = [20 + 60 * len(ratios), 20 + 80 * len(theirs)]
-    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
-    add_measured(figure, list(ratios), list(ratios.values()))
-    labels = [_label(row) for _, row in theirs.iterrows()]
+    figure = panels(heights, 70)
+    labels = [
+        row_label(row, f"{row['few_gpus']} to {row['many_gpus']} GPUs", f"{row['method']} {row['precision']}")
+        for _, row in theirs.iterrows()
+    ]
     left = left_of([*ratios, *labels])
     claims = [pair.claim().replace("] ", "]<br>") for pair in study.comparisons]
     allowed = [
@@ -312,24 +326,14 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
         for pair in study.comparisons
     ]
     ours = [claim + limit for claim, limit in zip(claims, allowed, strict=True)]
-    write_behind(figure, ours, [ratio.high for ratio in ratios.values()], list(ratios), left, row=1)
-    add_published(figure, labels, theirs["speedup"], theirs["source"], left, row=2)
+    add_measured(figure, ratios, ours, left, study.most.candidate.name)
     times = [
         f"<b>{row['speedup']:.2f}x</b> of {row['many_gpus'] / row['few_gpus']:.3g}x<br>"
         f"{number(row['few_ms'], 4)} to {number(row['many_ms'], 4)} ms"
         for _, row in theirs.iterrows()
     ]
-    write_behind(figure, times, list(theirs["speedup"]), labels, left, row=2)
+    add_published(figure, labels, theirs["speedup"], theirs["source"], times, left, row=2)
     most = study.most
-    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {most.candidate.name}", left=left), row=1, col=1)
-    figure.update_yaxes(autorange="reversed")
     title = "Times faster with more ranks: ours, and the articles'"
     subtitle = in_lines(subtitle_of(most), most.candidate.environment.machine, *source_lines(theirs["source"]))
-    return finish(figure, title, subtitle, height=sum(heights) + 150).update_layout(margin_l=left)
-
-
-def _label(row: pd.Series) -> str:
-    hardware = "hardware not stated" if row["hardware"] == "not stated" else row["hardware"]
-    gpus = f"{row['few_gpus']} to {row['many_gpus']} GPUs, {hardware}"
-    method = f"{row['method']} {row['precision']}"
-    return in_lines(f"{row['model']}, batch {row['batch']}", folded(gpus, LABEL), folded(method, LABEL))
+    return finish(figure, title, subtitle, sum(heights) + 150, left=left)

@@ -6,12 +6,22 @@ import math
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from labkit.figures.beside import MEASURED_HERE, OWN_SCALES, add_published, source_lines, write_behind
 from labkit.figures.pipeline_timeline import pipeline_subtitle
+from labkit.figures.published_panels import MEASURED_HERE, OWN_SCALES, add_published, source_lines
 from labkit.figures.room import left_of, legend_below, shares_axis
-from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, finish, heading, in_lines, whiskers
+from labkit.figures.theme import (
+    INK,
+    LIMIT,
+    SIDE_COLORS,
+    finish,
+    heading,
+    in_lines,
+    mark_line,
+    panels,
+    range_whiskers,
+    write_after,
+)
 from labkit.published import published
 from labkit.studies.frames import number
 
@@ -39,9 +49,7 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
     figure.add_bar(
         x=[run.bubble for run in runs], y=names, orientation="h", name=MEASURED_HERE, width=0.6,
         marker_color=[SCHEDULE_COLORS[run.schedule] for run in runs], showlegend=False,
-        error_x=whiskers(
-            [run.bubble for run in runs], [min(rounds) for rounds in spread], [max(rounds) for rounds in spread]
-        ),
+        error_x=range_whiskers([run.bubble for run in runs], spread),
         hovertemplate="%{y}: %{x:.1%}<extra>" + MEASURED_HERE + "</extra>",
     )  # fmt: skip
     markers = {
@@ -106,7 +114,8 @@ def micro_batch_figure(study: PipelineStudy) -> go.Figure | str:
     if (turning := study.most_parts) is None:
         law_text += ". No step was so small that reading weights was the limit"
     else:
-        _mark(figure, turning, f"{law.turning_rows:.1f} rows:<br>right of it reading<br>weights is the limit")
+        words = f"{law.turning_rows:.1f} rows:<br>right of it reading<br>weights is the limit"
+        mark_line(figure, turning, words, LIMIT, 0.02)
     ticks = [2**power for power in range(12) if 2**power <= 2 * end]
     figure.update_xaxes(type="log", title="micro-batches of one batch", tickvals=ticks, ticktext=list(map(str, ticks)),
                         range=[-0.08, math.log10(parts[-1]) + 0.08])  # fmt: skip
@@ -133,9 +142,7 @@ def ways_figure(study: PipelineStudy) -> go.Figure | str:
         figure.add_scatter(
             x=[point.batch for point in points], y=rates, mode="lines+markers",
             name=name, line={"color": WAY_COLORS[way], "width": 2.2}, marker={"size": 10},
-            error_y=whiskers(
-                rates, [min(point.runs) for point in points], [max(point.runs) for point in points], thickness=1.2
-            ),
+            error_y=range_whiskers(rates, [point.runs for point in points]),
             hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + name + "</extra>",
         )  # fmt: skip
     batches = sorted({point.batch for point in ways})
@@ -163,30 +170,19 @@ def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
     gains, theirs = study.gains, published(TABLE)
     names, labels = list(gains), list(theirs["method"])
     heights = [24 * len(names) + 20, 30 * len(labels) + 20]
-    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=80 / (sum(heights) + 80))
+    figure = panels(heights, 80)
     left = left_of([*names, *labels])
     colors = [SCHEDULE_COLORS[run.schedule] for run in study.measured.runs]
     figure.add_bar(x=list(gains.values()), y=names, orientation="h", name=MEASURED_HERE, marker_color=colors,
                    hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1)  # fmt: skip
-    write_behind(figure, [f"<b>{gain:.2f}x</b>" for gain in gains.values()], list(gains.values()), names, left, row=1)
-    add_published(figure, labels, theirs["value"], theirs["source"], left, row=2)
-    values = list(theirs["value"])
-    write_behind(figure, [f"<b>{value:.2f}x</b>" for value in values], values, labels, left, row=2)
+    write_after(figure, [f"<b>{gain:.2f}x</b>" for gain in gains.values()], list(gains.values()), names, left, row=1)
+    texts = [f"<b>{value:.2f}x</b>" for value in theirs["value"]]
+    add_published(figure, labels, theirs["value"], theirs["source"], texts, left, row=2)
     base = "naive" if "naive" in gains else names[0]
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: tokens per second over {base}", left=left), row=1, col=1)
     figure.update_yaxes(autorange="reversed")
     paper = theirs.iloc[0]
-    hardware = f"{paper['model']} on {paper['hardware']}, each bar with those above it: {paper['note']}"
+    hardware = f"{paper['model']} on {paper['hardware']}, each bar adds to the bars above it: {paper['note']}"
     baselines = "the paper's baseline is many micro-batches with a barrier after each token, ours above is naive"
     text = in_lines(pipeline_subtitle(study), *source_lines(theirs["source"]), hardware, baselines, OWN_SCALES)
-    height = sum(heights) + 190
-    return finish(figure, "Times the tokens: ours, and the paper's", text, height=height).update_layout(margin_l=left)
-
-
-def _mark(figure: go.Figure, parts: float, words: str) -> None:
-    """Draws a vertical line with words next to it."""
-    figure.add_vline(x=parts, line={"color": LIMIT, "width": 1.4, "dash": "dot"})
-    figure.add_annotation(
-        text=words, x=math.log10(parts), yref="paper", y=0.02, yanchor="bottom", xanchor="left", xshift=5, align="left",
-        showarrow=False, font={"size": 12, "color": LIMIT},
-    )  # fmt: skip
+    return finish(figure, "Times the tokens: ours, and the paper's", text, sum(heights) + 190, left=left)

@@ -46,7 +46,7 @@ def pipeline_timeline_figure(study: PipelineStudy) -> go.Figure:
     for row, run in enumerate(runs, start=1):
         shown = [span for span in run.spans if span.end_ms > run.prompt_ms][:MOST_SPANS]
         _measured(figure, shown, run.prompt_ms, row)
-        last = max(span.step for span in shown)
+        last = max((span.step for span in shown), default=0)
         _ideal(figure, [span for span in study.ideal(run) if span.step <= last], row)
         first = [span.end_ms for span in shown if span.step <= SHOWN_TOKENS and span.kind == "compute"]
         ends.append(max(first, default=run.end_ms) - run.prompt_ms)

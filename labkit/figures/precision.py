@@ -10,7 +10,18 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import answers_table
-from labkit.figures.theme import LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines, whiskers
+from labkit.figures.theme import (
+    LIMIT,
+    LOG,
+    SIDE_COLORS,
+    SOFT,
+    finish,
+    heading,
+    in_lines,
+    range_whiskers,
+    whiskers,
+    write_after,
+)
 from labkit.studies.frames import number
 from labkit.system.markdown import markdown_table
 
@@ -51,7 +62,11 @@ def front_figure(study: PrecisionStudy) -> go.Figure:
     def kl_of(side: PrecisionSide) -> Mean:
         return kls[side.precision].map(lambda nats: max(nats, least))
 
-    _join(figure, study, lambda side: kl_of(side).value)
+    figure.add_scatter(
+        x=[side.measurement.per_token_ms for side in study.front], y=[kl_of(side).value for side in study.front],
+        mode="lines", line={"shape": "hv", "color": SOFT, "width": 1.6}, name="the best of both", hoverinfo="skip",
+        row=1, col=1,
+    )  # fmt: skip
     _points(figure, study, kl_of, row=1)
     if study.trained:
         _points(figure, study, perplexity_of, row=2)
@@ -83,13 +98,9 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
     rounds = [side.measurement.rounds_ms("per_token") for side in sides]
     figure.add_bar(
         x=took, y=names, orientation="h", marker_color=colors, width=0.56, showlegend=False,
-        error_x=whiskers(took, [min(times) for times in rounds], [max(times) for times in rounds]),
+        error_x=range_whiskers(took, rounds),
         hovertemplate="%{y}: %{x:.3g} ms per token<extra></extra>", row=1, col=1,
     )  # fmt: skip
-    for side, times in zip(sides, rounds, strict=True):
-        text = f"{number(side.measurement.per_token_ms)} ms"
-        figure.add_annotation(text=text, x=max(times), y=side.precision, xanchor="left", xshift=8, showarrow=False,
-                              font={"size": 12}, row=1, col=1)  # fmt: skip
     limits = [(side.measurement.floor_ms, side.precision) for side in sides if side.measurement.floor_ms is not None]
     figure.add_scatter(
         x=[ms for ms, _ in limits], y=[name for _, name in limits], mode="markers", name="limit of the memory",
@@ -102,9 +113,9 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
         text=[f"{number(size)} MB" if size else "not counted" for size in megabytes], textposition="outside",
         cliponaxis=False, textfont={"size": 12}, hovertemplate="%{y}: %{x:.4g} MB a token<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    left, longest = left_of(names), [max(times) for times in rounds]
-    end = bars_end(longest, [f"{number(ms)} ms" for ms in took], left, size=12)
-    figure.update_xaxes(range=[0, end], ticksuffix=" ms", nticks=6, row=1, col=1)
+    left, texts, longest = left_of(names), [f"{number(ms)} ms" for ms in took], [max(times) for times in rounds]
+    write_after(figure, texts, longest, names, left, unit=" ms", log=False, row=1, size=12)
+    figure.update_xaxes(nticks=6, row=1, col=1)
     end = bars_end(megabytes, ["not counted"] * len(sides), left, size=12)
     figure.update_xaxes(range=[0, end], ticksuffix=" MB", nticks=5, row=2, col=1)
     figure.update_yaxes(autorange="reversed")
@@ -234,19 +245,10 @@ def _points(figure: go.Figure, study: PrecisionStudy, value: Callable[[Precision
             showlegend=row == 1,
             marker={"size": 13, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": color_of(side.precision),
                     "line": {"width": 1, "color": "white"}},
-            error_x=whiskers([took], [min(rounds)], [max(rounds)], thickness=1.2, width=4),
-            error_y=whiskers([mean.value], [min(low, mean.value)], [max(high, mean.value)], thickness=1.2, width=4),
+            error_x=range_whiskers([took], [rounds]),
+            error_y=whiskers([mean.value], [min(low, mean.value)], [max(high, mean.value)]),
             hovertemplate="%{x:.3g} ms, %{y:.3g}<extra>" + side.precision + "</extra>", row=row, col=1,
         )  # fmt: skip
-
-
-def _join(figure: go.Figure, study: PrecisionStudy, kl: Callable[[PrecisionSide], float]) -> None:
-    front = study.front
-    figure.add_scatter(
-        x=[side.measurement.per_token_ms for side in front], y=[kl(side) for side in front], mode="lines",
-        line={"shape": "hv", "color": SOFT, "width": 1.6}, name="the best of both", hoverinfo="skip",
-        row=1, col=1,
-    )  # fmt: skip
 
 
 def _histogram(

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below
+from labkit.figures.room import EDGE, folded, left_of, legend_below
 from labkit.figures.theme import (
     INK,
     LIMIT,
@@ -20,6 +20,7 @@ from labkit.figures.theme import (
     heading,
     in_lines,
     whiskers,
+    write_after,
 )
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, TITLES, UNFUSED
 from labkit.stages import Stage
@@ -57,31 +58,29 @@ def regions_figure(study: KernelStudy) -> go.Figure:
         medians = [row.median_us(side) or 0.0 for side in sides]
         quartiles = [row.quartiles_us(side) for side in sides]
         lows, highs = [low for low, _ in quartiles], [high for _, high in quartiles]
-        bars = go.Bar(
+        names = [titles[side] for side in sides]
+        figure.add_bar(
             x=medians,
-            y=[titles[side] for side in sides],
+            y=names,
             orientation="h",
             marker={
                 "color": STAGE_COLORS[Stage(row.region)],
                 "opacity": [OPACITY[side.removesuffix(GRAPH)] for side in sides],
             },
-            error_x=whiskers(medians, lows, highs, thickness=1.2, width=4),
+            error_x=whiskers(medians, lows, highs),
             hovertemplate="%{y}: %{x:.1f} µs<extra>" + row.region + "</extra>",
+            row=index,
+            col=1,
         )
-        figure.add_trace(bars, row=index, col=1)
         texts = [_time(row, side) for side in sides]
-        for side, high, text in zip(sides, highs, texts, strict=True):
-            place = {"x": high, "y": titles[side], "xanchor": "left", "xshift": 8, "showarrow": False, "align": "left"}
-            figure.add_annotation(text=text, font={"size": 13}, row=index, col=1, **place)
+        write_after(figure, texts, highs, names, left, unit=" µs", log=False, row=index, size=13)
         if (floor := row.floor_us) is not None:
             figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6}, row=index, col=1)
         published = f"; published: {row.published[0]:.1f}x" if row.published else ""
         doubtful = "" if row.trust.trustworthy else "; <b>not trustworthy</b>"
         region_title = heading(f"<b>{row.region}</b>, {_ops(row)}{published}{doubtful}", left=left)
         figure.add_annotation(region_title, row=index, col=1)
-        figure.update_xaxes(
-            range=[0, bars_end(highs, texts, left, size=13)], ticksuffix=" µs", nticks=6, row=index, col=1
-        )
+    figure.update_xaxes(nticks=6)
     figure.update_yaxes(autorange="reversed")
     dashed = (
         "dashed: the least time that reading the region's bytes takes here; each region has an axis of its own length"
@@ -90,8 +89,7 @@ def regions_figure(study: KernelStudy) -> go.Figure:
     grade = f"{', '.join(row.region for row in doubted)}: {doubted[0].trust.short}" if doubted else ""
     machine = f"{rows[0].environment.machine}; {rows[0].measured_line}"
     subtitle = in_lines(case_line(rows[0].case), machine, dashed, grade)
-    finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows))
-    return figure.update_layout(margin_l=left)
+    return finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows), left=left)
 
 
 def _time(row: RegionMeasurement, side: str) -> str:
@@ -179,21 +177,17 @@ def ladder_figure(study: KernelStudy) -> go.Figure:
     for rung, before, median in zip(ladder.rungs[1:], medians, medians[1:], strict=False):
         change = f"{'saves' if median <= before else 'costs'} {number(abs(before - median))}"
         texts.append(f"{number(median)} µs, {change}<br>{ladder.ratio(rung)}")
-    for rung, median, text in zip(rungs, medians, texts, strict=True):
-        figure.add_annotation(
-            text=text, x=median, y=rung, xanchor="left", xshift=8, align="left", showarrow=False, font={"size": 13}
-        )
+    write_after(figure, texts, medians, rungs, left, unit=" µs", log=False, size=13)
     if (floor := ladder.floor_us) is not None:
         figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6})
-    figure.update_xaxes(range=[0, bars_end(medians, texts, left, size=13)], ticksuffix=" µs", nticks=6)
+    figure.update_xaxes(nticks=6)
     figure.update_yaxes(autorange="reversed")
     note = "a whole step, time of one layer; dashed: reading its bytes"
     machine = f"{ladder.environment.machine}; {ladder.measured_line}"
     scattered = f"scatter of the gain: {ladder.scatter}" if ladder.scatter else ""
     follows = f"the gain follows the rate of the memory: {ladder.by_rate}" if ladder.by_rate else ""
     subtitle = in_lines(case_line(ladder.case), machine, scattered, follows, note, ladder.trust.short)
-    finish(figure, "One region after another", subtitle, height=420, top=8)
-    return figure.update_layout(margin_l=left)
+    return finish(figure, "One region after another", subtitle, height=420, top=8, left=left)
 
 
 def roofline_figure(study: KernelStudy) -> go.Figure:
@@ -206,7 +200,7 @@ def roofline_figure(study: KernelStudy) -> go.Figure:
     left, right = min(intensities) / 3, max(10 * max(intensities), 3 * peak_gflop_s / (bandwidth or 1.0))
     if bandwidth is not None:
         ridge = peak_gflop_s / bandwidth
-        roof = go.Scatter(
+        figure.add_scatter(
             x=[left, ridge, right],
             y=[left * bandwidth, peak_gflop_s, peak_gflop_s],
             mode="lines",
@@ -214,7 +208,6 @@ def roofline_figure(study: KernelStudy) -> go.Figure:
             hoverinfo="skip",
             showlegend=False,
         )
-        figure.add_trace(roof)
     names = []
     for row, intensity in zip(shown, intensities, strict=True):
         on_gpu = row.in_engine[0] != UNFUSED
@@ -224,7 +217,7 @@ def roofline_figure(study: KernelStudy) -> go.Figure:
             if took is None:
                 continue
             names.append(f"{row.region}, {side}")
-            point = go.Scatter(
+            figure.add_scatter(
                 x=[intensity],
                 y=[row.flops / took / 1e3],
                 mode="markers",
@@ -232,7 +225,6 @@ def roofline_figure(study: KernelStudy) -> go.Figure:
                 name=names[-1],
                 hovertemplate=f"{row.region}, {side}: %{{y:.1f}} GFLOP/s at %{{x:.2f}} FLOP per byte<extra></extra>",
             )
-            figure.add_trace(point)
     figure.update_xaxes(type="log", dtick=1, title="FLOPs per byte that must be read")
     figure.update_yaxes(type="log", dtick=1, title="GFLOP/s")
     read = f"{bandwidth:.0f} GB/s read" if bandwidth is not None else "bandwidth unknown"
@@ -281,7 +273,7 @@ def layer_figure(study: KernelStudy, regions: int) -> go.Figure:
     for region in dict.fromkeys(span.region for span in timeline):
         for inner in (False, True):
             spans = [span for span in timeline if span.region == region and (span.op is not None) is inner]
-            bars = go.Bar(
+            figure.add_bar(
                 base=[span.start_us for span in spans],
                 x=[span.took_us for span in spans],
                 y=[[span.lane for span in spans], ["ops" if inner else "regions"] * len(spans)],
@@ -297,7 +289,6 @@ def layer_figure(study: KernelStudy, regions: int) -> go.Figure:
                 legendgroup=region,
                 hovertemplate="%{customdata}: %{x:.1f} µs, from %{base:.1f} µs<extra>" + region + "</extra>",
             )
-            figure.add_trace(bars)
     ends = {lane: max(span.start_us + span.took_us for span in timeline if span.lane == lane) for lane in lanes}
     figure.update_layout(barmode="overlay", bargap=0.15)
     figure.update_xaxes(range=[0, max(ends.values()) * 1.02], ticksuffix=" µs", nticks=7)

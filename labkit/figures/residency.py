@@ -6,11 +6,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from labkit.figures.room import legend_below
 from labkit.figures.streaming import COMPUTING, READING, grid, subtitle
-from labkit.figures.theme import LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines, slider
+from labkit.figures.theme import LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines, panels, slider
 from labkit.studies.frames import number
 from labkit.system.rounding import ceil_div
 
@@ -39,7 +38,7 @@ def residency_figure(study: StreamingStudy) -> go.Figure:
     """
     plan = study.plan
     stops = _stops(plan.trade)
-    figure = make_subplots(rows=2, cols=1, row_heights=list(PANELS), vertical_spacing=90 / (sum(PANELS) + 90))
+    figure = panels(PANELS, 90)
     first = stops.index(plan.highest_throughput) if plan.highest_throughput in stops else 0
     drawn = _drawn(plan, stops[first])
     line = {"color": SIDE_COLORS["candidate"], "width": 2.4}

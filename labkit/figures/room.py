@@ -15,6 +15,7 @@ SHORT_BAR = 0.2  # the least share of an axis that the longest bar keeps
 EDGE, GAP = 12, 20  # pixels left of words at the edge of a figure, and around words next to a bar
 ORDERS = 10.0  # ratios that differ by this factor get a logarithmic axis
 SHARE_STEPS, MOST_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2), 7  # between ticks of shares
+RATIO = "x"  # the unit of bars that say how many times faster
 STEPS = (1, 2, 5)  # the ticks of a logarithmic axis, times powers of ten
 
 
@@ -72,15 +73,15 @@ def shares_axis(end: float, *, whole: float = 1.0) -> dict[str, Any]:
     }
 
 
-def ratio_axis(
-    ends: Sequence[float], texts: Sequence[str], left: float, *, size: float = 14, unit: str = "x"
+def bars_axis(
+    ends: Sequence[float], texts: Sequence[str], left: float, *, size: float = 14, unit: str = RATIO, log: bool = True
 ) -> dict[str, Any]:
-    """The axis of bars with a text after each, logarithmic where the bars differ by an order of magnitude.
+    """The axis of bars with a text after each. unit: of the bars.
 
-    unit: of the bars; "x" for ratios.
+    log: the axis is logarithmic if the bars differ by an order of magnitude. Every other axis begins at 0.
     """
     least, most = min(ends, default=1.0), max(ends, default=1.0)
-    if least <= 0 or most < ORDERS * least:
+    if not log or least <= 0 or most < ORDERS * least:
         return {"range": [0, bars_end(ends, texts, left, size=size)], "ticksuffix": unit}
     begin, width = min(1.0, 0.8 * least), NARROW - left - 20
     spans = (math.log10(end / begin) / _share(text, width, size) for end, text in zip(ends, texts, strict=True))

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from labkit.figures.room import left_of
-from labkit.figures.theme import INK, META, MODEBAR, SOFT, STAGE_COLORS, finish
+from labkit.figures.theme import INK, META, MODEBAR, PART_COLORS, SOFT, STAGE_COLORS, finish
 from labkit.nsys.analysis.stage_table import IDLE, NO_STAGE, ORDER
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
@@ -23,6 +23,7 @@ ROW, MAP_ROW = 34, 26  # pixels
 LEAST = 680  # pixels of width; on a narrower page the figure scrolls instead of squeezing its columns
 BARS = 0.27  # share of the width that the bars have; the rest is figures
 REST_COLORS = {IDLE: "#dfe3e8", NO_STAGE: "#b9c0c9"}
+COLORS = PART_COLORS | REST_COLORS
 COVERED = {"GPU": "the GPU's work", "CPU": "the steps' time"}
 OUTSIDE = "no layer"
 SHADES = [[0, "#ffffff"], [1, STAGE_COLORS[Stage.QKV]]]
@@ -65,9 +66,10 @@ def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: s
         "<br>".join(lines),
         figure.layout.height,
         top=8 if by_layer else MODEBAR,
+        left=left,
     )
     figure.layout.meta[META]["least"] = LEAST
-    return figure.update_layout(margin_l=left)
+    return figure
 
 
 def _bars(frame: pd.DataFrame) -> go.Figure:
@@ -77,7 +79,7 @@ def _bars(frame: pd.DataFrame) -> go.Figure:
             x=frame["step_ms"].tolist(),
             y=names,
             orientation="h",
-            marker_color=[_color(name) for name in names],
+            marker_color=[COLORS[name] for name in names],
             hovertemplate="%{y}: %{x:.4f} ms a step<extra></extra>",
         )
     )
@@ -152,7 +154,3 @@ def _map(frame: pd.DataFrame) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
     return figure.update_layout(height=90 + MAP_ROW * len(rows))
-
-
-def _color(name: str) -> str:
-    return REST_COLORS[name] if name in REST_COLORS else STAGE_COLORS[Stage(name)]

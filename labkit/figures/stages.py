@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import stages_subtitle
-from labkit.figures.theme import PART_COLORS, finish, heading
+from labkit.figures.theme import PART_COLORS, finish, heading, write_after
 from labkit.stages import Phase
 from labkit.studies.frames import names, number, stage_frame
 
@@ -31,17 +31,18 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
     left = left_of([*timed.values(), *frame.index])
     labels = {role: _labels(frame, role) for role in timed}
     for stage, row in frame.iterrows():
-        whole = go.Bar(
+        figure.add_bar(
             x=row[list(timed)].tolist(),
             y=list(timed.values()),
             name=stage,
             orientation="h",
             marker={"color": PART_COLORS[stage], "line": {"color": "white", "width": 1}},
             hovertemplate=f"{stage} %{{x:.3f}} ms<extra>%{{y}}</extra>",
+            row=1,
+            col=1,
         )
-        figure.add_trace(whole, row=1, col=1)
     for role, name in timed.items():
-        part = go.Bar(
+        figure.add_bar(
             x=frame[role].tolist(),
             y=frame.index.tolist(),
             name=name,
@@ -57,19 +58,16 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
             textfont={"size": 12},
             cliponaxis=False,
             hovertemplate=f"{name} %{{y}}: %{{x:.3f}} ms<extra></extra>",
-        )
-        figure.add_trace(part, row=2, col=1)
-        total = frame[role].sum()
-        figure.add_annotation(
-            text=f"{number(total)} ms", x=total, y=name, xanchor="left", xshift=8, showarrow=False, row=1, col=1
+            row=2,
+            col=1,
         )
     figure.update_layout(barmode="stack")
     wholes = [float(frame[role].sum()) for role in timed]
-    ends = bars_end(wholes, [f"{number(whole)} ms" for whole in wholes], left)
-    figure.update_xaxes(range=[0, ends], ticksuffix=" ms", nticks=7, row=1, col=1)
+    texts = [f"{number(whole)} ms" for whole in wholes]
+    write_after(figure, texts, wholes, list(timed.values()), left, unit=" ms", log=False, row=1)
     values, texts = [ms for role in timed for ms in frame[role]], [text for role in timed for text in labels[role]]
-    ends = bars_end(values, texts, left, size=12)
-    figure.update_xaxes(range=[0, ends], ticksuffix=" ms", nticks=7, row=2, col=1)
+    figure.update_xaxes(range=[0, bars_end(values, texts, left, size=12)], ticksuffix=" ms", row=2, col=1)
+    figure.update_xaxes(nticks=7)
     figure.update_yaxes(autorange="reversed")
     figure.add_annotation(heading("whole step", left=left), row=1, col=1)
     figure.add_annotation(heading(_explained(comparison, timed), left=left), row=2, col=1)

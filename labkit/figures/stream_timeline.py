@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from labkit.figures.room import legend_below
 from labkit.figures.streaming import COMPUTING, READING, WAITING, subtitle
-from labkit.figures.theme import SOFT, finish, heading, in_lines
+from labkit.figures.theme import SOFT, finish, heading, in_lines, panels
 from labkit.studies.frames import number
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def stream_timeline_figure(study: StreamingStudy) -> go.Figure | str:
     slots = sorted({span.slot for span in point.spans if span.slot is not None})
     lanes = [WAIT_LANE, *([IN_MEMORY] if point.resident_layers else []), *(f"slot {slot}" for slot in slots)]
     panel = LANE * len(lanes)
-    figure = make_subplots(rows=2, cols=1, vertical_spacing=BETWEEN / (2 * panel + BETWEEN))
+    figure = panels([panel, panel], BETWEEN)
     for row, (begin, end) in enumerate(((starts[0], ends[0]), (starts[1], ends[steps])), start=1):
         _panel(figure, [span for span in point.spans if begin < span.end_ms and span.begin_ms < end], begin, row)
         figure.update_xaxes(range=[0, end - begin], ticksuffix=" ms", nticks=7, row=row, col=1)

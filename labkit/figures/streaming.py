@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
 from labkit.figures.room import STEPS, legend_below
-from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, finish, in_lines, whiskers
+from labkit.figures.theme import LIMIT, SIDE_COLORS, SOFT, finish, in_lines, mark_line, whiskers
 from labkit.studies.frames import number
 
 if TYPE_CHECKING:
@@ -51,9 +50,9 @@ def batch_figure(study: StreamingStudy) -> go.Figure:
         error_y=whiskers(rates, slowest, fastest),
         hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + MEASURED + "</extra>",
     )  # fmt: skip
-    _mark(figure, plan.largest_batch, f"largest that fits: {plan.largest_batch:,}", SOFT, 0.02, end)
+    mark_line(figure, plan.largest_batch, f"largest that fits: {plan.largest_batch:,}", SOFT, 0.02, end)
     if plan.free_batch is not None:
-        _mark(figure, plan.free_batch, f"r*: free from {plan.free_batch:,} on", LIMIT, 0.09, end)
+        mark_line(figure, plan.free_batch, f"r*: free from {plan.free_batch:,} on", LIMIT, 0.09, end)
     ticks = [batch for batch in [step * 10**power for power in range(7) for step in STEPS] if batch <= end]
     figure.update_xaxes(
         type="log", title="sequences in a batch", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks]
@@ -119,17 +118,6 @@ def grid(end: int) -> list[int]:
 
 def _rates(plan: StreamingPlan) -> str:
     return f"D = {number(plan.rates.disk_gb_s)} GB/s, F = {number(plan.rates.gflop_s)} GFLOP/s"
-
-
-def _mark(figure: go.Figure, batch: int, text: str, color: str, y: float, end: int) -> None:
-    """Draws a vertical line with words at the height `y`, on the side that has more room. end: of the axis."""
-    figure.add_vline(x=batch, line={"color": color, "width": 1.4, "dash": "dot"})
-    right = batch**2 < end  # on a log axis
-    side = {"xanchor": "left", "xshift": 4} if right else {"xanchor": "right", "xshift": -4}
-    figure.add_annotation(
-        text=text, x=math.log10(batch), yref="paper", y=y, yanchor="bottom", showarrow=False,
-        font={"size": 12, "color": color}, **side,
-    )  # fmt: skip
 
 
 def _batch_starts(samples: tuple[MemorySample, ...]) -> dict[int, float]:

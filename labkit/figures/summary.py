@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import pandas as pd
@@ -14,7 +14,7 @@ from labkit.studies.outcome import Notes
 from labkit.system.markdown import as_text, markdown_table
 
 if TYPE_CHECKING:
-    from labkit.harness import Comparison, Measurement
+    from labkit.harness import Comparison
 
 
 class HasNotes(Protocol):
@@ -73,7 +73,8 @@ def summary_table(comparison: Comparison) -> pd.DataFrame:
 
 def answers(comparison: Comparison) -> str:
     """Markdown with the question to both sides, and their answers."""
-    return answers_table(comparison.candidate.question, {name: side.answer for name, side in _named(comparison)})
+    replies = [side.answer for side in sides(comparison).values()]
+    return answers_table(comparison.candidate.question, dict(zip(names(comparison).values(), replies, strict=True)))
 
 
 def answers_table(question: str, by_side: Mapping[str, str | None]) -> str:
@@ -94,15 +95,11 @@ def study_notes(study: HasNotes) -> str:
     return _as_list(study.notes)
 
 
-def _as_list(found: Notes) -> str:
-    lines = [f"- {sentence}" for sentence in found.sentences]
-    if found.doubts:
-        lines += ["", "Before you trust these figures:", "", *(f"- {doubt}" for doubt in found.doubts)]
+def _as_list(remarks: Notes) -> str:
+    lines = [f"- {sentence}" for sentence in remarks.sentences]
+    if remarks.doubts:
+        lines += ["", "Before you trust these figures:", "", *(f"- {doubt}" for doubt in remarks.doubts)]
     return "\n".join(lines)
-
-
-def _named(comparison: Comparison) -> Iterator[tuple[str, Measurement]]:
-    return zip(names(comparison).values(), sides(comparison).values(), strict=True)
 
 
 def _ratio(comparison: Comparison, metric: str) -> list[str]:

@@ -1,11 +1,13 @@
 """The theme of all figures: a colour per stage and per side, the type sizes, and titles with their room."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from labkit.figures.room import BREAK, EDGE, NARROW, lines_of
+from labkit.figures.room import BREAK, EDGE, NARROW, RATIO, bars_axis, lines_of
 from labkit.stages import OUTSIDE, Stage
 
 # The four Deep-Fusion regions have the full colours; the GEMM that follows a region has a tint of it.
@@ -73,11 +75,13 @@ def in_lines(*texts: str) -> str:
     return BREAK.join(text for text in texts if text)
 
 
-def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: int = TOP) -> go.Figure:
+def finish(
+    figure: go.Figure, title: str, subtitle: str, height: int, *, top: int = TOP, left: int | None = None
+) -> go.Figure:
     """Gives `figure` the theme, a title, a subtitle that says what was measured, and `height` pixels below them.
 
-    `top` of these pixels are above the axes. Both texts are broken into lines that fit a narrow window. A page with its
-    own captions removes the texts and their room again.
+    top: of these pixels, above the axes. left: pixels left of the axes; None: the theme's. The texts are broken into
+    lines that fit a narrow window. A page with its own captions removes the texts and their room again.
     """
     for axis in (*figure.select_xaxes({"type": "log"}), *figure.select_yaxes({"type": "log"})):
         if axis.title.text and LOG.strip() not in axis.title.text:
@@ -87,7 +91,7 @@ def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: in
     return figure.update_layout(
         template=THEME,
         height=above + height,
-        margin_t=above + top,
+        margin={"t": above + top, "l": left},
         title={
             "text": BREAK.join(titles),
             "pad_t": 14 + 12 * (len(titles) - 1),  # plotly.js centres the lines where one would stand
@@ -105,23 +109,74 @@ def heading(text: str, color: str = INK, left: float = 0) -> dict[str, object]:
     return {**place, **shifts, "text": text, "showarrow": False, "font": {"size": 14, "color": color}}
 
 
+def panels(heights: Sequence[float], between: float) -> go.Figure:
+    """A figure of panels below each other, of these heights in pixels, with `between` pixels from one to the next."""
+    spacing = between / (sum(heights) + (len(heights) - 1) * between)
+    return make_subplots(rows=len(heights), cols=1, row_heights=list(heights), vertical_spacing=spacing)
+
+
+def write_after(
+    figure: go.Figure,
+    texts: Sequence[str],
+    ends: Sequence[float],
+    labels: Sequence[str],
+    left: int,
+    *,
+    unit: str = RATIO,
+    log: bool = True,
+    row: int | None = None,
+    size: float = 14,
+    color: str = INK,
+) -> None:
+    """Writes a text after the end of each bar, and gives the axis of the bars room for the texts.
+
+    labels: the names of the bars. left: the margin in pixels. unit, log: see `bars_axis`.
+    """
+    axis = bars_axis(ends, texts, left, size=size, unit=unit, log=log)
+    panel = {} if row is None else {"row": row, "col": 1}
+    logarithmic = axis.get("type") == "log"
+    for text, end, label in zip(texts, ends, labels, strict=True):
+        figure.add_annotation(
+            text=text, x=math.log10(end) if logarithmic else end, y=label, xanchor="left", xshift=10, align="left",
+            showarrow=False, font={"size": size, "color": color}, **panel,
+        )  # fmt: skip
+    figure.update_xaxes(**axis, **panel)
+    if logarithmic and unit == RATIO and min(ends) < 1:
+        figure.add_vline(x=1, line={"color": SOFT, "width": 1}, **panel)
+
+
+def mark_line(figure: go.Figure, x: float, words: str, color: str, y: float, end: float = math.inf) -> None:
+    """Draws a dotted line at `x` of a logarithmic axis from 1 to `end`, with words on the side that has more room.
+
+    y: the height of the words, from 0 to 1.
+    """
+    figure.add_vline(x=x, line={"color": color, "width": 1.4, "dash": "dot"})
+    side = {"xanchor": "left", "xshift": 5} if x**2 < end else {"xanchor": "right", "xshift": -5}
+    figure.add_annotation(
+        text=words, x=math.log10(x), yref="paper", y=y, yanchor="bottom", align="left", showarrow=False,
+        font={"size": 12, "color": color}, **side,
+    )  # fmt: skip
+
+
 def whiskers(
     middles: Sequence[float],
     lows: Sequence[float],
     highs: Sequence[float],
-    *,
-    thickness: float = 1.4,
-    width: float = 5,
 ) -> dict[str, Any]:
-    """Error bars for points or bars at `middles`, from `lows` to `highs`. thickness, width: pixels."""
+    """Error bars for points or bars at `middles`, from `lows` to `highs`."""
     return {
         "type": "data",
         "array": [high - middle for middle, high in zip(middles, highs, strict=True)],
         "arrayminus": [middle - low for middle, low in zip(middles, lows, strict=True)],
         "color": INK,
-        "thickness": thickness,
-        "width": width,
+        "thickness": 1.4,
+        "width": 5,
     }
+
+
+def range_whiskers(middles: Sequence[float], samples: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Error bars from the least to the greatest of the samples of each point."""
+    return whiskers(middles, [min(group) for group in samples], [max(group) for group in samples])
 
 
 def slider(steps: list[dict[str, Any]], active: int, prefix: str, *, pad_bottom: int) -> dict[str, Any]:

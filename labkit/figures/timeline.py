@@ -87,7 +87,8 @@ def timeline(
         _dress(figure, panel, row)
     labels = [strip.title for panel in placed for strip in panel.strips]
     for shade in np.unique(bars.shade):
-        figure.add_trace(_legend_entry(named[shade], colors[shade]))
+        marker = {"color": colors[shade], "symbol": "square", "size": 11}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=named[shade], marker=marker, hoverinfo="skip")
     figure.update_xaxes(range=[begin / 1e6, end / 1e6], ticksuffix=" ms", title=None, nticks=7)
     figure.update_xaxes(title=f"time from the {lanes.aligned}", row=len(placed), col=1)
     title = f"Timeline: {' above '.join(lanes.names)}"
@@ -193,11 +194,6 @@ def _dress(figure: go.Figure, placed: PlacedStrips, row: int) -> None:
         range=[placed.height, 0], tickvals=list(ticks), ticktext=list(ticks.values()), showgrid=False,
         tickfont={"size": 12, "color": SOFT}, showline=False, ticks="", fixedrange=True, row=row, col=1,
     )  # fmt: skip
-
-
-def _legend_entry(shade: str, color: str) -> go.Scatter:
-    marker = {"color": color, "symbol": "square", "size": 11}
-    return go.Scatter(x=[None], y=[None], mode="markers", name=shade, marker=marker, hoverinfo="skip")
 
 
 def _counted(lanes: Lanes, bars: Rectangles, begin: int, end: int, columns: int) -> str:

@@ -10,14 +10,19 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 
-from labkit.nsys.run_load import RunLoad
+import psutil
+
 from labkit.system.appended_lines import AppendedLines
 from labkit.system.lifetime import kill_session
 from labkit.system.marked_run import MARK, end_marked, ended_with_owner
+from labkit.system.others_clock import OthersClock
 
 POLL_S = 0.1
+LOOK_S = 0.2  # between two lists of all processes, which take a millisecond or two
 GRACE_S = 60.0  # for nsys to write its report after Ctrl-C
 TAIL_LINES = 15
 NSYS_LINES = re.compile(
@@ -91,6 +96,34 @@ def run(
         end_marked(mark)
         reader.read(last=True)
     return Ended(process.returncode, time.monotonic() - started, tuple(said), interrupted, late, load.taken_cores)
+
+
+class RunLoad:
+    """The load on a run whose processes carry `mark`. Created before the run begins."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._seen = mark, set(psutil.pids())
+        self._clock, self._taken, self._looked = OthersClock(), list[float](), time.monotonic()
+
+    @property
+    def taken_cores(self) -> float | None:
+        """Processors that others took from the run, in the median second. None: the run was too short to tell."""
+        return round(median(self._taken), 2) if self._taken else None
+
+    def look(self) -> None:
+        """Notes the load once a second. To be called often."""
+        if (now := time.monotonic()) - self._looked < LOOK_S:
+            return
+        self._looked = now
+        pids = set(psutil.pids())
+        for pid in pids - self._seen:
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if process.environ().get(MARK) == self._mark:
+                    self._clock.add(process)
+        self._seen = pids
+        if (lap := self._clock.whole_lap()) is not None:
+            self._taken.append(lap.taken)
 
 
 def _without_nsys(keep: Callable[[str], None], echo: Callable[[str], None] | None) -> Callable[[str], None]:

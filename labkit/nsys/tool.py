@@ -39,12 +39,15 @@ class Fault:
     reason: str
     repair: str
 
+    def __str__(self) -> str:
+        return f"{self.reason}. Repair: {self.repair}"
+
 
 @dataclass(frozen=True)
 class Nsys:
     """One installation."""
 
-    path: Path  # as it was found, perhaps a link
+    path: Path  # on the PATH or in a folder, perhaps a link
     version: tuple[int, ...]  # (2023, 4, 4, 54)
     version_text: str  # "2023.4.4.54-234433681190v0"
     importer: Path | None  # the program that turns a capture into a report
@@ -54,13 +57,8 @@ class Nsys:
         """The program's folder, with links resolved: `target-linux-x64` of the installation, or that of a script."""
         return self.path.resolve().parent
 
-    def importer_problem(self) -> str | None:
-        """Why captures cannot be turned into reports, and the repair; None if they can."""
-        fault = self.importer_fault()
-        return f"{fault.reason}. Repair: {fault.repair}" if fault else None
-
     def importer_fault(self) -> Fault | None:
-        """The importer's problem and its repair. None also for an installation with unusual folders."""
+        """Why captures cannot be turned into reports; None if they can, or if the folders are not the usual ones."""
         if not self.folder.name.startswith("target-"):
             return None
         if self.importer is None:

@@ -147,22 +147,29 @@ def empty(frame: str) -> pd.DataFrame:
 
 
 def typed(frame: str, columns: Mapping[str, object]) -> pd.DataFrame:
-    """A frame of SCHEMA from columns of any array type. Missing columns are 0, "" or False in every row."""
-    rows = max((len(column) for column in columns.values()), default=0)  # type: ignore[arg-type]
+    """A frame of SCHEMA from columns of any array type. Missing columns are 0, "" or False in every row.
+
+    A number or a text stands for every row. A column of categories may be a list of texts.
+    """
+    rows = max((len(column) for column in columns.values() if not isinstance(column, str | int)), default=0)  # type: ignore[arg-type]
     arrays = {}
     for name, dtype in SCHEMA[frame].items():
-        column = columns.get(name)
         if dtype == "category":
-            arrays[name] = _categories(column, rows)
+            arrays[name] = _categories(columns.get(name, ""), rows)
         else:
-            arrays[name] = np.zeros(rows, dtype) if column is None else np.asarray(column).astype(dtype, copy=False)
+            column = columns.get(name, 0)
+            values = np.full(rows, column) if isinstance(column, int) else np.asarray(column)
+            arrays[name] = values.astype(dtype, copy=False)
     return pd.DataFrame(arrays, copy=False)
 
 
 def _categories(column: object, rows: int) -> pd.Categorical:
-    if column is None:
-        return pd.Categorical.from_codes(np.zeros(rows, np.int8), categories=[""])
-    return column if isinstance(column, pd.Categorical) else pd.Categorical(column)
+    if isinstance(column, str):
+        return pd.Categorical.from_codes(np.zeros(rows, np.int8), pd.Index([column], dtype="str"))
+    if isinstance(column, pd.Categorical):
+        return column
+    codes, texts = pd.factorize(np.asarray(column, object))
+    return pd.Categorical.from_codes(codes, pd.Index(texts, dtype="str"))
 
 
 @dataclass(frozen=True, eq=False)

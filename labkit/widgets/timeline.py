@@ -122,7 +122,7 @@ class Timeline(anywidget.AnyWidget):
             event = {
                 "details": lambda: message["event"],
                 "at": lambda: events.nearest(self._lanes, message["lane"], message["time"]),
-                "beside": lambda: events.beside(self._lanes, message["event"], message["by"]),
+                "beside": lambda: events.neighbour(self._lanes, message["event"], message["by"]),
             }[kind]()
             details = events.details(self._lanes, event) if event >= 0 else None  # -1: the lane has no event
             self.send(reply | {"kind": "details", "details": details})

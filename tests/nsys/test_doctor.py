@@ -96,7 +96,7 @@ def test_a_check_that_fails_itself_is_a_warning_and_the_others_run(monkeypatch: 
     after = examine()
     assert [check.name for check in after] == before
     for name in ("CPU frequency", "temporary folder"):
-        assert by_name(after)[name] == DoctorCheck(name, Status.WARN, "could not be looked at: no such device")
+        assert by_name(after)[name] == DoctorCheck(name, Status.WARN, "could not be checked: no such device")
 
 
 def test_ranges_arrive_with_the_installed_versions(real: Nsys) -> None:
@@ -168,7 +168,7 @@ def test_a_damaged_report_is_a_warning(real: Nsys, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(profiler_checks, "capture_probe", damaged)
     monkeypatch.setattr(machine_checks, "take_inventory", lambda: Inventory({}))
     monkeypatch.setattr(doctor, "find_nsys", lambda: real)
-    assert by_name(examine())["test capture"].finding == "could not be looked at: file is not a database"
+    assert by_name(examine())["test capture"].finding == "could not be checked: file is not a database"
 
 
 @pytest.mark.parametrize(

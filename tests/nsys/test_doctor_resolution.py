@@ -12,7 +12,7 @@ from labkit.cli.app import app
 from labkit.harness.turns import resolution as measurement
 from labkit.nsys.doctor import examination as doctor
 from labkit.nsys.doctor.check import Status
-from labkit.nsys.doctor.resolution import UNKNOWN, resolution
+from labkit.nsys.doctor.machine_checks import UNKNOWN, resolution
 from labkit.statistics import kept_resolutions as module
 from labkit.statistics.kept_resolutions import KeptResolution, Machine, keep_resolution, kept_resolutions
 

@@ -9,7 +9,7 @@ from helpers.traces.random_traces import random_trace
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.tables.selection import Selection
-from labkit.nsys.timeline.events import beside, details, nearest, search, short_name
+from labkit.nsys.timeline.events import details, nearest, neighbour, search, short_name
 from labkit.nsys.timeline.lanes import Lanes, build_lanes
 from labkit.nsys.timeline.narrowing import narrowed
 from labkit.nsys.timeline.shades import OTHER, SHADES, STEP
@@ -35,7 +35,7 @@ def test_every_event_is_in_a_lane_once(trace: Trace) -> None:
     for number, frame in enumerate(FRAMES):
         rows = lanes.row[lanes.source == number]
         assert sorted(rows) == list(range(len(getattr(trace, frame))))
-        assert lanes.event_of(0, frame, int(rows[0])) == np.flatnonzero(lanes.source == number)[0]
+        assert lanes.events_of(0, frame)[rows[0]] == np.flatnonzero(lanes.source == number)[0]
 
 
 def test_an_event_is_what_its_row_says(trace: Trace) -> None:
@@ -203,8 +203,8 @@ def test_the_nearest_is_what_is_there_or_closest(trace: Trace) -> None:
     for time in np.linspace(lanes.span[0] - 5, lanes.span[1] + 5, 60).astype(int):
         distance = np.maximum(np.maximum(lanes.start[rows] - time, time - lanes.end[rows]), 0)
         assert distance[nearest(lanes, lane, time) - first] == distance.min()
-    assert beside(lanes, first, -1) == first
-    assert beside(lanes, end - 1, 1) == end - 1
+    assert neighbour(lanes, first, -1) == first
+    assert neighbour(lanes, end - 1, 1) == end - 1
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_nests_too_deep_is_left_out_and_counted() -> None:
     lanes = build_lanes(recorder.trace())
     assert lanes.left_out == 5
     assert lanes.count == MAX_LEVELS
-    assert lanes.event_of(0, "ranges", MAX_LEVELS + 1) == -1
+    assert lanes.events_of(0, "ranges")[MAX_LEVELS + 1] == -1
 
 
 def test_a_negative_interval_has_zero_length() -> None:

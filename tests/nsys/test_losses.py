@@ -20,7 +20,7 @@ from labkit.system.asked_from import from_command_line
 
 
 def losses_of(trace: Trace) -> list[dict]:
-    return losses(trace, found=gaps(trace)).to_dict("records")
+    return losses(trace, idle=gaps(trace)).to_dict("records")
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -228,4 +228,7 @@ def test_devices_are_known_by_their_names() -> None:
     assert h200 is not None
     assert a100 is not None
     assert (h200.tb_s, a100.tflop_s(4, True), a100.tflop_s(4, False)) == (4.8, 156, 19.5)
+    gh200 = peak_of("NVIDIA GH200 480GB")
+    assert gh200 is not None
+    assert gh200.tb_s == 4.0
     assert peak_of("Some Other GPU") is None

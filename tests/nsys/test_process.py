@@ -116,7 +116,7 @@ def test_the_load_of_other_programs_is_noted(monkeypatch: pytest.MonkeyPatch) ->
     """The first lap is read before the command, later ones every second; the time of the command does not count."""
     taken = iter([0.0, 1.5, 1.25])
     monkeypatch.setattr(
-        "labkit.nsys.run_load.OthersClock.whole_lap",
+        "labkit.nsys.process.OthersClock.whole_lap",
         lambda clock: LoadLap(others=cores, idle=0.0) if (cores := next(taken, None)) is not None else None,
     )
     assert python("import time; time.sleep(0.6)").taken_cores == 1.25
@@ -124,7 +124,7 @@ def test_the_load_of_other_programs_is_noted(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_the_command_starts_is_its_own_and_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[int] = []
-    monkeypatch.setattr("labkit.nsys.run_load.OthersClock.add", lambda clock, process: added.append(process.pid))
+    monkeypatch.setattr("labkit.nsys.process.OthersClock.add", lambda clock, process: added.append(process.pid))
     child = "import time; time.sleep(1)"
     ended = python(
         f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid); p.wait()"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.traces.unstaged_traces import TRANSFER_US, TRUE_OFFSETS_US, exchange, steps
 
-from labkit.nsys.tables.dtypes import element_bytes
+from labkit.nsys.tables.operator_work import element_bytes
 from labkit.nsys.tables.rank_waits import UNDECIDED, RankWaits, on_one_clock, rank_waits
 from labkit.nsys.trace import TraceError
 

@@ -160,9 +160,9 @@ def test_a_missing_importer_is_found_and_its_repair_works(
     fault = installed_nsys().importer_fault()
     assert fault is not None
     assert fault.repair == f"ln -sfn {packaged} {missing}"
-    assert installed_nsys().importer_problem() == f"{fault.reason}. Repair: {fault.repair}"
+    assert str(fault) == f"{fault.reason}. Repair: {fault.repair}"
     subprocess.run(fault.repair, shell=True, check=True)
-    assert installed_nsys().importer_problem() is None
+    assert installed_nsys().importer_fault() is None
     ended = capture(program, tmp_path / "after")
     assert {file.suffix for file in tmp_path.glob("after*")} == {".nsys-rep", ".sqlite"}, ended
     report, export = (read(tmp_path / f"after{suffix}", cache=False) for suffix in (".nsys-rep", ".sqlite"))
@@ -183,7 +183,7 @@ def test_the_importer_must_run_and_be_of_the_same_version(tmp_path: Path, monkey
     )
 
     def problem() -> str:
-        return str(installed_nsys().importer_problem())
+        return str(installed_nsys().importer_fault())
 
     assert "Repair: install Nsight Systems again" in problem()
     script(packaged, other_version)
@@ -200,4 +200,4 @@ def test_the_importer_must_run_and_be_of_the_same_version(tmp_path: Path, monkey
 
 def test_a_script_that_starts_it_from_elsewhere_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_NSYS", str(fake_nsys(tmp_path / "cuda" / "bin")))
-    assert installed_nsys().importer_problem() is None
+    assert installed_nsys().importer_fault() is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,15 +56,19 @@ def align(vanilla: Side, fused: Side) -> Aligned:
 
     keys = sorted({key(*column) for side in sides for column in side.own_ms.columns if column[1] != NO_STAGE})
     stages = _in_order(stages_of[0] | stages_of[1])
+
+    def by_key(frame: pd.DataFrame) -> Floats:
+        return _summed(frame, [key(*column) for column in frame], keys)
+
+    def by_stage(frame: pd.DataFrame) -> Floats:
+        return _summed(frame, [names[stage] for stage in frame], stages)
+
     return Aligned(
         keys=keys,
         stages=stages,
-        count=(_summed(vanilla.count, key, keys), _summed(fused.count, key, keys)),
-        own_ms=(_summed(vanilla.own_ms, key, keys), _summed(fused.own_ms, key, keys)),
-        stage_ms=(
-            _summed(vanilla.stage_ms, names.__getitem__, stages),
-            _summed(fused.stage_ms, names.__getitem__, stages),
-        ),
+        count=(by_key(vanilla.count), by_key(fused.count)),
+        own_ms=(by_key(vanilla.own_ms), by_key(fused.own_ms)),
+        stage_ms=(by_stage(vanilla.stage_ms), by_stage(fused.stage_ms)),
     )
 
 
@@ -88,11 +92,11 @@ def _layers(side: Side, names: dict[str, str]) -> dict[str, set[int]]:
     return layers
 
 
-def _summed(frame: pd.DataFrame, name: object, columns: list) -> Floats:  # type: ignore[type-arg]
+def _summed(frame: pd.DataFrame, names: Sequence[Hashable], columns: Sequence[Hashable]) -> Floats:
+    """The columns of `frame` under their new `names`, added up where names are equal. Names not in `columns` drop."""
     places = {column: place for place, column in enumerate(columns)}
     result = np.zeros((len(frame), len(columns)))
-    for column in frame.columns:
-        renamed = name(*column) if isinstance(column, tuple) else name(column)  # type: ignore[operator]
-        if renamed in places:
-            result[:, places[renamed]] += frame[column].to_numpy(np.float64)
+    for name, values in zip(names, frame.to_numpy(np.float64).T, strict=True):
+        if name in places:
+            result[:, places[name]] += values
     return result

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from labkit.nsys.arrays import matching
+
 # Libraries of collectives, and kernels of vLLM, TensorRT-LLM, FlashInfer and PyTorch that replace these libraries.
 COMMUNICATES = re.compile(
     r"nccl|rccl|nvshmem|cross_device_reduce|multimem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
@@ -17,6 +19,4 @@ COMMUNICATES = re.compile(
 
 def communicates(operations: pd.DataFrame) -> NDArray[np.bool_]:
     """Whether each operation is a kernel that exchanges data between devices."""
-    names = operations["name"].cat
-    matching = np.array([bool(COMMUNICATES.search(str(name))) for name in names.categories], bool)
-    return matching[names.codes] & (operations["kind"] == "kernel").to_numpy()
+    return matching(operations["name"], COMMUNICATES) & (operations["kind"] == "kernel").to_numpy()

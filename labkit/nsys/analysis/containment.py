@@ -177,10 +177,10 @@ def runs(low: Ints, high: Ints) -> tuple[Ints, Ints]:
     return np.repeat(np.arange(len(low)), lengths), np.arange(lengths.sum()) + np.repeat(low - before, lengths)
 
 
-def matches(wanted: Ints, offered: Ints) -> tuple[Ints, Ints]:
-    """All (i, j) with wanted[i] == offered[j], in the order of i; (i, NONE) for an i without a j."""
-    order = np.argsort(offered, kind="stable")
-    low, high = (np.searchsorted(offered[order], wanted, side=side) for side in ("left", "right"))  # type: ignore[call-overload]
+def matches(left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """All (i, j) with left[i] == right[j], in the order of i; (i, NONE) for an i without a j."""
+    order = np.argsort(right, kind="stable")
+    low, high = (np.searchsorted(right[order], left, side=side) for side in ("left", "right"))  # type: ignore[call-overload]
     i, place = runs(low, np.maximum(high, low + 1))
     j = np.append(order, NONE)[np.minimum(place, len(order))]
     return i, np.where((low == high)[i], NONE, j)

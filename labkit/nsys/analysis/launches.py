@@ -37,7 +37,8 @@ def first_calls(trace: Trace) -> Ints:
     This takes a second for millions of rows and many tables of a trace need it, so it is kept as long as the trace.
     """
     if trace not in _FIRST_CALLS:
-        _FIRST_CALLS[trace] = _first_calls(trace)
+        call, shared = _called(trace)
+        _FIRST_CALLS[trace] = np.where(shared, NONE, call)
         _FIRST_CALLS[trace].setflags(write=False)
     return _FIRST_CALLS[trace]
 
@@ -45,11 +46,6 @@ def first_calls(trace: Trace) -> Ints:
 def shared_launches(trace: Trace) -> NDArray[np.bool_]:
     """Whether each operation names a call that launches one kernel, but that most kernels of the process name."""
     return _called(trace)[1]
-
-
-def _first_calls(trace: Trace) -> Ints:
-    call, shared = _called(trace)
-    return np.where(shared, NONE, call)
 
 
 def _called(trace: Trace) -> tuple[Ints, NDArray[np.bool_]]:

@@ -73,7 +73,10 @@ def _packed(begins: Ints, ends: Ints) -> list[int]:
 
 
 def innermost(start: Ints, end: Ints, group: Ints, holders: tuple[Ints, Ints, Ints]) -> Ints:
-    """The row of the innermost of `holders` (start, end, group) around each interval; -1: none."""
+    """The row of the innermost of `holders` (start, end, group) around each interval; -1: none.
+
+    For holders that nest. `containment.tightest` also takes holders that overlap in any way, and is slower.
+    """
     rows_around = np.full(len(start), -1, np.int64)
     holder_start, holder_end, holder_group = holders
     if not len(holder_start) or not len(start):

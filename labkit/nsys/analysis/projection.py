@@ -140,7 +140,7 @@ def projection_summary(trace: Trace, *, graphs: bool = False, among: NDArray[np.
         "total_ns": groups["duration_ns"].sum(),
         "range_total_ns": groups["range_duration_ns"].sum(),
         "instances": groups.size(),
-        **_spread(groups["duration_ns"]),
+        **spread_of(groups["duration_ns"]),
         "operations": groups["operations"].sum(),
         "avg_operations": groups["operations"].mean(),
         "avg_level": groups["level"].mean(),
@@ -150,7 +150,8 @@ def projection_summary(trace: Trace, *, graphs: bool = False, among: NDArray[np.
     return pd.DataFrame(summary).reset_index().sort_values(order, ascending=[False, True, True], ignore_index=True)
 
 
-def _spread(times: pd.api.typing.SeriesGroupBy) -> dict[str, pd.Series]:
+def spread_of(times: pd.api.typing.SeriesGroupBy) -> dict[str, pd.Series]:
+    """Mean, median, least, greatest and standard deviation of groups of times, in the order of nsys's columns."""
     return {
         "avg_ns": times.mean(),
         "med_ns": times.median(),
@@ -194,7 +195,7 @@ def kernel_summary(trace: Trace, *, among: NDArray[np.bool_] | None = None) -> p
         "instances": groups["row"].nunique().where(groups["row"].max() != NONE, 0),
         "kernels": groups["one"].nunique(),
         "total_ns": groups["time"].sum(),
-        **_spread(groups["time"]),
+        **spread_of(groups["time"]),
     }
     order = ["range", "pid", "tid", "total_ns"]
     table = pd.DataFrame(summary).reset_index().astype({"range": "str", "style": "str", "kernel": "str"})

@@ -64,7 +64,11 @@ def profile(
     """
     window = Window.of_phase(window) if isinstance(window, Phase) else window or Window()
     _check(what, window, ranks, source, name)
-    _check_program(what, dict(environment or {}).get("PATH"))
+    if not callable(what) and shutil.which(what[0], path=dict(environment or {}).get("PATH")) is None:
+        raise UserError(  # nsys would capture nothing
+            f"got the command {what[0]!r}, and there is no such program on PATH; expected a program and its arguments, "
+            f"such as python script.py{OWN_RUN if on_command_line() else ''}"
+        )
     plain_case = _plain(case or {})
     nsys = _profiler(source)
     words = None if callable(what) else tuple(what)
@@ -147,15 +151,6 @@ def _plain(case: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(dict(case)))
 
 
-def _check_program(what: Sequence[str] | Callable[[], object], path: str | None) -> None:
-    """Raises UserError if the command's program is not on `path` (default: PATH): nsys would capture nothing."""
-    if not callable(what) and shutil.which(what[0], path=path) is None:
-        raise UserError(
-            f"got the command {what[0]!r}, and there is no such program on PATH; expected a program and its arguments, "
-            f"such as python script.py{OWN_RUN if on_command_line() else ''}"
-        )
-
-
 def _profiler(source: str) -> Nsys | None:
     """The nsys to use, None for torch.profiler. Raises CaptureError for an nsys that makes no reports."""
     nsys = find_nsys() if source != "torch" else None
@@ -163,8 +158,8 @@ def _profiler(source: str) -> Nsys | None:
         raise UserError(
             f"nsys is not installed; labkit doctor says how to install it, or use {given('source', 'torch')}"
         )
-    if nsys is not None and (problem := nsys.importer_problem()):
-        raise CaptureError(problem)
+    if nsys is not None and (fault := nsys.importer_fault()):
+        raise CaptureError(str(fault))
     return nsys
 
 

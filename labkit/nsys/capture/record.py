@@ -72,5 +72,5 @@ def record_file_beside(capture: Path) -> tuple[Path, CaptureRecord] | None:
 
 def record_beside(capture: Path) -> CaptureRecord | None:
     """The record next to a capture; None for a file that labkit profile did not write."""
-    beside = record_file_beside(capture)
-    return beside and beside[1]
+    pair = record_file_beside(capture)
+    return pair and pair[1]

@@ -14,7 +14,6 @@ from rich.text import Text
 from labkit.nsys.doctor import machine_checks as machine
 from labkit.nsys.doctor import profiler_checks as profiler
 from labkit.nsys.doctor.check import DoctorCheck, Status
-from labkit.nsys.doctor.resolution import resolution
 from labkit.nsys.tool import LOCATION, Nsys, find_nsys
 
 STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
@@ -67,7 +66,7 @@ def _machine_checks(nsys: Nsys | None) -> list[DoctorCheck]:
         ("driver and CUDA", partial(machine.driver, inventory, nsys)),
         ("CPU kernels", partial(machine.compiler, inventory)),
         ("memory", partial(machine.memory, inventory)),
-        ("resolution", resolution),
+        ("resolution", machine.resolution),
         ("OpenMP", partial(machine.openmp, inventory)),
         ("threads", partial(machine.threads, inventory)),
         ("CPU frequency", machine.governor),
@@ -84,7 +83,7 @@ def _guarded(name: str, check: Callable[[], DoctorCheck]) -> DoctorCheck:
 
 
 def _failed(name: str, error: BaseException) -> DoctorCheck:
-    return DoctorCheck(name, Status.WARN, f"could not be looked at: {error}")
+    return DoctorCheck(name, Status.WARN, f"could not be checked: {error}")
 
 
 def worst(checks: Iterable[DoctorCheck]) -> Status:

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from labkit.nsys.doctor.inventory import FACTS
 from labkit.nsys.doctor.memory_mode import memory_mode
 from labkit.nsys.process import run
 from labkit.nsys.tool import DOWNLOAD, Nsys
+from labkit.statistics.kept_resolutions import KeptResolution, kept_resolutions
 from labkit.system.cgroups import own_groups
 from labkit.system.processors import cpu_quota
 
@@ -37,6 +38,7 @@ CU_INIT = {  # results of cuInit other than "started" and "no device"
     804: ("this GPU does not support the compatibility library of a newer CUDA", f"update the driver: {DRIVERS}"),
     999: ("an unknown error", "nvidia-smi says more; sudo modprobe nvidia-uvm often helps, else reboot"),
 }
+UNKNOWN = "not measured yet; labkit doctor --resolution does it in about a minute"
 Fact = Mapping[str, Any]
 
 
@@ -48,7 +50,7 @@ class Inventory:
 
     def __getitem__(self, name: str) -> Fact:
         if name not in self.facts:
-            raise OSError("the process that looked did not come this far")
+            raise OSError("the process that collects the facts ended before this one")
         return self.facts[name]
 
     def need(self, name: str) -> Fact:
@@ -154,6 +156,18 @@ def compiler(inventory: Inventory) -> DoctorCheck:
 def memory(inventory: Inventory) -> DoctorCheck:
     inventory.need("kernels")
     return memory_mode(inventory.need("memory"))
+
+
+def resolution() -> DoctorCheck:
+    """The smallest differences that this machine tells apart, as kept, or how to measure them."""
+    return resolution_check(kept_resolutions())
+
+
+def resolution_check(kept: Sequence[KeptResolution]) -> DoctorCheck:
+    """The check for these resolutions."""
+    finding = "; ".join(f"this machine tells {resolution}" for resolution in kept)
+    figures = tuple(resolution.as_dict() for resolution in kept)
+    return DoctorCheck("resolution", Status.OK, finding or UNKNOWN, figures=figures)
 
 
 def openmp(inventory: Inventory) -> DoctorCheck:

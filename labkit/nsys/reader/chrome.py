@@ -26,7 +26,6 @@ from labkit.nsys.reader.chrome_events import Events
 from labkit.nsys.reader.chrome_places import placed
 from labkit.nsys.reader.json_text import DeepOrLong, JsonText
 from labkit.nsys.reader.limits import LATEST_NS, rank_number
-from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, Source, Trace, TraceError, typed
 from labkit.system.shown import shown_value
 
@@ -188,8 +187,7 @@ def _launchers(ranges: dict[str, Ints], calls: dict[str, Ints], operations: dict
 def _ranges(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
     name = events.names.categorical(columns["name"]).remove_unused_categories()
     domain = events.names.categorical(columns["domain"]).remove_unused_categories()
-    style = pd.Categorical.from_codes(np.zeros(len(name), np.int8), ["PushPop"])
-    return typed("ranges", {**columns, "name": name, "domain": domain, "style": style})
+    return typed("ranges", {**columns, "name": name, "domain": domain, "style": "PushPop"})
 
 
 def _calls(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
@@ -214,25 +212,22 @@ def _operations(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
 
 
 def _processes(events: Events, pids: Ints, rank: int) -> pd.DataFrame:
-    names = Names()
-    name = names.categorical(names.codes(events.process_names.get(pid, "") for pid in pids.tolist()))
+    names = [events.process_names.get(pid, "") for pid in pids.tolist()]
     ranks = [events.ranks.get(pid, rank) for pid in pids.tolist()]
-    return typed("processes", {"pid": pids, "rank": np.array(ranks, np.int64), "name": name})
+    return typed("processes", {"pid": pids, "rank": ranks, "name": names})
 
 
 def _threads(events: Events, *used: dict[str, Ints]) -> pd.DataFrame:
     """The names of the threads of ranges and calls."""
     columns = [np.concatenate([table[name] for table in used]) for name in ("process", "pid", "tid")]
     places = np.unique(np.column_stack(columns), axis=0)
-    names = Names()
-    name = names.categorical(names.codes(events.thread_names.get((pid, tid), "") for _, pid, tid in places.tolist()))
-    return typed("threads", {"process": places[:, 0], "tid": places[:, 2], "name": name})
+    names = [events.thread_names.get((pid, tid), "") for _, pid, tid in places.tolist()]
+    return typed("threads", {"process": places[:, 0], "tid": places[:, 2], "name": names})
 
 
 def _devices(named: dict[int, str], operations: dict[str, Ints]) -> pd.DataFrame:
     """The devices of operations, if they have names."""
     used = np.unique(np.column_stack([operations["process"], operations["device"]]), axis=0)
     used = used[np.isin(used[:, 1], [number for number, name in named.items() if name])]
-    names = Names()
-    name = names.categorical(names.codes(named[device] for device in used[:, 1].tolist()))
-    return typed("devices", {"process": used[:, 0], "device": used[:, 1], "name": name})
+    names = [named[device] for device in used[:, 1].tolist()]
+    return typed("devices", {"process": used[:, 0], "device": used[:, 1], "name": names})

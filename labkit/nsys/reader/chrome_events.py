@@ -50,7 +50,7 @@ RANK = re.compile(r"rank (\d+)")
 LATEST_US = LATEST_NS // 1000
 INT64 = (1 << 63) - 1
 
-UNTOLD = -1  # the device or stream of a loose event that does not state it
+UNSTATED = -1  # the device or stream of a loose event that does not state it
 TASK, DIRECTION = ("Task Type", "task_type"), ("direction", "kind", "operation")
 LOOSE_NUMBERS = {  # by column: the names of a loose event's argument in the files of several recorders
     "device": ("device", "device_id", "Device Id", "Physic Device Id"),
@@ -200,7 +200,7 @@ class Events:
     def _loose(self, event: Mapping[str, Any], category: str) -> None:
         args = _with_details(_args(event))
         numbers = [
-            self._number(args, *keys, default=UNTOLD if column in ("device", "stream") else 0)
+            self._number(args, *keys, default=UNSTATED if column in ("device", "stream") else 0)
             for column, keys in LOOSE_NUMBERS.items()
         ]
         texts = [next((str(args[key]) for key in keys if key in args), "") for keys in (TASK, DIRECTION)]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.nsys.arrays import Ints
-from labkit.nsys.reader.chrome_events import COLUMNS, DEVICE_WORK, RUNTIMES, UNTOLD, Events
+from labkit.nsys.reader.chrome_events import COLUMNS, DEVICE_WORK, RUNTIMES, UNSTATED, Events
 from labkit.nsys.reader.limits import GREATEST
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, TraceError
@@ -63,8 +63,13 @@ def _by_place(events: Events, loose: Columns, on_device: dict[int, int]) -> dict
     host = ~ran & ~derived
     return {
         "operations": _operations(events, _rows(loose, works & ~waits), on_device),
-        "calls": _calls(events, _rows(loose, host & (runtime | called))),
-        "ranges": _ranges(events, _rows(loose, host & ~runtime & ~called)),
+        "calls": _table(
+            "calls",
+            _rows(loose, host & (runtime | called)),
+            kind=CALL_KINDS.index("api"),
+            inputs=events.details.code(""),
+        ),
+        "ranges": _table("ranges", _rows(loose, host & ~runtime & ~called), domain=events.names.code("")),
     }
 
 
@@ -104,37 +109,28 @@ def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Col
     of_process = np.array([on_device.get(pid, 0) for pid in rows["pid"].tolist()], np.int64)
     threads = _threads(rows)
     of_thread = np.array([_number(events.thread_names.get(thread, ""), thread[1]) for thread in threads], np.int64)
-    device = np.where(rows["device"] == UNTOLD, of_process, rows["device"])
+    device = np.where(rows["device"] == UNSTATED, of_process, rows["device"])
     if len(device) and np.abs(device).max() > GREATEST:
         raise TraceError(f"got a device of number {int(device[np.abs(device).argmax()])}, expected one below 2^31")
-    no_text, zeros = events.shapes.code(""), np.zeros(len(kind), np.int64)
-    return {
-        **dict.fromkeys(COLUMNS["operations"], zeros),
-        **{column: rows[column] for column in ("pid", "tid", "start_ns", "end_ns", "name", "correlation")},
-        "kind": kind.astype(np.int64),
-        "memory": rows["memory"],
-        "device": device,
-        "stream": np.where(rows["stream"] == UNTOLD, of_thread, rows["stream"]),
-        "bytes": np.maximum(rows["bytes"], 0),
-        "collective": np.full(len(kind), events.details.code("")),
-        **dict.fromkeys(("grid", "block"), np.full(len(kind), no_text)),
-    }
+    no_text = events.shapes.code("")
+    return _table(
+        "operations",
+        rows,
+        kind=kind,
+        device=device,
+        stream=np.where(rows["stream"] == UNSTATED, of_thread, rows["stream"]),
+        bytes=np.maximum(rows["bytes"], 0),
+        collective=events.details.code(""),
+        grid=no_text,
+        block=no_text,
+    )
 
 
-def _calls(events: Events, rows: Columns) -> Columns:
-    columns = ("pid", "tid", "start_ns", "end_ns", "name", "correlation")
+def _table(name: str, rows: Columns, **columns: Ints | int) -> Columns:
+    """A table of COLUMNS: its columns in `columns`, else in `rows`, else 0."""
+    values: dict[str, Ints | int] = {**rows, **columns}
     count = len(rows["pid"])
-    return {
-        **{column: rows[column] for column in columns},
-        "kind": np.full(count, CALL_KINDS.index("api")),
-        "external": np.zeros(count, np.int64),
-        "inputs": np.full(count, events.details.code("")),
-    }
-
-
-def _ranges(events: Events, rows: Columns) -> Columns:
-    columns = ("pid", "tid", "start_ns", "end_ns", "name", "range_id")
-    return {**{column: rows[column] for column in columns}, "domain": np.full(len(rows["pid"]), events.names.code(""))}
+    return {column: np.full(count, values.get(column, 0), np.int64) for column in COLUMNS[name]}
 
 
 def _say_unread(events: Events, loose: Columns, which: NDArray[np.bool_]) -> None:

@@ -180,14 +180,13 @@ def read_devices(export: Export) -> pd.DataFrame:
         numbers = {key & 0xFFFFFF: number for key, number in export.processes.items()}
         rows = export.rows(f"SELECT pid, cudaId, gpuId FROM {CUDA_DEVICES} WHERE cudaId BETWEEN 0 AND {GREATEST}")
         pairs = {(numbers[pid], device): gpu for pid, device, gpu in rows if pid in numbers and gpu in gpus} or pairs
-    names = Names()
     return typed(
         "devices",
         {
-            "process": np.array([process for process, _ in pairs], np.int32),
-            "device": np.array([device for _, device in pairs], np.int32),
-            "name": names.categorical(names.codes(gpus[gpu][0] for gpu in pairs.values())),
-            "bandwidth_gb_s": np.array([gpus[gpu][1] for gpu in pairs.values()], np.float64),
+            "process": [process for process, _ in pairs],
+            "device": [device for _, device in pairs],
+            "name": [gpus[gpu][0] for gpu in pairs.values()],
+            "bandwidth_gb_s": [gpus[gpu][1] for gpu in pairs.values()],
         },
     )
 

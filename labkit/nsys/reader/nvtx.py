@@ -17,7 +17,7 @@ from labkit.system.nvtx_ranges import RANK_MARK
 TABLE = "NVTX_EVENTS"
 PUSH_POP, START_END = (59, 70), (60, 71)  # values of eventType; 70 and 71 are imported ranges
 MARK, DOMAIN_CREATE = 34, 75
-WANTED = ("eventType", "globalTid", "endGlobalTid", "textId", "domainId")
+COLUMNS = ("eventType", "globalTid", "endGlobalTid", "textId", "domainId")
 
 
 def read_ranges(export: Export, *, last_of_all: bool) -> pd.DataFrame:
@@ -25,7 +25,7 @@ def read_ranges(export: Export, *, last_of_all: bool) -> pd.DataFrame:
 
     A range that was still open ends with the last timestamp of all ranges, or with `last_of_all`, of all NVTX events.
     """
-    rows = export.read(TABLE, WANTED, computed={"range_id": "rowid"})
+    rows = export.read(TABLE, COLUMNS, computed={"range_id": "rowid"})
     if rows is None:
         return typed("ranges", {})
     is_range = np.isin(rows["eventType"], PUSH_POP + START_END)

@@ -88,11 +88,15 @@ def _processes(export: Export) -> pd.DataFrame:
             "SELECT globalPid >> 24, CAST(name AS TEXT) FROM PROCESSES WHERE globalPid IS NOT NULL AND name IS NOT NULL"
         )
         process_names = dict(export.rows(query))  # type: ignore[arg-type]
-    names, ranks = Names(), nvtx.read_ranks(export)
-    keys = np.array(list(export.processes), np.int64)
-    name = names.categorical(names.codes(process_names.get(key, "") for key in export.processes))
-    rank = np.array([ranks.get(key, -1) for key in export.processes], np.int32)
-    return typed("processes", {"pid": keys & 0xFFFFFF, "rank": rank, "name": name})
+    ranks, keys = nvtx.read_ranks(export), list(export.processes)
+    return typed(
+        "processes",
+        {
+            "pid": [key & 0xFFFFFF for key in keys],
+            "rank": [ranks.get(key, -1) for key in keys],
+            "name": [process_names.get(key, "") for key in keys],
+        },
+    )
 
 
 def _threads(export: Export) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.intervals import Union
 from labkit.nsys.arrays import Ints
 from labkit.nsys.tables.catalogue import BUDGET, PARTS
-from labkit.nsys.tables.places import devices
+from labkit.nsys.tables.places import devices, on_device
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import COMMUNICATION, COMPUTE, COPY, KINDS_OF_WORK, graph_launches, work_kinds
 from labkit.nsys.trace import Trace
@@ -43,11 +43,11 @@ def budget(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     launches = graph_launches(trace)
     rows = []
     for place in devices(trace).itertuples(index=False):
-        on_device = ((operations["process"] == place.process) & (operations["device"] == place.device)).to_numpy()
-        rows_of = np.flatnonzero(on_device & selected)
+        ran_here = on_device(operations, place.process, place.device)
+        rows_of = np.flatnonzero(ran_here & selected)
         if not len(rows_of):
             continue
-        opens, closes = span(trace, on_device, rows_of, selection)
+        opens, closes = span(trace, ran_here, rows_of, selection)
         start, end = (np.clip(operations[name].to_numpy(), opens, closes) for name in ("start_ns", "end_ns"))
         of_kind = {
             kind: Union.of(start[rows_of[kinds[rows_of] == at]], end[rows_of[kinds[rows_of] == at]])
@@ -78,10 +78,10 @@ def budget(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return frame.assign(**shares)
 
 
-def span(trace: Trace, on_device: NDArray[np.bool_], selected: Ints, selection: Selection) -> tuple[int, int]:
-    """Start and end of a device's budget. `on_device`: which operations it ran; `selected`: rows of the budget."""
+def span(trace: Trace, ran_here: NDArray[np.bool_], selected: Ints, selection: Selection) -> tuple[int, int]:
+    """Start and end of a device's budget. `ran_here`: which operations it ran; `selected`: rows of the budget."""
     operations = trace.operations
-    rows = np.flatnonzero(on_device) if selection.window_ns else selected
+    rows = np.flatnonzero(ran_here) if selection.window_ns else selected
     first, last = int(operations["start_ns"].to_numpy()[rows].min()), int(operations["end_ns"].to_numpy()[rows].max())
     opens, closes = selection.window_ns or (first, last)
     return max(first, opens), min(last, closes)

@@ -17,9 +17,9 @@ from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.catalogue import DIFFERENCE
-from labkit.nsys.tables.context import range_rows
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.kernel_names import brief
+from labkit.nsys.tables.places import range_rows
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.units import Units, units_of
 from labkit.nsys.trace import EXPORT_AGAIN, Trace, TraceError
@@ -118,7 +118,12 @@ def _parts(
 
 
 def _rows(trace: Trace, selection: Selection) -> pd.DataFrame:
-    """The selected operations in the order of time: path, kernel, time_ns (the time that each adds)."""
+    """The selected operations in the order of time. Its columns:
+
+    - path: of the ranges around the launch; "" without ranges;
+    - kernel;
+    - time_ns: the time that the operation adds.
+    """
     operations = trace.operations
     selected = selection.of(trace, "operations")
     start, end = (operations[name].to_numpy()[selected] for name in ("start_ns", "end_ns"))
@@ -128,7 +133,7 @@ def _rows(trace: Trace, selection: Selection) -> pd.DataFrame:
     fresh = fresh_start_ns(start, np.maximum(start, end), device)
     return pd.DataFrame(
         {
-            "path": _operation_paths(trace)[selected],
+            "path": np.append(_range_paths(trace), "")[range_rows(trace, trace.ranges, first_calls(trace)[selected])],
             "kernel": [brief(str(name)) for name in operations["name"].array[selected]],
             "time_ns": np.maximum(end, start) - fresh,
         }
@@ -170,11 +175,6 @@ def _range_paths(trace: Trace) -> NDArray[np.object_]:
         if parent[row] != NONE:
             paths[row] = f"{paths[parent[row]]}/{names[row]}"
     return paths[:-1]
-
-
-def _operation_paths(trace: Trace) -> NDArray[np.object_]:
-    """The path of the ranges around the launch of each GPU operation; "" without ranges."""
-    return np.append(_range_paths(trace), "")[range_rows(trace, trace.ranges, first_calls(trace))]
 
 
 def _places(kernels: pd.Series, common: set[str]) -> list[Place | None]:

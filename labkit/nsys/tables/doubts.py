@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.launches import shared_launches
 from labkit.nsys.analysis.rank_numbers import rank_word
 from labkit.nsys.tables.kernel_names import brief, cut
-from labkit.nsys.tables.places import devices
+from labkit.nsys.tables.places import devices, on_device
 from labkit.nsys.trace import Trace
 
 ROUNDED_NS = 1_000  # to which old profilers round times
@@ -41,9 +41,7 @@ def _too_long(trace: Trace) -> Iterator[str]:
     length = (operations["end_ns"] - operations["start_ns"]).to_numpy()
     places = devices(trace)
     for place in places.itertuples(index=False):
-        rows = np.flatnonzero(
-            ((operations["process"] == place.process) & (operations["device"] == place.device)).to_numpy()
-        )
+        rows = np.flatnonzero(on_device(operations, place.process, place.device))
         span = float(operations["end_ns"].to_numpy()[rows].max() - operations["start_ns"].to_numpy()[rows].min())
         lengths = np.append(np.sort(length[rows].astype(float))[::-1], 0)
         if count := _outliers(lengths, span):

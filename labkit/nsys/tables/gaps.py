@@ -10,6 +10,7 @@ traces do not show.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.tables.budget import span
 from labkit.nsys.tables.catalogue import GAPS
 from labkit.nsys.tables.host_causes import HOST_CAUSES, Texts, host_causes
-from labkit.nsys.tables.places import devices
+from labkit.nsys.tables.places import devices, on_device
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import graph_launches
 from labkit.nsys.trace import EXPORT_AGAIN, Trace, TraceError
@@ -97,25 +98,24 @@ def idle_by_cause(all_gaps: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(["rank", "device", "time_ns"], ascending=[True, True, False], ignore_index=True)
 
 
-def _between(trace: Trace, place: object, selected: NDArray[np.bool_], selection: Selection) -> pd.DataFrame:
-    """The gaps of a device, with the rows of the operations around each gap."""
+def _between(trace: Trace, place: Any, selected: NDArray[np.bool_], selection: Selection) -> pd.DataFrame:
+    """The gaps of a device, a row of `devices`, with the rows of the operations around each gap."""
     operations = trace.operations
-    process, device, rank = (getattr(place, name) for name in ("process", "device", "rank"))
-    on_device = ((operations["process"] == process) & (operations["device"] == device)).to_numpy()
+    ran_here = on_device(operations, place.process, place.device)
     if selection.streams:
-        on_device &= np.isin(operations["stream"].to_numpy(), selection.streams)
-    rows = np.flatnonzero(on_device)
+        ran_here &= np.isin(operations["stream"].to_numpy(), selection.streams)
+    rows = np.flatnonzero(ran_here)
     columns = ["rank", "device", "start_ns", "time_ns", "before_row", "next_row"]
-    if not (on_device & selected).any():
+    if not (ran_here & selected).any():
         return pd.DataFrame({name: np.zeros(0, np.int64) for name in columns})
-    opens, closes = span(trace, on_device, np.flatnonzero(on_device & selected), selection)
+    opens, closes = span(trace, ran_here, np.flatnonzero(ran_here & selected), selection)
     start, end = (operations[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     end = np.maximum(start, end)
     union = Union.of(start, end)
     last = rows[np.argsort(end, kind="stable")[np.searchsorted(np.sort(end), union.end_ns[:-1])]]
     following = rows[np.searchsorted(start, union.start_ns[1:])]
     begins = np.clip(union.end_ns[:-1], opens, closes)
-    values = (rank, device, begins, np.clip(union.start_ns[1:], opens, closes) - begins, last, following)
+    values = (place.rank, place.device, begins, np.clip(union.start_ns[1:], opens, closes) - begins, last, following)
     return pd.DataFrame(dict(zip(columns, values, strict=True)))
 
 
@@ -160,8 +160,7 @@ def short_kernels(trace: Trace, selection: Selection = EVERYTHING, below_ns: int
     idle time). Fusing these kernels, or launching many of them at once as a CUDA graph does, saves at most idle_ns.
     """
     all_gaps = gaps(trace, selection)
-    selected = selection.of(trace, "operations", among=(trace.operations["kind"] == "kernel").to_numpy())
-    rows = trace.operations[selected]
+    rows = selection.rows(trace, "operations", "kernel")
     idle = all_gaps.set_index("row")["time_ns"].reindex(rows.index, fill_value=0)
     rows = rows.assign(time_ns=rows["end_ns"] - rows["start_ns"], idle_ns=idle)
     table = rows.groupby("name", observed=True).agg(

@@ -23,7 +23,7 @@ MOST_NAMED = 100_000
 
 @dataclass(frozen=True)
 class HostCauses:
-    """The cause of each stretch of time, and its name."""
+    """For each stretch of time its cause, and the call or range that names the cause."""
 
     cause: Ints  # position in HOST_CAUSES
     of_calls: NDArray[np.bool_]  # whether the name is a call's, else a range's
@@ -87,7 +87,7 @@ def _kind(name: str) -> int:
 
 
 def _overlaps(trace: Trace, begins: Ints, until: Ints, call: Ints, stretches: Ints) -> tuple[Ints, Ints, Ints]:
-    """All (stretch, row of an outermost API call of its thread, time for which the call runs in the stretch)."""
+    """The overlaps of stretches with outermost API calls of their threads: stretch, row of the call, nanoseconds."""
     api = np.flatnonzero((trace.calls["kind"] == "api").to_numpy())
     rows = trace.calls.iloc[api]
     of_call, of_launch = numbered([rows, trace.calls.iloc[call[stretches]]], "tid")
@@ -110,7 +110,7 @@ def _overlaps(trace: Trace, begins: Ints, until: Ints, call: Ints, stretches: In
 def _name_by_ranges(
     trace: Trace, begins: Ints, until: Ints, call: Ints, stretch_rows: Ints, causes: HostCauses
 ) -> None:
-    """Notes in `causes` the innermost range or operator of the launching thread around each of some stretches."""
+    """Writes into `causes` the innermost range or operator of the launching thread around each of `stretch_rows`."""
     operators = trace.calls[(trace.calls["kind"] == "op").to_numpy()]
     columns = ["start_ns", "end_ns", "process", "tid"]
     named = pd.concat([trace.ranges[columns], operators[columns]], ignore_index=True)

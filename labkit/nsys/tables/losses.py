@@ -17,10 +17,10 @@ from labkit.nsys.analysis.launches import shared_launches
 from labkit.nsys.analysis.rank_numbers import rank_word
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.catalogue import LOSSES
-from labkit.nsys.tables.context import ranges_around
 from labkit.nsys.tables.gaps import SHORT_NS
 from labkit.nsys.tables.host_causes import ALLOCATED, CALLED, HOST, HOST_CAUSES, SYNCHRONISED
 from labkit.nsys.tables.kernel_names import brief, cut
+from labkit.nsys.tables.places import on_device, ranges_around
 from labkit.nsys.tables.rank_waits import RankWaits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import COPY, KINDS_OF_WORK, work_kinds
@@ -78,13 +78,13 @@ def losses(
     trace: Trace,
     selection: Selection = EVERYTHING,
     *,
-    found: pd.DataFrame | None = None,
+    idle: pd.DataFrame | None = None,
     waits: RankWaits | None = None,
     spent: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """At most MOST losses, the largest first, each of at least a hundredth of the span: see `Loss` for the columns.
 
-    found: the gaps of `labkit.nsys.tables.gaps`, if idle time is known. waits: of `rank_waits`, for several ranks.
+    idle: the gaps of `labkit.nsys.tables.gaps`, if idle time is known. waits: of `rank_waits`, for several ranks.
     spent: the `budget`, if it is known already.
     """
     candidates: list[Loss] = []
@@ -93,7 +93,7 @@ def losses(
     word, places = rank_word(trace), (budget(trace, selection) if spent is None else spent).to_dict("records")
     for place in places:
         place |= {"gpu": f"{word} {place['rank']}'s GPU" if len(places) > 1 or word == "rank" else "the GPU"}
-        candidates += list(_of_idle_time(trace, place, found)) if found is not None else []
+        candidates += list(_of_idle_time(trace, place, idle)) if idle is not None else []
         candidates += list(_of_copies(trace, place))
         candidates += list(_of_communication(place, waits, word))
     best: dict[str, Loss] = {}
@@ -132,14 +132,14 @@ def _of_idle_time(trace: Trace, place: dict, all_gaps: pd.DataFrame) -> Iterator
         ("idle, because the host waited for the GPU", SYNCHRONISED, host[SYNCHRONISED]),
         ("idle, while the host allocated memory", ALLOCATED, host[ALLOCATED]),
         ("idle before kernels shorter than 10 µs", "short", waited.where(short, 0)),
-        ("idle, for reasons that the trace does not tell", _untold(trace, own), waited.where(~short, 0) + unknown),
+        ("idle, for reasons that the trace does not tell", _unexplained(trace, own), waited.where(~short, 0) + unknown),
     )
     for kind, helps, time in parts:
         if time.sum():
             yield _loss(kind, place, int(time.sum()), *_evidence(trace, own, time), _helps(trace)[helps])
 
 
-def _untold(trace: Trace, own: pd.DataFrame) -> str:
+def _unexplained(trace: Trace, own: pd.DataFrame) -> str:
     """The remedy for idle time without a known reason: a key of HELPS."""
     shared = shared_launches(trace)[own["row"].to_numpy()]
     if own["unknown_ns"].where(shared, 0).sum() > own["time_ns"].sum() / 2:
@@ -173,8 +173,8 @@ def _of_copies(trace: Trace, place: dict) -> Iterator[Loss]:
     if not place["exposed_copy_ns"]:
         return
     operations = trace.operations
-    on_device = ((operations["process"] == place["process"]) & (operations["device"] == place["device"])).to_numpy()
-    rows = operations[on_device & (work_kinds(operations) == KINDS_OF_WORK.index(COPY))]
+    ran_here = on_device(operations, place["process"], place["device"])
+    rows = operations[ran_here & (work_kinds(operations) == KINDS_OF_WORK.index(COPY))]
     times = rows["end_ns"] - rows["start_ns"]
     worst = rows.loc[times.idxmax()]
     kinds = times.groupby(rows["name"].astype("str")).sum().sort_values(ascending=False)

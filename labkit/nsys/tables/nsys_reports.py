@@ -6,11 +6,10 @@ versions of five digits. labkit.nsys.analysis.projection says where nsys is wron
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
-from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary
-from labkit.nsys.tables.catalogue import NVTX_GPU_PROJ_SUM, NVTX_GPU_PROJ_TRACE, NVTX_KERN_SUM, TraceTable
+from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary, spread_of
+from labkit.nsys.tables.catalogue import NSYS_SPREAD, NVTX_GPU_PROJ_SUM, NVTX_GPU_PROJ_TRACE, NVTX_KERN_SUM, TraceTable
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import Trace
 
@@ -43,53 +42,42 @@ def nvtx_gpu_proj_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.Dat
 
 def nvtx_kern_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Kernels by the ranges that launched them."""
-    rows = kernel_summary(trace, among=selection.of(trace, "operations", among=_is_kind(trace, "kernel")))
+    is_kernel = (trace.operations["kind"] == "kernel").to_numpy()
+    rows = kernel_summary(trace, among=selection.of(trace, "operations", among=is_kernel))
     return _renamed(rows, KERNELS_OF_RANGES, NVTX_KERN_SUM)
 
 
 def cuda_gpu_kern_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Kernels by name."""
-    return _sum(
-        trace.operations[selection.of(trace, "operations", among=_is_kind(trace, "kernel"))], "Instances", "Name"
-    )
+    return _sum(selection.rows(trace, "operations", "kernel"), "Instances", "Name")
 
 
 def cuda_gpu_mem_time_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Copies and memsets by kind."""
-    rows = trace.operations[selection.of(trace, "operations", among=_is_kind(trace, "memcpy", "memset"))]
+    rows = selection.rows(trace, "operations", "memcpy", "memset")
     names = rows["name"].cat.remove_unused_categories()
     return _sum(rows.assign(name=names.cat.rename_categories(_operation_name)), "Count", "Operation")
 
 
 def cuda_api_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Calls of CUDA by name."""
-    among = (trace.calls["kind"] == "api").to_numpy()
-    return _sum(trace.calls[selection.of(trace, "calls", among=among)], "Num Calls", "Name")
+    return _sum(selection.rows(trace, "calls", "api"), "Num Calls", "Name")
 
 
 def osrt_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """Calls of the system's libraries by name."""
-    among = (trace.calls["kind"] == "os").to_numpy()
-    return _sum(trace.calls[selection.of(trace, "calls", among=among)], "Num Calls", "Name")
-
-
-def _is_kind(trace: Trace, *kinds: str) -> np.ndarray:
-    return trace.operations["kind"].isin(kinds).to_numpy()
+    return _sum(selection.rows(trace, "calls", "os"), "Num Calls", "Name")
 
 
 def _sum(rows: pd.DataFrame, count_title: str, name_title: str) -> pd.DataFrame:
-    groups = (rows["end_ns"] - rows["start_ns"]).groupby(rows["name"], observed=True)
-    total = groups.sum()
+    times = (rows["end_ns"] - rows["start_ns"]).groupby(rows["name"], observed=True)
+    total = times.sum()
     table = pd.DataFrame(
         {
             "Time (%)": (total * 100 / max(int(total.sum()), 1)).round(1),
             "Total Time (ns)": total,
-            count_title: groups.size(),
-            "Avg (ns)": groups.mean().round(1),
-            "Med (ns)": groups.median().round(1),
-            "Min (ns)": groups.min(),
-            "Max (ns)": groups.max(),
-            "StdDev (ns)": groups.std(ddof=1).fillna(0.0).round(1),
+            count_title: times.size(),
+            **{name: column.round(1) for name, column in zip(NSYS_SPREAD, spread_of(times).values(), strict=True)},
         }
     )
     table[name_title] = table.index.astype("str")

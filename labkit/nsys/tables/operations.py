@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from labkit.nsys.tables.catalogue import SPREAD
 from labkit.nsys.tables.places import rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
-from labkit.nsys.tables.spread import spread
 from labkit.nsys.trace import Trace
+from labkit.statistics import P95_SAMPLES
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
@@ -18,6 +19,22 @@ CALL_NAMES = {"api": "CUDA", "op": "PyTorch", "os": "system"}
 KERNEL_KEYS = ("name", "rank", "device", "stream", "grid", "block")
 SIZES = {"< 4 KB": 4e3, "4-64 KB": 64e3, "64 KB-1 MB": 1e6, "1-16 MB": 16e6, "> 16 MB": np.inf}
 UNKNOWN = "unknown"  # the size of copies whose bytes the file lacks
+
+
+def spread(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """One row per group of `by`, the most time first, for a frame with the column `time_ns`.
+
+    Columns: `by`, count, total_ns, share (of all groups' total), avg_ns, median_ns, p95_ns (<NA> for fewer than 59
+    rows, which do not bound it), min_ns, max_ns.
+    """
+    groups = frame.groupby(by, observed=True, sort=False)["time_ns"]
+    table = groups.agg(["count", "sum", "mean", "median", "min", "max"])
+    table.columns = pd.Index(["count", "total_ns", "avg_ns", "median_ns", "min_ns", "max_ns"])
+    table["p95_ns"] = groups.quantile(0.95).astype("Float64").where(table["count"] >= P95_SAMPLES, pd.NA)
+    table["share"] = table["total_ns"] / max(int(table["total_ns"].sum()), 1)
+    rows = table[list(SPREAD)].reset_index()
+    texts = {name: "str" for name in by if isinstance(rows[name].dtype, pd.CategoricalDtype)}
+    return rows.astype(texts).sort_values(["total_ns", *by], ascending=[False, *([True] * len(by))], ignore_index=True)
 
 
 def kernels(trace: Trace, selection: Selection = EVERYTHING, by: Sequence[str] = ("name",)) -> pd.DataFrame:
@@ -31,8 +48,7 @@ def kernels(trace: Trace, selection: Selection = EVERYTHING, by: Sequence[str] =
             f"got the key {unknown[0]!r}{did_you_mean(unknown[0], KERNEL_KEYS)}, expected some of "
             f"{', '.join(KERNEL_KEYS)}"
         )
-    selected = selection.of(trace, "operations", among=trace.operations["kind"].isin(["kernel", "graph"]).to_numpy())
-    return spread(_timed(trace, selected), list(by))
+    return spread(_timed(trace, selection.rows(trace, "operations", "kernel", "graph")), list(by))
 
 
 def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -42,8 +58,7 @@ def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     - size: a class of SIZES, or UNKNOWN;
     - bytes: their sum; gb_s: bytes / total_ns. Both are <NA> if the file lacks the bytes.
     """
-    selected = selection.of(trace, "operations", among=trace.operations["kind"].isin(["memcpy", "memset"]).to_numpy())
-    rows = _timed(trace, selected)
+    rows = _timed(trace, selection.rows(trace, "operations", "memcpy", "memset"))
     rows["bytes"] = rows["bytes"].astype("Int64").where(rows["bytes"] > 0)
     sizes = pd.cut(rows["bytes"].astype("float64"), [0.0, *SIZES.values()], right=False, labels=list(SIZES))
     rows["size"] = sizes.cat.add_categories([UNKNOWN]).fillna(UNKNOWN)
@@ -60,8 +75,7 @@ def calls(trace: Trace, selection: Selection = EVERYTHING, kind: str | None = No
 
     A call's time includes the calls in it, and waiting. `share` is of the time of all calls of its library.
     """
-    among = (trace.calls["kind"] == kind).to_numpy() if kind else None
-    rows = trace.calls[selection.of(trace, "calls", among=among)]
+    rows = selection.rows(trace, "calls", *([kind] if kind else []))
     rows = rows.assign(
         time_ns=rows["end_ns"] - rows["start_ns"],
         library=rows["kind"].cat.rename_categories(CALL_NAMES),
@@ -72,6 +86,5 @@ def calls(trace: Trace, selection: Selection = EVERYTHING, kind: str | None = No
     return table.assign(share=table["total_ns"] / whole)
 
 
-def _timed(trace: Trace, selected: np.ndarray) -> pd.DataFrame:
-    rows = trace.operations[selected]
+def _timed(trace: Trace, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(time_ns=(rows["end_ns"] - rows["start_ns"]).clip(lower=0), rank=rank_of(trace, rows))

@@ -10,7 +10,7 @@ import pandas as pd
 from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
 from labkit.nsys.analysis.intervals import fresh_start_ns
 from labkit.nsys.analysis.launches import TIMES, beginnings, first_calls
-from labkit.nsys.arrays import Ints
+from labkit.nsys.arrays import Ints, matching
 from labkit.nsys.tables.catalogue import OPERATORS
 from labkit.nsys.tables.families import operator_family
 from labkit.nsys.tables.operator_work import operator_work, parsed
@@ -130,14 +130,13 @@ def _launched(trace: Trace, selection: Selection) -> pd.DataFrame:
     names = np.append(np.asarray(trace.calls["name"].astype(str), object), NO_OPERATOR)[call]
     inputs = np.append(np.asarray(trace.calls["inputs"].astype(str), object), "")[call]
     start, end = (rows[name].to_numpy() for name in ("start_ns", "end_ns"))
-    tf32 = np.array([bool(TF32.search(str(name))) for name in rows["name"].cat.categories], bool)
     return pd.DataFrame(
         {
             "call": own,
             "name": names,
             "inputs": inputs,
             "fresh_ns": end - fresh_start_ns(start, np.maximum(start, end), own),
-            "tf32": tf32[rows["name"].cat.codes],
+            "tf32": matching(rows["name"], TF32),
         }
     )
 

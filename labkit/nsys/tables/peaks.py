@@ -1,7 +1,6 @@
 """Peak rates of GPUs as their makers publish them: dense rates, without sparsity.
 
-From the data sheets and white papers of NVIDIA (V100, T4, A100, A10, L4, L40S, RTX 3090 and 4090, H100, H200, B200) and
-AMD (MI210, MI250X, MI300X, MI325X). Rates of consumer GPUs are for sums in 32 bits.
+The sources are the data sheets and white papers of NVIDIA and AMD. Rates of consumer GPUs are for sums in 32 bits.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class Peak:
 
 PEAKS = (  # the first pattern found in a device's name counts
     (r"B200", Peak(2250, 1125, 4500, 75, 37, 8.0)),
-    (r"H200", Peak(989.4, 494.7, 1978.9, 66.9, 66.9, 4.8)),
     (r"GH200", Peak(989.4, 494.7, 1978.9, 66.9, 66.9, 4.0)),
+    (r"H200", Peak(989.4, 494.7, 1978.9, 66.9, 66.9, 4.8)),
     (r"H100 PCIe", Peak(756, 378, 1513, 51.2, 51.2, 2.0)),
     (r"H100 NVL", Peak(835, 417, 1671, 60, 60, 3.9)),
     (r"H100", Peak(989.4, 494.7, 1978.9, 66.9, 66.9, 3.35)),

@@ -8,9 +8,9 @@ import pandas as pd
 from labkit.nsys.analysis.intervals import Union
 from labkit.nsys.analysis.projection import project
 from labkit.nsys.tables.bare_names import without_numbers
+from labkit.nsys.tables.operations import spread
 from labkit.nsys.tables.places import rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
-from labkit.nsys.tables.spread import spread
 from labkit.nsys.trace import Trace
 
 

@@ -16,19 +16,20 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from labkit.nsys.analysis.communication import communicates
 from labkit.nsys.analysis.rank_numbers import rank_word, ranks
+from labkit.nsys.arrays import matching
 from labkit.nsys.tables.clocks import UNKNOWN_NS, Offset, aligned, matched, matched_by_ends
-from labkit.nsys.tables.context import ranges_around
-from labkit.nsys.tables.dtypes import element_bytes
-from labkit.nsys.tables.places import rank_of
+from labkit.nsys.tables.operator_work import element_bytes
+from labkit.nsys.tables.places import ranges_around, rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import Trace, TraceError
 
 UNDECIDED = "UNDECIDED"
 OTHER = "other"
+OF_LIBRARIES = re.compile(r"^(?:nccl|c10d|record_param_comms)")  # ranges of PyTorch and NCCL around collectives
+NAMES_KIND = re.compile(r"^nccl:\w")  # ranges that name its kind
 
 
 class CollectiveKind(NamedTuple):
@@ -109,7 +110,7 @@ def arrivals(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """
     rows = trace.operations[selection.of(trace, "operations", among=communicates(trace.operations))]
     records = [json.loads(text) if text else {} for text in rows["collective"].cat.categories.astype(str)]
-    around = ranges_around(trace, rows.index.to_numpy(), _opened_by_libraries(trace, r"nccl:\w"))
+    around = ranges_around(trace, rows.index.to_numpy(), matching(trace.ranges["name"], NAMES_KIND))
     parts = []
     for name, opened, text in zip(rows["name"].astype("str"), around, rows["collective"].cat.codes, strict=True):
         about = records[text]
@@ -191,12 +192,6 @@ def on_one_clock(trace: Trace) -> Trace:
     return Trace(replace(trace.source, skipped=(*trace.source.skipped, *waits.remarks, *remarks)), **frames)
 
 
-def _opened_by_libraries(trace: Trace, pattern: str = r"nccl|c10d|record_param_comms") -> NDArray[np.bool_]:
-    """Whether each range is one that PyTorch or NCCL opens around a collective."""
-    names = trace.ranges["name"].cat
-    return np.array([bool(re.match(pattern, str(name))) for name in names.categories], bool)[names.codes]
-
-
 @cache
 def _kind(name: str) -> str:
     return next((kind.name for kind in KINDS if re.search(kind.pattern, name, re.IGNORECASE)), OTHER)
@@ -241,7 +236,7 @@ def _side_by_side(trace: Trace, collectives: pd.DataFrame, offsets: dict[int, Of
             "algorithm_gb_s": algorithm,
             "bus_gb_s": algorithm * np.array(bus),
             "last": names,
-            "range": ranges_around(trace, late["row"].to_numpy(), ~_opened_by_libraries(trace)),
+            "range": ranges_around(trace, late["row"].to_numpy(), ~matching(trace.ranges["name"], OF_LIBRARIES)),
         }
     )
     table["match"] = table.index

@@ -57,6 +57,11 @@ class Selection:
                 kept = narrow(trace, frame, kept)
         return kept
 
+    def rows(self, trace: Trace, frame: str, *kinds: str) -> pd.DataFrame:
+        """The selected rows of a frame, of these `kinds`; without any, of every kind. TraceError as in `of`."""
+        rows: pd.DataFrame = getattr(trace, frame)
+        return rows[self.of(trace, frame, among=rows["kind"].isin(kinds).to_numpy() if kinds else None)]
+
     def _by_rank(self, trace: Trace, frame: str, kept: Mask) -> Mask:
         if not self.ranks:
             return kept

@@ -13,7 +13,7 @@ from labkit.nsys.analysis.rank_numbers import NUMBERED, ranks, ranks_are_known
 from labkit.nsys.kept_results import Packed, Unpacked, kept
 from labkit.nsys.reader.reading import read
 from labkit.nsys.tables.budget import budget
-from labkit.nsys.tables.catalogue import SUMMARY
+from labkit.nsys.tables.catalogue import IDLE, SUMMARY
 from labkit.nsys.tables.doubts import doubts
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.losses import losses
@@ -24,15 +24,6 @@ from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import EXPORT_AGAIN, Source, Trace, TraceError
 
 WHOLE_GRAPHS = "CUDA graphs were traced whole: idle time inside of them is not seen, and their kernels have no rows"
-NO_GAPS = pd.DataFrame(
-    {
-        **{name: pd.Series(dtype="object") for name in ("rank", "device", "host_cause")},
-        **{
-            f"{part}_ns": pd.Series(dtype="int64")
-            for part in ("time", "host", "launch", "latency", "queued", "unknown")
-        },
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -83,12 +74,12 @@ def summarise(trace: Trace, selection: Selection = EVERYTHING) -> TraceSummary:
         source=trace.source,
         contents=contents(trace),
         budget=spent,
-        idle=idle_by_cause(NO_GAPS if idle is None else idle),
+        idle=pd.DataFrame(columns=list(IDLE.columns)) if idle is None else idle_by_cause(idle),
         kernels=kernels(trace, selection),
         copies=copies(trace, selection),
         calls=calls(trace, selection),
         ranges=ranges(trace, selection),
-        losses=losses(trace, selection, found=idle, waits=waits, spent=spent),
+        losses=losses(trace, selection, idle=idle, waits=waits, spent=spent),
         remarks=tuple(_remarks(trace, spent)),
         ranks_known=ranks_are_known(trace),
     )

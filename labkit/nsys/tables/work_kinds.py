@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from labkit.nsys.analysis.communication import communicates
 from labkit.nsys.analysis.containment import numbered
+from labkit.nsys.arrays import matching
 from labkit.nsys.trace import Trace
 
 COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 KINDS_OF_WORK = (COMPUTE, COMMUNICATION, COPY)
-GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
+GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch")
 
 
 def work_kinds(operations: pd.DataFrame) -> NDArray[np.int8]:
@@ -29,9 +30,7 @@ def graph_launches(trace: Trace) -> pd.DataFrame:
 
     Some profilers lack the work of some graphs. Then the idle time of the device is not known.
     """
-    names = trace.calls["name"].cat
-    matching = np.array([bool(GRAPH_LAUNCH.match(str(name))) for name in names.categories], bool)
-    launches = trace.calls[matching[names.codes]]
+    launches = trace.calls[matching(trace.calls["name"], GRAPH_LAUNCH)]
     if launches.empty:
         return launches.assign(seen=False)
     of_launch, of_operation = numbered([launches, trace.operations], "correlation")

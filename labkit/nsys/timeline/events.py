@@ -61,7 +61,7 @@ def nearest(lanes: Lanes, lane: int, time: int) -> int:
     return before if time - lanes.end[before] <= lanes.start[after] - time else after
 
 
-def beside(lanes: Lanes, event: int, by: int) -> int:
+def neighbour(lanes: Lanes, event: int, by: int) -> int:
     """The event `by` positions further in the same lane, or the last one at the lane's end."""
     first, beyond = (int(bound) for bound in lanes.bounds[lanes.lane[event] : lanes.lane[event] + 2])
     return min(max(event + by, first), beyond - 1)
@@ -145,8 +145,7 @@ def facts(trace: Trace, frame: str, row: int, graph: bool) -> dict[str, str]:
 
 
 def _summaries(lanes: Lanes, at: int, frame: str, rows: Ints | list[int]) -> list[dict[str, Any]]:
-    events = (lanes.event_of(at, frame, int(row)) for row in rows)
-    return [summary(lanes, event) for event in events if event >= 0]
+    return [summary(lanes, event) for event in lanes.events_of(at, frame)[rows].tolist() if event >= 0]
 
 
 def _around(trace: Trace, frame: str, row: int) -> list[int]:

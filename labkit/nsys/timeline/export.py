@@ -23,7 +23,7 @@ from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.containment import NONE
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.analysis.nesting import order_by_nesting
-from labkit.nsys.arrays import Ints
+from labkit.nsys.arrays import Ints, matching
 from labkit.nsys.timeline.tracks import Placed, Tracks, tracks
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, parse
@@ -33,7 +33,7 @@ CHUNK = 20_000  # events that are written at a time
 COMPRESSION = 5
 CATEGORIES = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "graph": "gpu_graph"}
 NAMES = {"memcpy": "Memcpy {}", "memset": "Memset", "graph": "CUDA graph"}
-DRIVER = re.compile(r"cu[A-Z]")  # cuLaunchKernel, while cudaLaunchKernel is the runtime's
+DRIVER = re.compile(r"^cu[A-Z]")  # cuLaunchKernel, while cudaLaunchKernel is the runtime's
 ARGUMENTS = {  # columns of operations and calls, and their names in torch.profiler's files
     "device": "device",
     "stream": "stream",
@@ -119,8 +119,7 @@ def _ranges(trace: Trace, places: Tracks) -> Iterator[str]:
 
 def _calls(trace: Trace, places: Tracks) -> Iterator[str]:
     calls = trace.calls
-    driver = [bool(DRIVER.match(text)) for text in calls["name"].cat.categories]
-    categories = np.where(_of(calls["name"], driver).astype(bool), "cuda_driver", "cuda_runtime")
+    categories = np.where(matching(calls["name"], DRIVER), "cuda_driver", "cuda_runtime")
     categories = np.where(calls["kind"] == "op", "cpu_op", categories)
     categories = np.where(calls["kind"] == "os", "os", categories)
     yield from _spans(calls, places.calls, categories, [_numbers(calls, "correlation")])

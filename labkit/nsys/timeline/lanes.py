@@ -18,10 +18,10 @@ from labkit.nsys.analysis.nesting import stable_order
 from labkit.nsys.arrays import Ints
 from labkit.nsys.tables.bare_names import without_numbers
 from labkit.nsys.timeline.shades import CODE, OTHER, SHADES, Codes, first_decode_step, has_labels
-from labkit.nsys.timeline.strips import FRAMES, MAX_LEVELS, Strip, cut
+from labkit.nsys.timeline.strips import FRAMES, MAX_LEVELS, Strip, strips_of
 from labkit.nsys.trace import Trace, TraceError
 
-EVENTS = {
+EVENTS = {  # arrays of `Lanes` with an element for each event
     "start": np.int64, "end": np.int64, "lane": np.int32, "shade": np.uint8, "name": np.int32, "source": np.uint16,
     "row": np.int32,
 }  # fmt: skip
@@ -89,10 +89,6 @@ class Lanes:
         """The event of each row of a trace's frame; -1 for a row that was left out."""
         return self._places[trace * len(FRAMES) + FRAMES.index(frame)]
 
-    def event_of(self, trace: int, frame: str, row: int) -> int:
-        """The event of one row."""
-        return int(self.events_of(trace, frame)[row])
-
 
 def named_traces(traces: Traces) -> dict[str, Trace]:
     """Traces by their names in a figure. Raises TraceError without any."""
@@ -122,7 +118,7 @@ def build_lanes(traces: Traces) -> Lanes:
     zeros: list[int] = []
     left_out = 0
     for at, (trace, step) in enumerate(zip(named.values(), steps, strict=True)):
-        trace_strips, pieces = cut(at, trace, attributions[at], sum(strip.lanes for strip in strips))
+        trace_strips, pieces = strips_of(at, trace, attributions[at], sum(strip.lanes for strip in strips))
         strips += trace_strips
         if step is not None and None not in steps:
             zeros.append(step)

@@ -35,7 +35,7 @@ def labels(trace: Trace) -> tuple[list[Label | None], NDArray[np.int64]]:
 
 def has_labels(trace: Trace) -> bool:
     """Whether any range of the trace is labkit's."""
-    return bool((labels(trace)[1] >= 0).any())
+    return bool((trace.ranges["domain"] == DOMAIN).any())
 
 
 def first_decode_step(trace: Trace) -> int | None:

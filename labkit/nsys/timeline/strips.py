@@ -49,7 +49,9 @@ class StripEvents:
     names: pd.Categorical
 
 
-def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> tuple[list[Strip], list[StripEvents]]:
+def strips_of(
+    at: int, trace: Trace, attribution: Attribution | None, first: int
+) -> tuple[list[Strip], list[StripEvents]]:
     """The strips of trace number `at`, and its events with the shades of their stages. Its first lane is `first`."""
     threads, of_range, of_call = _threads(trace)
     streams, of_operation = _streams(trace)

@@ -41,8 +41,8 @@ def decode_trace(
         for rank in range(ranks)
     ]
     pids = 4000 + np.arange(ranks)
-    processes = typed("processes", {"pid": pids, "rank": np.arange(ranks), "name": ["python"] * ranks})
-    threads = typed("threads", {"process": np.arange(ranks), "tid": pids, "name": ["MainThread"] * ranks})
+    processes = typed("processes", {"pid": pids, "rank": np.arange(ranks), "name": "python"})
+    threads = typed("threads", {"process": np.arange(ranks), "tid": pids, "name": "MainThread"})
     joined = {name: _joined([of_rank[name] for of_rank in frames]) for name in ("ranges", "operations", "calls")}
     return Trace(Source("synthetic", "", ()), **joined, processes=processes, threads=threads)
 
@@ -82,19 +82,19 @@ def _rank(
         "range_id": np.arange(len(starts)) + 1,
         "start_ns": starts[order],
         "end_ns": ends[order],
-        "process": np.full(len(starts), rank),
-        "tid": np.full(len(starts), 4000 + rank),
-        "domain": pd.Categorical.from_codes(np.zeros(len(starts), np.int8), ["labkit"]),
+        "process": rank,
+        "tid": 4000 + rank,
+        "domain": "labkit",
         "name": pd.Categorical.from_codes(codes[order], names),
-        "style": pd.Categorical.from_codes(np.zeros(len(starts), np.int8), ["PushPop"]),
+        "style": "PushPop",
     }
     calls = {
         "start_ns": call_start,
         "end_ns": call_end,
-        "process": np.full(launches, rank),
-        "tid": np.full(launches, 4000 + rank),
-        "kind": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["api"]),
-        "name": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["cudaLaunchKernel"]),
+        "process": rank,
+        "tid": 4000 + rank,
+        "kind": "api",
+        "name": "cudaLaunchKernel",
         "correlation": np.arange(launches) + 1,
     }
     of_stage = np.array([KERNEL_NAMES.index(KERNELS[stage]) for stage, _ in labels])
@@ -118,16 +118,16 @@ def _operations(
     operations = {
         "start_ns": kernel_start,
         "end_ns": kernel_start + duration,
-        "process": np.full(launches, rank),
-        "kind": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["kernel"]),
+        "process": rank,
+        "kind": "kernel",
         "name": pd.Categorical.from_codes(kernel, KERNEL_NAMES),
-        "device": np.full(launches, rank),
-        "stream": np.full(launches, 7),
+        "device": rank,
+        "stream": 7,
         "correlation": np.arange(launches) + 1,
-        "grid": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["108 x 1 x 1"]),
-        "block": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["128 x 1 x 1"]),
-        "registers": np.full(launches, 64),
-        "shared_bytes": np.full(launches, 16_384),
+        "grid": "108 x 1 x 1",
+        "block": "128 x 1 x 1",
+        "registers": 64,
+        "shared_bytes": 16_384,
     }
     return typed("operations", operations)
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.room import folded, left_of, ratio_axis
+from labkit.figures.room import RATIO, folded, left_of
 from labkit.figures.summary import METRICS, stages_subtitle, subtitle_of
 from labkit.figures.theme import (
     PUBLISHED,
     PUBLISHED_PAPER,
     SIDE_COLORS,
-    SOFT,
     STAGE_COLORS,
     finish,
     heading,
     in_lines,
     whiskers,
+    write_after,
 )
 from labkit.published import NOT_MEASURED_HERE, published, published_speedups
 from labkit.stages import FUSED_REGIONS
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from labkit.statistics import Ratio
 
 MEASURED_HERE = "measured here"
-RATIO = "x"  # the unit of bars that say how many times faster
 OWN_SCALES = "each panel has a scale of its own"
 UNFUSED = ", against unfused cuBLAS kernels; model and hardware not stated"
 LABEL = 190  # pixels of a bar's name
@@ -44,25 +42,23 @@ def published_figure(comparison: Comparison) -> go.Figure:
     """Our speedups with their intervals above; below, the speedups that follow from published latencies."""
     ratios = {name: comparison.ratio(metric) for metric, name in METRICS.items()}
     figure = make_subplots(rows=2, cols=1, row_heights=[0.3, 0.7], vertical_spacing=0.17)
-    add_measured(figure, list(ratios), list(ratios.values()))
     theirs = published_speedups(comparison.case.batch)
-    labels = [_label(row) for _, row in theirs.iterrows()]
+    labels = [
+        row_label(row, f"{row['gpus']} GPU{'s' * (row['gpus'] > 1)}", f"{row['candidate']} / {row['baseline']}")
+        for _, row in theirs.iterrows()
+    ]
     left = left_of([*ratios, *labels])
     claims = [comparison.claim(metric).replace("] ", "]<br>") for metric in METRICS]
-    write_behind(figure, claims, [ratio.high for ratio in ratios.values()], list(ratios), left, row=1)
-    add_published(figure, labels, theirs["speedup"], theirs["source"], left, row=2)
+    add_measured(figure, ratios, claims, left, _pair(comparison))
     times = [
         f"<b>{row['speedup']:.3g}x</b>, {row['unit']}<br>"
         f"{number(row['baseline_ms'], 4)} to {number(row['candidate_ms'], 4)}"
         for _, row in theirs.iterrows()
     ]
-    write_behind(figure, times, list(theirs["speedup"]), labels, left, row=2)
-    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}", left=left), row=1, col=1)
+    add_published(figure, labels, theirs["speedup"], theirs["source"], times, left, row=2)
     title = "Times faster: ours, and what the articles report"
-    conditions = in_lines(subtitle_of(comparison), comparison.candidate.environment.machine)
-    return _finish(
-        figure, title, in_lines(conditions, *source_lines(theirs["source"]), OWN_SCALES), height=600, left=left
-    )
+    machine, sources = comparison.candidate.environment.machine, source_lines(theirs["source"])
+    return finish(figure, title, in_lines(subtitle_of(comparison), machine, *sources, OWN_SCALES), 600, left=left)
 
 
 def region_figure(comparison: Comparison) -> go.Figure:
@@ -71,26 +67,28 @@ def region_figure(comparison: Comparison) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.24)
     ratios = {region: _ratio(frame, region) for region in FUSED_REGIONS}
     names = list(REGION_NAMES.values())
-    ours = go.Bar(
+    figure.add_bar(
         x=list(ratios.values()),
         y=names,
         orientation="h",
         name=MEASURED_HERE,
         marker_color=[STAGE_COLORS[region] for region in FUSED_REGIONS],
         hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>",
+        row=1,
+        col=1,
     )
-    figure.add_trace(ours, row=1, col=1)
     left = left_of(names)
     texts = ["one side does not time it alone" if value is None else f"{number(value)}x" for value in ratios.values()]
     known = [ratio for ratio in ratios.values() if ratio is not None]
-    write_behind(figure, texts, [ratio or min(known, default=1.0) for ratio in ratios.values()], names, left, row=1)
+    write_after(figure, texts, [ratio or min(known, default=1.0) for ratio in ratios.values()], names, left, row=1)
     theirs = published("deep-fusion")
-    add_published(figure, names, theirs["value"], theirs["source"], left, row=2)
-    write_behind(figure, [f"{value:.3g}x" for value in theirs["value"]], list(theirs["value"]), names, left, row=2)
+    gains = [f"{value:.3g}x" for value in theirs["value"]]
+    add_published(figure, names, theirs["value"], theirs["source"], gains, left, row=2)
+    figure.update_yaxes(autorange="reversed")
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}", left=left), row=1, col=1)
     title = "Times faster in each of the four fused regions"
     subtitle = in_lines(stages_subtitle(comparison), *source_lines(theirs["source"] + UNFUSED), OWN_SCALES)
-    return _finish(figure, title, subtitle, height=480, left=left)
+    return finish(figure, title, subtitle, height=480, left=left)
 
 
 def source_lines(sources: Iterable[str]) -> list[str]:
@@ -98,20 +96,33 @@ def source_lines(sources: Iterable[str]) -> list[str]:
     return [f"{NOT_MEASURED_HERE}: {source}" for source in dict.fromkeys(sources)]
 
 
-def add_measured(figure: go.Figure, labels: Sequence[str], ratios: Sequence[Ratio]) -> None:
-    """Adds bars of our ratios, with their intervals, to the first panel."""
-    values = [ratio.value for ratio in ratios]
+def row_label(row: pd.Series, gpus: str, method: str) -> str:
+    """The name of a published figure in lines: model and batch, GPUs, method."""
+    hardware = "hardware not stated" if row["hardware"] == "not stated" else row["hardware"]
+    return in_lines(
+        f"{row['model']}, batch {row['batch']}", folded(f"{gpus}, {hardware}", LABEL), folded(method, LABEL)
+    )
+
+
+def add_measured(
+    figure: go.Figure, ratios: Mapping[str, Ratio], texts: Sequence[str], left: int, compared: str
+) -> None:
+    """Adds our ratios by name to the first panel: a bar with its interval and a text each. compared: the sides."""
+    values, lows, highs = ([getattr(ratio, name) for ratio in ratios.values()] for name in ("value", "low", "high"))
     figure.add_bar(
         x=values,
-        y=list(labels),
+        y=list(ratios),
         orientation="h",
         name=MEASURED_HERE,
         marker_color=SIDE_COLORS["candidate"],
-        error_x=whiskers(values, [ratio.low for ratio in ratios], [ratio.high for ratio in ratios]),
+        error_x=whiskers(values, lows, highs),
         hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>",
         row=1,
         col=1,
     )
+    write_after(figure, texts, highs, list(ratios), left, row=1)
+    figure.update_yaxes(autorange="reversed", row=1, col=1)
+    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {compared}", left=left), row=1, col=1)
 
 
 def add_published(
@@ -119,13 +130,17 @@ def add_published(
     labels: Sequence[str],
     values: Iterable[float],
     sources: Iterable[str],
+    texts: Sequence[str],
     left: int,
     *,
     row: int,
     unit: str = RATIO,
 ) -> None:
-    """Adds bars of published figures on a background of their own. left: the margin in pixels."""
-    bars = go.Bar(
+    """Adds a panel of published figures on a background of its own: a bar and a text each.
+
+    left: the margin in pixels. unit: of the values.
+    """
+    figure.add_bar(
         x=list(values),
         y=list(labels),
         orientation="h",
@@ -137,52 +152,20 @@ def add_published(
         },
         customdata=list(sources),
         hovertemplate="%{x:.2f}" + unit + "<br>%{customdata}<extra>" + NOT_MEASURED_HERE + "</extra>",
+        row=row,
+        col=1,
     )
-    figure.add_trace(bars, row=row, col=1)
     figure.add_shape(
         type="rect", xref="x domain", yref="y domain", x0=0, x1=1, y0=0, y1=1, layer="below", line_width=0,
         fillcolor=PUBLISHED_PAPER, row=row, col=1,
     )  # fmt: skip
+    write_after(figure, texts, list(values), labels, left, unit=unit, row=row)
+    figure.update_yaxes(autorange="reversed", row=row, col=1)
     figure.add_annotation(heading(f"<b>{NOT_MEASURED_HERE}</b>", PUBLISHED, left), row=row, col=1)
-
-
-def _finish(figure: go.Figure, title: str, subtitle: str, *, height: int, left: int) -> go.Figure:
-    figure.update_yaxes(autorange="reversed")
-    return finish(figure, title, subtitle, height).update_layout(margin_l=left)
-
-
-def write_behind(
-    figure: go.Figure,
-    texts: Sequence[str],
-    ends: Sequence[float],
-    labels: Sequence[str],
-    left: int,
-    *,
-    row: int,
-    unit: str = RATIO,
-) -> None:
-    """Writes a text after the end of each bar, and gives the axis room for the texts."""
-    axis = ratio_axis(ends, texts, left, unit=unit)
-    logarithmic = axis.get("type") == "log"
-    for text, end, label in zip(texts, ends, labels, strict=True):
-        figure.add_annotation(
-            text=text, x=math.log10(end) if logarithmic else end, y=label, xanchor="left", xshift=10, align="left",
-            showarrow=False, row=row, col=1,
-        )  # fmt: skip
-    figure.update_xaxes(**axis, row=row, col=1)
-    if logarithmic and min(ends) < 1 and unit == RATIO:
-        figure.add_vline(x=1, line={"color": SOFT, "width": 1}, row=row, col=1)
 
 
 def _pair(comparison: Comparison) -> str:
     return f"{comparison.candidate.name} against {comparison.baseline.name}"
-
-
-def _label(row: pd.Series) -> str:
-    hardware = "hardware not stated" if row["hardware"] == "not stated" else row["hardware"]
-    gpus = f"{row['gpus']} GPU" + ("s" if row["gpus"] > 1 else "")
-    sides = f"{row['candidate']} / {row['baseline']}"
-    return in_lines(f"{row['model']}, batch {row['batch']}", folded(f"{gpus}, {hardware}", LABEL), folded(sides, LABEL))
 
 
 def _ratio(frame: pd.DataFrame, region: str) -> float | None:
