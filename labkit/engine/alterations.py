@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as modules
 from transformers import PreTrainedModel
 
 from labkit.engine.configured import configured, differences
+from labkit.kernels.mlp_gemm.reference import ACTIVATION
 from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 
 LIBRARIES = ("torch", "transformers")  # their modules compute what a config says
 WATCHING = ("labkit", "transformers")  # their hooks change nothing
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
 LARGE = torch.logspace(0, 5, 51)  # a clipped activation differs only beyond its bounds
 POINTS = torch.cat((-LARGE, torch.linspace(-4, 4, 160), LARGE))
 ROUNDING = 1e-4  # between formulas of the same activation; GELU and its approximation by tanh are 4e-4 apart
@@ -101,6 +95,6 @@ def _changed_activation(module: nn.Module, config: ModelConfig) -> str | None:
     if next(module.parameters(), None) is not None:
         return None
     with torch.no_grad():
-        output, expected = module(POINTS), FUNCTIONS[config.activation](POINTS)
+        output, expected = module(POINTS), ACTIVATION[config.activation](POINTS)
     same = output.shape == expected.shape and torch.allclose(output, expected, atol=ROUNDING)
     return None if same else f"computes {type(module).__name__} (the config's activation: {config.activation})"

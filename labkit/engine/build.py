@@ -28,9 +28,8 @@ from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.slot_stream.queues import Queues, queues_of
 from labkit.models.shards import shard
 from labkit.system.home import expanded
-from labkit.weights.build import build_weights, check_weights
+from labkit.weights.build import build_weights, check_weights, packing_shown
 from labkit.weights.checkpoint.save import Saving
-from labkit.weights.packing_progress import packing_shown
 from labkit.weights.spec import WeightSpec
 
 

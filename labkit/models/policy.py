@@ -193,9 +193,13 @@ class Policy:
     def stored_names(self, canonical: str, index: int | None = None) -> tuple[str, ...]:
         """Hugging Face's names of the tensors of a canonical weight. `index`: its layer; None outside the layers."""
         role, kind = canonical.split(".")
-        modules = getattr(self, "tokens" if role == "embed" else role)
         layer = "" if index is None else f"{self.layers}.{index}."
-        return tuple(f"{layer}{module}.{kind}" for module in ([modules] if isinstance(modules, str) else modules))
+        return tuple(f"{layer}{module}.{kind}" for module in self.modules("tokens" if role == "embed" else role))
+
+    def modules(self, role: str) -> tuple[str, ...]:
+        """The modules of a role."""
+        modules = getattr(self, role)
+        return (modules,) if isinstance(modules, str) else modules
 
     def stored(
         self, config: ModelConfig, canonical: str, tensor: Tensor, index: int | None = None

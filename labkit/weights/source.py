@@ -34,10 +34,9 @@ from labkit.weights.checkpoint.files import TensorFile, first_line
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
-from labkit.weights.identity import identity_of_files
 from labkit.weights.listed_files import index_files
 from labkit.weights.of_transformers import OfTransformers
-from labkit.weights.protocol import TensorSource, require_tied
+from labkit.weights.protocol import TensorSource, identity_of_files, require_tied
 
 CHUNK = 1 << 20  # random numbers that are drawn at once, in a buffer besides the tensor
 ADAPTER = "adapter_config.json"

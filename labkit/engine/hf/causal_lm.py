@@ -239,7 +239,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
                 cache,
                 own_cache=self._made_for_call() is cache,
                 given=None if passed_in is cache else passed_in,
-                input_ids=input_ids,
+                tokens=input_ids,
                 processors=logits_processor,
                 criteria=stopping_criteria,
                 config=generation_config,

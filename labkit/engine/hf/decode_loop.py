@@ -17,7 +17,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
-from labkit.engine.hf.endings import End, endings_of, known_end
+from labkit.engine.hf.endings import End, endings_of, known_end, pad_of
 from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.hf.prompts import read_prompt
 from labkit.engine.memory.adoption import hand_back
@@ -223,8 +223,7 @@ def _choose_argmax(
     The weights flush the processor's caches in every step, so that each line of code here costs memory accesses: the
     loop does nothing that can be done before it or after it.
     """
-    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-    cache, phase = prompt.cache, prompt.phase
+    pad, cache, phase = pad_of(config), prompt.cache, prompt.phase
     chosen: list[Tensor] = []
     finished: set[int] = set()
 

@@ -14,6 +14,7 @@ from transformers.generation import logits_process as processing
 from transformers.generation.streamers import BaseStreamer
 
 from labkit.engine.hf.decode_loop import decode_loop
+from labkit.engine.hf.endings import pad_of
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
 
@@ -43,7 +44,7 @@ class GenerateTexts:
     cache: KVCache
     own_cache: bool
     given: Cache | None
-    input_ids: Tensor
+    tokens: Tensor
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
@@ -52,12 +53,11 @@ class GenerateTexts:
 
     @property
     def rows(self) -> int:
-        return len(self.input_ids)
+        return len(self.tokens)
 
     @property
     def pad(self) -> int:
-        pad = self.config._pad_token_tensor
-        return 0 if pad is None else int(pad)
+        return pad_of(self.config)
 
     @property
     def wants_tokens_alone(self) -> bool:
@@ -104,10 +104,6 @@ class GenerateTexts:
     def longest(self) -> int | None:
         return self.criteria.max_length
 
-    @property
-    def tokens(self) -> Tensor:
-        return self.input_ids
-
     def part(self, rows: range, cache: KVCache) -> GenerateTexts:
         of_rows = slice(rows.start, rows.stop)
         kwargs = dict(self.model_kwargs)
@@ -118,7 +114,7 @@ class GenerateTexts:
         return replace(
             self,
             cache=cache,
-            input_ids=self.input_ids[of_rows].contiguous(),
+            tokens=self.tokens[of_rows].contiguous(),
             processors=self._processors_of(of_rows),
             model_kwargs=kwargs,
         )
@@ -141,12 +137,12 @@ class GenerateTexts:
         return parts
 
     def continued(self, tokens: Tensor) -> GenerateTexts:
-        return replace(self, input_ids=tokens, model_kwargs={"attention_mask": torch.ones_like(tokens)})
+        return replace(self, tokens=tokens, model_kwargs={"attention_mask": torch.ones_like(tokens)})
 
     def loop(self, *, alone: bool = False) -> Loop:
         return decode_loop(
             self.cache,
-            self.input_ids,
+            self.tokens,
             self.processors,
             self.criteria,
             self.config,

@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 class HeadStore(Protocol):
-    """Keys and values of all layers, resident or offloaded."""
+    """Keys and values of all layers. `stream`, `begin_pass`, `shrink`, `pass_bytes` and `take_spans` are those of a
+    store whose layers are all resident; a store with a backing store has its own.
+    """
 
     @property
     def capacity(self) -> int:
@@ -31,6 +33,7 @@ class HeadStore(Protocol):
     @property
     def stream(self) -> PassedCaches | None:
         """Stream that brings layers from the backing store to the kernels and back. None: all layers are resident."""
+        return None
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
         """Returns the kernels' view of one layer, which must be resident."""
@@ -39,6 +42,7 @@ class HeadStore(Protocol):
         """Begins a pass over the layers that writes the tokens `written` of every sequence. Later tokens do not count.
         Returns None if all layers are resident.
         """
+        return None
 
     def layers_in_order(self, written: range) -> Iterator[LayerCache]:
         """Yields one layer after the other, to read, or to write the tokens `written` of every sequence. Raises
@@ -54,12 +58,14 @@ class HeadStore(Protocol):
         """Like `change`, to at most the present number of sequences, with little extra room. A failure may lose all
         sequences.
         """
+        self.change(made_of)
 
     def join(self, others: Sequence[Any]) -> None:
         """Appends the sequences of other stores of the same kind, capacity and number of tokens."""
 
     def pass_bytes(self, sequences: int) -> int:
         """Returns the bytes that a pass brings to the kernels for `sequences` sequences; 0: all layers are resident."""
+        return 0
 
     def grow(self, capacity: int) -> None:
         """Makes room for at least `capacity` tokens. A failure changes nothing."""
@@ -69,6 +75,7 @@ class HeadStore(Protocol):
 
     def take_spans(self) -> list[StreamSpan]:
         """Returns the spans (what was done with a layer, and when) since the last call."""
+        return []
 
 
 @dataclass(frozen=True)

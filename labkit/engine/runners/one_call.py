@@ -8,14 +8,13 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
-from labkit.engine.runners.ahead import Ahead
 from labkit.engine.runners.checks import most_positions
 from labkit.engine.runners.groups import grouped_chunks, joined_groups, padded_groups
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoice, ReadingChoices
 from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
+from labkit.engine.runners.step import Ahead, Chunk, StepInput, StepOutput, joined, written
 from labkit.engine.team_size import team_size
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,7 +16,7 @@ from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.driving import Generated, TextBatch, drive
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
+from labkit.engine.runners.step import CollectedLater, Node, Pending, StepInput, StepOutput
 from labkit.kernels.decode_step import StreamedLayers
 
 
@@ -64,7 +63,15 @@ class Runner:
             check_step(step, self.config)
         with KeptOnError(step.cache, visible=step.follows):
             pending = self._begin(step)
-        return pending if self.step_times_ms is None else _Timed(pending, start, self.step_times_ms.append)
+        if (times_ms := self.step_times_ms) is None:
+            return pending
+
+        def timed() -> StepOutput:
+            output = pending.collect()
+            times_ms.append((perf_counter() - start) * 1e3)
+            return output
+
+        return CollectedLater(timed)
 
     def _begin(self, step: StepInput) -> Pending:
         """Begins a step that has been checked. Runners call it for their parts of a step."""
@@ -89,15 +96,3 @@ class Runner:
 
     def after_generation(self, tokens: Tensor) -> None:
         """Called with the tokens int64 [B, T] of complete texts, prompt included."""
-
-
-class _Timed:
-    """Pending step that notes its milliseconds when it is collected."""
-
-    def __init__(self, pending: Pending, start: float, note: Callable[[float], None]) -> None:
-        self._pending, self._start, self._note = pending, start, note
-
-    def collect(self) -> StepOutput:
-        output = self._pending.collect()
-        self._note((perf_counter() - self._start) * 1e3)
-        return output

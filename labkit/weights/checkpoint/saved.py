@@ -22,10 +22,11 @@ from labkit.system.errors import UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.system.rounding import ceil_div
 from labkit.system.shown import shown_value
-from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix
+from labkit.weights.canonical import CanonicalLayers, Empty, RowBlocks, Weight, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
-from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
+from labkit.weights.checkpoint.shard_file import ShardFile
+from labkit.weights.checkpoint.tensor_stream import AGAIN
 from labkit.weights.listed_files import listed_path
 from labkit.weights.spec import WeightSpec
 
@@ -147,19 +148,14 @@ class SavedWeights:
         return {stored: place for place in places for stored in policy.stored_names(*place)}
 
 
-class Own:
+class Own(CanonicalLayers):
     """The weights of a rank from its own file, read straight into the engine's memory."""
 
     def __init__(self, saved: SavedWeights, part: Shard) -> None:
-        self._part, self._file = part, saved.file(part.rank)
+        super().__init__(part)
+        self._file = saved.file(part.rank)
 
-    def top(self, empty: Empty) -> Canonical:
-        return Loading(self._part.top_shapes, lambda name: self._weight(name, None, empty))
-
-    def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self._part.layer_shapes, lambda name: self._weight(name, index, empty))
-
-    def _weight(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
+    def load(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
         key = key_of(name, index)
         return self._file.linear(key, empty) if is_matrix(name) else self._file.vector(key)
 
@@ -174,13 +170,13 @@ class Streaming(Own):
         super().__init__(saved, part)
         self._slots = slots
 
-    def _weight(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
+    def load(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
         if index is not None and index in self._slots and is_matrix(name):
             return self._file.linear_within(key_of(name, index), *self._slots[index])
-        return super()._weight(name, index, empty)
+        return super().load(name, index, empty)
 
 
-class Merged:
+class Merged(CanonicalLayers):
     """The weights of a rank from the files of all ranks, with any number of ranks, layout and type. Matrices are rows.
 
     Vectors are rounded to `dtype`, as they are when they come from the original checkpoint.
@@ -189,20 +185,15 @@ class Merged:
     def __init__(
         self, saved: SavedWeights, part: Shard, dtype: torch.dtype | None = None, floats: bool = False
     ) -> None:
-        self._saved, self._part, self._dtype, self._floats = saved, part, dtype, floats
+        super().__init__(part)
+        self._saved, self._dtype, self._floats = saved, dtype, floats
 
-    def top(self, empty: Empty) -> Canonical:
-        return Loading(self._part.top_shapes, lambda name: self._loaded(name, None))
-
-    def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self._part.layer_shapes, lambda name: self._loaded(name, index))
-
-    def _loaded(self, name: str, index: int | None) -> Weight:
+    def load(self, name: str, index: int | None, empty: Empty) -> Weight:
         if not (self._floats and is_matrix(name)):
             return self.weight(name, index)
         if self._dim(name) == 1:
             return self._as_floats(self.weight(name, index))
-        outputs, inputs = (self._part.top_shapes if index is None else self._part.layer_shapes)[name]
+        outputs, inputs = (self.part.top_shapes if index is None else self.part.layer_shapes)[name]
         return RowBlocks((outputs, inputs), lambda begin, end: self._as_floats(self.weight(name, index, (begin, end))))
 
     def _as_floats(self, weight: Tensor | Linear) -> Tensor:
@@ -210,7 +201,7 @@ class Merged:
 
     def weight(self, name: str, index: int | None, rows: Interval | None = None) -> Tensor | Linear:
         """A tensor, or a quantised matrix with its scales. `rows`: only these rows, of a matrix not cut by columns."""
-        shapes = self._part.top_shapes if index is None else self._part.layer_shapes
+        shapes = self.part.top_shapes if index is None else self.part.layer_shapes
         key, shape = key_of(name, index), shapes[name]
         if not is_matrix(name):
             parts = [
@@ -233,13 +224,13 @@ class Merged:
 
     def _dim(self, name: str) -> int:
         """The dimension along which the weight is divided: among the present ranks, or among the saving ranks."""
-        return next((cut.dim for cut in (self._part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
+        return next((cut.dim for cut in (self.part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
 
     def _pieces(self, name: str, dim: int) -> list[HeldRange]:
         config = self._saved.config
         whole = (config.layer_shapes() | config.top_shapes())[name][dim]
         holdings = [ranges_of(part.cut(name), whole) for part in self._saved.shards]
-        return pieces(ranges_of(self._part.cut(name), whole), holdings)
+        return pieces(ranges_of(self.part.cut(name), whole), holdings)
 
     def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: HeldRange) -> None:
         """Copies a piece of the matrix to its place in `out`, some rows at a time."""
@@ -263,7 +254,7 @@ class Merged:
                 for piece in parts
             ]
             return torch.cat(rows), next(iter(files.values())).record.matrices[key].group
-        cut = self._part.cut(name)
+        cut = self.part.cut(name)
         whole = cut.whole if cut else shape[1]
         begin, end = cut.ranges[0] if cut else (0, whole)
         record = self._saved.file(0).record.matrices[key]

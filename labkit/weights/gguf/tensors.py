@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by Hugging Face's names, as floats or as the stored codes."""
+"""The tensors of a GGUF file by Hugging Face's names: as floats, as the stored codes, or as canonical weights."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from labkit.kernels.codes import quantize
+from labkit.kernels.types import Linear
 from labkit.models.config import Shapes
 from labkit.models.policy import LINEARS, Policy
-from labkit.models.shards import Cut
+from labkit.models.shards import Cut, Shard
 from labkit.system.errors import UserError
 from labkit.system.mapped_file import require_mapped
+from labkit.weights.canonical import CanonicalLayers, Empty, Weight, is_matrix
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.header import StoredTensor
-from labkit.weights.identity import identity_of_files
+from labkit.weights.protocol import finite, identity_of_files
 
 GROUP = 32  # numbers that share a scale in every type below
 BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}  # types whose blocks become codes and scales of labkit's without loss
@@ -157,8 +160,9 @@ class GgufTensors:
         return rows, rest
 
     def _described(self, name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> FileTensor:
-        role = next((role for role in LINEARS if name.endswith(".weight") and self._is(name, role)), None)
-        transposed = self.policy.transposed and role is not None
+        linears = [module for role in LINEARS for module in self.policy.modules(role)]
+        linear = name.endswith(".weight") and any(f".{module}." in name for module in linears)
+        transposed = self.policy.transposed and linear
         expected = shape[::-1] if transposed else shape
         if tensor.shape != expected:
             raise UserError(
@@ -172,10 +176,6 @@ class GgufTensors:
             )
         return FileTensor(tensor, self._order(name, shape[0]), transposed)
 
-    def _is(self, name: str, role: str) -> bool:
-        modules = getattr(self.policy, role)
-        return any(f".{module}." in name for module in ([modules] if isinstance(modules, str) else modules))
-
     def _order(self, name: str, rows: int) -> Tensor | None:
         """The file's order of rows: llama.cpp puts the two rows of a rotary pair of LLaMA next to each other, and sorts
         BLOOM's QKV rows by kind.
@@ -187,6 +187,39 @@ class GgufTensors:
         if self.file.architecture == "bloom" and ".query_key_value." in name:
             return torch.arange(rows).view(3, heads, -1).transpose(0, 1).reshape(-1)
         return None
+
+
+class NativeWeights(CanonicalLayers):
+    """A rank's canonical weights, made of a file's codes without quantising anew.
+
+    A matrix whose tensors are all of one type in BITS keeps its codes and scales. A floating-point matrix becomes
+    bfloat16. Matrices of all other types, such as K-quants, are dequantised and then quantised to 8 bits in groups of
+    32.
+    """
+
+    def __init__(self, tensors: GgufTensors, part: Shard) -> None:
+        super().__init__(part)
+        self._tensors = tensors
+
+    def load(self, name: str, index: int | None, empty: Empty) -> Weight:
+        part, tensors, policy = self.part, self._tensors, self._tensors.policy
+        if not is_matrix(name):
+            return policy.tensor(part, name, index, self._floats)
+        kinds = {tensors.kind(stored) for stored in policy.stored_names(name, index)}
+        if len(kinds) == 1 and (kind := min(kinds)) in BITS:
+            codes = policy.tensor(part, name, index, tensors.codes)
+            scales = finite(policy.assembled(part, name, index, tensors.scales), name)
+            outputs, inputs = codes.shape
+            return Linear(codes, None, outputs, inputs, "rows", scales, GROUP, BITS[kind])
+        rows = policy.tensor(part, name, index, self._floats)
+        outputs, inputs = rows.shape
+        if kinds <= FLOATS.keys():
+            return Linear(rows.bfloat16(), None, outputs, inputs, "rows")
+        codes, scales = quantize(rows, GROUP)
+        return Linear(codes, None, outputs, inputs, "rows", scales, GROUP)
+
+    def _floats(self, name: str, cut: Cut | None) -> Tensor:
+        return finite(self._tensors.get(name, None, cut), name)
 
 
 def _check_kinds(file: GgufFile) -> None:

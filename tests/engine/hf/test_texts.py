@@ -29,7 +29,7 @@ def texts_with(processor: Any) -> GenerateTexts:
         cache,
         own_cache=True,
         given=None,
-        input_ids=IDS,
+        tokens=IDS,
         processors=LogitsProcessorList([processor]),
         criteria=StoppingCriteriaList(),
         config=GenerationConfig(),

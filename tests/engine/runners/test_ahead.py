@@ -12,8 +12,7 @@ from transformers import set_seed
 
 import labkit
 from labkit.engine.runners import one_call
-from labkit.engine.runners.ahead import Ahead
-from labkit.engine.runners.step import StepInput
+from labkit.engine.runners.step import Ahead, StepInput
 from labkit.kernels import DecodeStep
 from labkit.kernels.reading import USUAL
 from labkit.stages import Phase, Stage
