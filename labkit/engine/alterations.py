@@ -35,7 +35,7 @@ def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConf
     """
     root = model if config.causal else model.base_model
     start = "" if config.causal else policy.layers.split(".")[0]
-    if hook := _strangers_hook(modules._global_forward_hooks, modules._global_forward_pre_hooks):
+    if hook := _foreign_hook(modules._global_forward_hooks, modules._global_forward_pre_hooks):
         raise _refused("torch.nn.Module", f"has the global forward hook {hook}", "remove the hook")
     for path, module in root.get_submodule(start).named_modules(prefix=start):
         if change := _changed_code(module):
@@ -61,7 +61,7 @@ def _changed_code(module: nn.Module) -> str | None:
         return f"is a {kind.__name__} of {kind.__module__}"
     if _library(kind.forward) not in LIBRARIES or not _is_own(module):
         return "has a forward that replaces its own"
-    hook = _strangers_hook(module._forward_hooks, module._forward_pre_hooks)
+    hook = _foreign_hook(module._forward_hooks, module._forward_pre_hooks)
     return f"has the forward hook {hook}" if hook else None
 
 
@@ -73,7 +73,7 @@ def _is_own(module: nn.Module) -> bool:
     return forward is None or wrapper or getattr(compiled, "__func__", None) is type(module).forward
 
 
-def _strangers_hook(*hooks: Mapping[int, Any]) -> str | None:
+def _foreign_hook(*hooks: Mapping[int, Any]) -> str | None:
     """Returns the name of the first hook that may change what a module computes."""
     hook = next((hook for hook in chain(*(kind.values() for kind in hooks)) if _library(hook) not in WATCHING), None)
     return None if hook is None else getattr(hook, "__qualname__", type(hook).__name__)

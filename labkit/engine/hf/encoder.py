@@ -4,10 +4,8 @@ Letters: B sequences, T tokens of each, N = B * T rows, H hidden, L layers.
 """
 
 import copy
-import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock
 from time import perf_counter
 
@@ -30,7 +28,7 @@ from labkit.stages import Phase, Stage, listening, stage
 from labkit.system.errors import UserError
 from labkit.weights.spec import WeightSpec
 
-Pass = Callable[[Tensor, Rows, "SharedSlots"], Tensor]  # rows of some sequences through all layers
+Pass = Callable[[Tensor, Rows, LayerCache], Tensor]  # rows of some sequences through all layers
 
 
 class FusedEncoder(PackedModule, nn.Module):
@@ -102,14 +100,14 @@ class FusedEncoder(PackedModule, nn.Module):
                 some_BTH = inputs_BTH[begin : begin + group]
                 keys = None if keys_BT is None else keys_BT[begin : begin + group]
                 rows = encoder_rows(keys, len(some_BTH), tokens, self.device)
-                outputs.append(run(some_BTH, rows, SharedSlots.of(self.weights, rows, self.device)))
+                outputs.append(run(some_BTH, rows, shared_slots(self.weights, rows, self.device)))
         if self.step_times_ms is not None:
             self.step_times_ms.append((perf_counter() - start) * 1e3)
         last_BTH = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last_BTH.to(hidden_states.dtype))
 
     def _by_stages(
-        self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots", tapped_in: torch.dtype | None = None
+        self, inputs_BTH: Tensor, rows: Rows, slots: LayerCache, tapped_in: torch.dtype | None = None
     ) -> Tensor:
         """Runs one op at a time under the stage ranges: for profilers, hidden states and the other impls.
 
@@ -138,12 +136,13 @@ class AtOnce:
     """Runs all layers in one C++ call, which measures the time of every stage."""
 
     def __init__(self, weights: ModelWeights, clock: StageClock) -> None:
-        self._step, self._clock = DecodeStep(weights), clock
+        self._step, self._clock, self._layers = DecodeStep(weights), clock, len(weights.layers)
 
-    def __call__(self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots") -> Tensor:
+    def __call__(self, inputs_BTH: Tensor, rows: Rows, slots: LayerCache) -> Tensor:
         outputs_BTH, width, threads = torch.empty_like(inputs_BTH), inputs_BTH.shape[2], team_size()
         inputs, outputs = inputs_BTH.view(-1, width), outputs_BTH.view(-1, width)
-        self._step.run([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, slots.c, threads=threads)
+        caches = (CCache * self._layers)(*[slots.c] * self._layers)
+        self._step.run([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, caches, threads=threads)
         self._clock.add(Phase.PREFILL, self._step.times, head=False)
         return outputs_BTH
 
@@ -155,30 +154,11 @@ class LayersClock(StageClock):
         return [time for time in super().times() if time.layer is not None]
 
 
-@dataclass(frozen=True)
-class SharedSlots:
-    """Keys and values [B, Hkv, T, padded D] of one pass. They are not kept, so all layers use the same memory."""
-
-    keys: Tensor
-    values: Tensor
-    num_layers: int
-
-    @classmethod
-    def of(cls, weights: ModelWeights, rows: Rows, device: torch.device) -> "SharedSlots":
-        shape = (rows.batch, weights.heads.kv, rows.tokens, padded_head_dim(weights.heads.dim))
-        keys, values = (torch.empty(shape, dtype=weights.cache_dtype, device=device) for _ in range(2))
-        return cls(keys, values, len(weights.layers))
-
-    @cached_property
-    def _shared(self) -> LayerCache:
-        return LayerCache(self.keys, self.values, 0)
-
-    def layer(self, index: int) -> LayerCache:
-        return self._shared
-
-    @cached_property
-    def c(self) -> "ctypes.Array[CCache]":
-        return (CCache * self.num_layers)(*[self._shared.c] * self.num_layers)
+def shared_slots(weights: ModelWeights, rows: Rows, device: torch.device) -> LayerCache:
+    """Returns memory for keys and values [B, Hkv, T, padded D] of one pass. They are not kept, so all layers share it."""
+    shape = (rows.batch, weights.heads.kv, rows.tokens, padded_head_dim(weights.heads.dim))
+    keys, values = (torch.empty(shape, dtype=weights.cache_dtype, device=device) for _ in range(2))
+    return LayerCache(keys, values, 0)
 
 
 class Tap(nn.Module):

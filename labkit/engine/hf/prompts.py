@@ -28,7 +28,7 @@ def read_prompt(step: StepInput, times: int) -> Generator[StepInput, StepOutput,
 
 
 def _repeats(step: StepInput, times: int) -> bool:
-    """Whether rows of texts with `times` equal rows each are all that the step has."""
+    """Whether the step's rows are groups of `times` equal rows, one group for each text."""
     per_row = (step.tokens, step.attention_mask, step.position_ids)
     tables = [table for table in per_row if table is not None and len(table) > 1]
     return all(

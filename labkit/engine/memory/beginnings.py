@@ -65,8 +65,7 @@ class Beginnings:
 
     def reorder(self, cache: ReorderedCache, sources: Sequence[int]) -> bool:
         """Replaces each sequence by the one that `sources` names, in place. Returns False, and changes nothing, if the
-        C++ kernels do not run, if keys and values are elsewhere than in the memory of the CPU, or if the number of
-        sequences changes.
+        C++ kernels do not run, if keys and values are not resident on the CPU, or if the number of sequences changes.
         """
         heads, length = cache.heads, cache.length
         if not isinstance(heads, StoredHeads) or not heads.keys[0].is_cpu or in_use_already() is None:

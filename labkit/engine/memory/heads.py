@@ -80,9 +80,7 @@ class StoredHeads(HeadStore):
         return StoredHeads(*([tensor.clone() for tensor in tensors] for tensors in self._lists))
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """Replaces each tensor by what `made_of` returns for it. Works tensor by tensor, so that at most one is in
-        memory twice.
-        """
+        """Replaces each tensor by `made_of(tensor)`, one after the other, so that at most one is in memory twice."""
         for tensors in self._lists:
             for index, tensor in enumerate(tensors):
                 tensors[index] = made_of(tensor)

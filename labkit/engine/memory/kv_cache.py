@@ -309,8 +309,8 @@ class KVCache(CacheFacade):
             self.mask[:, length:] = 1
 
     def select(self, rows: Any, in_place: bool = False) -> None:
-        """Replaces each tensor [B, ...] by what `rows` returns for it. in_place: the number of sequences does not grow;
-        offloaded keys and values need little extra room, but a failure loses them.
+        """Replaces each tensor [B, ...] by `rows(tensor)`. in_place: the number of sequences does not grow. Offloaded
+        keys and values then need little extra room, but a failure loses them.
         """
         self._c = self._beginnings = None  # before any memory that it refers to is freed
         if self.heads is not None:

@@ -100,8 +100,8 @@ class BackingStore:
         raise NotImplementedError
 
     def on_all_ranks(self, make: Callable[[], T]) -> T:
-        """Returns what `make` returns. If it fails on one rank, all ranks raise an error, so that none waits for it in
-        a step: UnexplainedError on the others.
+        """Returns the result of `make`. If it fails on one rank, all ranks raise an error, so that none waits for that
+        rank in a step: UnexplainedError on the others.
         """
         try:
             made = make()

@@ -19,7 +19,7 @@ from labkit.kernels.slot_stream.queues import Queues
 from labkit.system.collective import Gather, own_result
 from labkit.weights.build import build_layers
 from labkit.weights.capacity import layer_bytes, outside_bytes, vector_bytes
-from labkit.weights.checkpoint.saved import SavedWeights, Streaming
+from labkit.weights.checkpoint.saved import SavedWeights, StreamedWeights
 from labkit.weights.records import Builder
 from labkit.weights.spec import WeightSpec
 
@@ -58,7 +58,7 @@ def opened(
         resident_bytes = len(resident) * layer_bytes(spec) + len(blocks) * vector_bytes(part)
         place = Arena.reserved(outside_bytes(spec) + resident_bytes)
     with torch.inference_mode():
-        weights = build_layers(Streaming(saved, part, slots), Builder(spec, place))
+        weights = build_layers(StreamedWeights(saved, part, slots), Builder(spec, place))
     return weights, streamed
 
 

@@ -91,12 +91,12 @@ class SavedWeights:
         if name not in self._canonical:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
         canonical, index = self._canonical[name]
-        weight = Merged(self, shard(self.config)).weight(canonical, index)
+        weight = MergedWeights(self, shard(self.config)).weight(canonical, index)
         whole = weight.floats() if isinstance(weight, Linear) else weight
         tensor = cut_of(name, self.policy.stored(self.config, canonical, whole, index)[name], cut)
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
-    def part(self, spec: WeightSpec) -> Own | Merged:
+    def part(self, spec: WeightSpec) -> OwnFileWeights | MergedWeights:
         """A rank's weights: in the saved layout if the spec's kernels read that layout, else as rows.
 
         Raises UserError for int8 weights if the spec has another type.
@@ -106,17 +106,17 @@ class SavedWeights:
                 f"{self.folder} holds int8 weights, got dtype={spec.dtype}; pass dtype=torch.int8, or load the original"
             )
         if self.has_layout_of(spec):
-            return Own(self, spec.part)
-        return Merged(self, spec.part, None if spec.quantised else spec.dtype)
+            return OwnFileWeights(self, spec.part)
+        return MergedWeights(self, spec.part, None if spec.quantised else spec.dtype)
 
     def has_layout_of(self, spec: WeightSpec) -> bool:
         """Whether each rank of the spec finds its weights in one file, as its kernels read them."""
         saved = (self.manifest.tp_size, self.manifest.layout, self.dtype)
         return saved == (spec.part.size, spec.layout, spec.dtype)
 
-    def floats(self, spec: WeightSpec) -> Merged:
+    def floats(self, spec: WeightSpec) -> MergedWeights:
         """A rank's weights as floats of the spec's type; for int8 as float32, to be quantised anew."""
-        return Merged(self, spec.part, torch.float32 if spec.quantised else spec.dtype, floats=True)
+        return MergedWeights(self, spec.part, torch.float32 if spec.quantised else spec.dtype, floats=True)
 
     def check(self) -> None:
         """Reads every tensor. Raises UserError for a tensor that was altered since it was written."""
@@ -148,7 +148,7 @@ class SavedWeights:
         return {stored: place for place in places for stored in policy.stored_names(*place)}
 
 
-class Own(CanonicalLayers):
+class OwnFileWeights(CanonicalLayers):
     """The weights of a rank from its own file, read straight into the engine's memory."""
 
     def __init__(self, saved: SavedWeights, part: Shard) -> None:
@@ -160,8 +160,8 @@ class Own(CanonicalLayers):
         return self._file.linear(key, empty) if is_matrix(name) else self._file.vector(key)
 
 
-class Streaming(Own):
-    """As `Own`, but the matrices of the layers in `slots` are views of their slots, which are filled later.
+class StreamedWeights(OwnFileWeights):
+    """As `OwnFileWeights`, but the matrices of the layers in `slots` are views of their slots, which are filled later.
 
     slots: by layer, a slot, uint8 [bytes], and the offset in the file of the slot's first byte.
     """
@@ -176,7 +176,7 @@ class Streaming(Own):
         return super().load(name, index, empty)
 
 
-class Merged(CanonicalLayers):
+class MergedWeights(CanonicalLayers):
     """The weights of a rank from the files of all ranks, with any number of ranks, layout and type. Matrices are rows.
 
     Vectors are rounded to `dtype`, as they are when they come from the original checkpoint.

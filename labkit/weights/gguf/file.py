@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from labkit.models.policies import policy_for
-from labkit.models.policy import Policy
+from labkit.models.policy import Policy, misfits
 from labkit.system.errors import UserError
 from labkit.weights.gguf.config import ARCHITECTURES, ROPE_FACTORS, ROTARY, read_config
 from labkit.weights.gguf.header import Header, StoredTensor, is_gguf, read_header
@@ -74,11 +74,9 @@ class GgufFile:
         extra = self.tensors.keys() - read
         missing = (set(names.values()) - self.tensors.keys()) | (mapped.keys() - names.keys())
         if extra or missing:
-            kinds = (("missing", missing), ("extra", extra))
-            counts = "; ".join(f"{len(some)} {kind}: {', '.join(sorted(some)[:8])}" for kind, some in kinds if some)
             raise UserError(
                 f"the tensors of {self.path} do not fit {policy.architecture} with {config.num_layers} layers "
-                f"({counts}); download or convert it again"
+                f"({misfits(missing, extra)}); download or convert it again"
             )
         return names
 
