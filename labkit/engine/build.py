@@ -12,7 +12,7 @@ import torch
 from labkit.engine.memory.heads_on_host import HostMemory
 from labkit.engine.memory.stores import BackingStore
 from labkit.engine.offload.cache_folder import cache_folder
-from labkit.engine.offload.held import on_host
+from labkit.engine.offload.host import on_host
 from labkit.engine.offload.options import KvOffload, Offload
 from labkit.engine.offload.prepared import prepared
 from labkit.engine.offload.streaming import opened

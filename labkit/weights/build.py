@@ -145,11 +145,12 @@ def canonical_layers(spec: WeightSpec, source: TensorSource) -> tuple[WeightSpec
     """A rank's canonical weights: packed, in codes, or still to be quantised. The part of the returned spec says
     whether sums are cut yet.
     """
-    saved, gguf, quant = saved_in(source), gguf_in(source), spec.quant
+    weights, quant = getattr(source, "weights", source), spec.quant
     if quant.as_stored and not has_codes(source):
         raise UserError("quant.as_stored keeps the codes of a GGUF file, but these weights are no codes; leave it out")
-    if gguf is not None and quant.as_stored:
-        return spec, NativeWeights(gguf, spec.part)
+    if isinstance(weights, GgufTensors) and quant.as_stored:
+        return spec, NativeWeights(weights, spec.part)
+    saved = saved_in(source)
     if saved is not None and (quant.as_stored or not saved.native):
         spec = replace(spec, part=replace(spec.part, sums_whole=spec.quantised and saved.dtype != spec.dtype))
         return spec, saved.part(spec)
@@ -199,16 +200,12 @@ def saved_in(source: TensorSource) -> SavedWeights | None:
     return weights if isinstance(weights, SavedWeights) else None
 
 
-def gguf_in(source: TensorSource) -> GgufTensors | None:
-    """The source's weights if they are a GGUF file; else None."""
-    weights = getattr(source, "weights", source)
-    return weights if isinstance(weights, GgufTensors) else None
-
-
 def has_codes(source: TensorSource) -> bool:
     """Whether the weights are stored as codes, in a GGUF file or in a packed checkpoint made of one."""
-    saved, gguf = saved_in(source), gguf_in(source)
-    return gguf.quantised if gguf is not None else saved is not None and saved.native
+    weights = getattr(source, "weights", source)
+    if isinstance(weights, GgufTensors):
+        return weights.quantised
+    return isinstance(weights, SavedWeights) and weights.native
 
 
 def check_names(spec: WeightSpec, source: TensorSource) -> None:

@@ -35,10 +35,12 @@ class RowBlocks:
         first_rows = (0, *accumulate(map(len, pieces)))
 
         def rows(begin: int, end: int) -> Tensor:
-            ranges = [(max(begin - at, 0), end - at) for at in first_rows]
-            taken = [piece[first:last] for piece, (first, last) in zip(pieces, ranges, strict=False) if last > 0]
-            taken = [rows for rows in taken if len(rows)]
-            return taken[0] if len(taken) == 1 else torch.cat(taken)
+            parts = [
+                piece[max(begin - first, 0) : max(end - first, 0)]
+                for piece, first in zip(pieces, first_rows, strict=False)
+            ]
+            parts = [part for part in parts if len(part)]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         return cls((first_rows[-1], pieces[0].shape[1]), rows)
 

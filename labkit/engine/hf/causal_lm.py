@@ -106,7 +106,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """Returns an empty cache, which reserves `capacity` slots per sequence at its first use."""
-        return self.runner.new_cache(capacity)
+        return self.runner.layer_range.new_cache(capacity)
 
     @torch.no_grad()
     @_by_all_ranks
@@ -238,7 +238,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
             texts = GenerateTexts(
                 cache,
                 own_cache=self._made_for_call() is cache,
-                given=None if passed_in is cache else passed_in,
+                hf_cache=None if passed_in is cache else passed_in,
                 tokens=input_ids,
                 processors=logits_processor,
                 criteria=stopping_criteria,

@@ -55,7 +55,7 @@ def decode_loop(
     generation_config: GenerationConfig,
     streamer: BaseStreamer | None = None,
     *,
-    given: Cache | None = None,
+    hf_cache: Cache | None = None,
     alone: bool = False,
     **model_kwargs: Any,
 ) -> Loop:
@@ -63,7 +63,7 @@ def decode_loop(
 
     Tokens are kept and chosen on the device of `input_ids`; the model may be on another device.
 
-    given: transformers' cache from which `cache` was made; it gets the new keys and values.
+    hf_cache: transformers' cache from which `cache` was made; it gets the new keys and values.
     alone: see `TextBatch.loop`.
     """
     prompt = prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
@@ -77,8 +77,8 @@ def decode_loop(
         )
     if streamer is not None:
         streamer.end()
-    if given is not None:
-        hand_back(cache, given)
+    if hf_cache is not None:
+        hand_back(cache, hf_cache)
     if not choice.as_dict:
         return sequences
     return GenerateDecoderOnlyOutput(

@@ -50,7 +50,7 @@ class End:
 
     @property
     def pads(self) -> bool:
-        """Whether texts that have ended are padded. transformers lets them go on if no token ends them."""
+        """Whether texts that have ended are padded. transformers continues them if no token ends them."""
         return bool(self.tokens)
 
     @cached_property
@@ -128,7 +128,7 @@ class Endings(Protocol):
 
 
 def endings_of(batch: int, criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Endings:
-    """Endings of texts none of which has ended. device: of the tokens."""
+    """Returns the endings of new texts. device: of the tokens."""
     end = known_end(criteria)
     if end is not None and device.type == "cpu":
         return _KnownEndings(end, batch, pad_of(config))

@@ -1,4 +1,4 @@
-"""Prompts of which several rows are equal: beams, and several answers to one text. Each is read once."""
+"""Prompts with equal rows, for beams and for several answers to one text. Equal rows are read once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.engine.runners.step import StepInput, StepOutput
 
 def read_prompt(step: StepInput, times: int) -> Generator[StepInput, StepOutput, StepOutput]:
     """Requests the step of a prompt, and returns its output. If each `times` rows are equal, and the cache is empty,
-    it requests the first row of each text; then cache and output get the others.
+    it requests the first row of each text, and repeats it in cache and output.
     """
     cache = step.cache
     if times == 1 or cache.length or cache.is_initialized or cache.device.type != "cpu" or not _repeats(step, times):

@@ -38,12 +38,12 @@ class GenerateTexts:
     """Arguments of `generate` after its own preparation; see `TextBatch`.
 
     own_cache: `cache` was made for this call, so that nobody reads it later.
-    given: transformers' cache from which `cache` was made; it gets the new keys and values.
+    hf_cache: transformers' cache from which `cache` was made; it gets the new keys and values.
     """
 
     cache: KVCache
     own_cache: bool
-    given: Cache | None
+    hf_cache: Cache | None
     tokens: Tensor
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
@@ -63,7 +63,7 @@ class GenerateTexts:
     def wants_tokens_alone(self) -> bool:
         # all ranks must make the calls of these processors
         calls = any(isinstance(processor, CALLS_THE_MODEL) for processor in self.processors)
-        return not calls and self.streamer is None and self.given is None and not self.config.return_dict_in_generate
+        return not calls and self.streamer is None and self.hf_cache is None and not self.config.return_dict_in_generate
 
     @property
     def asked(self) -> str:
@@ -147,7 +147,7 @@ class GenerateTexts:
             self.criteria,
             self.config,
             self.streamer,
-            given=self.given,
+            hf_cache=self.hf_cache,
             alone=alone,
             **self.model_kwargs,
         )

@@ -31,7 +31,7 @@ class ReorderedCache(Protocol):
 
 
 class Beginnings:
-    """Counts the first tokens that each two sequences have in common, as far as earlier copies tell.
+    """Counts the first tokens that any two sequences have in common, as known from earlier copies.
 
     Beams of one text differ in their last tokens alone. So beam search copies a few tokens per step, not the cache, and
     attention reads the tokens that they share once.

@@ -35,8 +35,8 @@ class Compared:
         clear = sum(ratio < CLEARLY for ratio in ratios)
         if 2 * clear > PAIRS:
             return 1
-        settled = 2 * (len(ratios) - clear) > PAIRS or any(ratio > HOPELESS for ratio in ratios)
-        return self.several if settled else None
+        several_win = 2 * (len(ratios) - clear) > PAIRS or any(ratio > HOPELESS for ratio in ratios)
+        return self.several if several_win else None
 
     def with_pair(self, several_ms: float, one_ms: float) -> Compared:
         """Returns the comparison with one more pair."""

@@ -132,8 +132,8 @@ class ReadingChoice:
         return None
 
     def _ends_with(self, times: dict[int, int]) -> bool:
-        """Whether the race ends with this round. The first one goes on until the fastest way is clear. A later one is
-        a check: it ends at once unless another way was faster, and as soon as the chosen way leads.
+        """Whether the race ends with this round. The first race lasts until the fastest way is clear. A later race
+        is a check: it ends at once unless another way was faster, and as soon as the chosen way leads.
         """
         race = self._race
         if self._first_choice or race.over:

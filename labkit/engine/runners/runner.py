@@ -10,7 +10,6 @@ from typing import final
 from torch import Tensor
 
 from labkit.engine.memory.keeping import KeptOnError
-from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.parallel.pipeline_stage import PipelineStage
 from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.driving import Generated, TextBatch, drive
@@ -42,11 +41,6 @@ class Runner:
     def __init__(self, layer_range: LayerRange, clock: StageClock) -> None:
         self.layer_range, self.config, self.clock = layer_range, layer_range.spec.config, clock
         self.step_times_ms: list[float] | None = None
-
-    @final
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        """Returns an empty cache, which reserves `capacity` slots per sequence at its first use."""
-        return self.layer_range.new_cache(capacity)
 
     @final
     def begin(self, step: StepInput) -> Pending:

@@ -33,7 +33,7 @@ class Ahead:
     marks: returns uint8 [V], the mark of every token of a vocabulary: ENDS ends a text; after STOPS the caller has to
     look at the texts, and no further step runs.
     ended: rows that have ended. Once all have, no further step runs.
-    pad: token of rows that have ended; None: they go on.
+    pad: token of rows that have ended; None: they are continued.
     choice: how tokens are chosen; None: the argmax.
     """
 

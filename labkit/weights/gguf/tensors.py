@@ -132,7 +132,7 @@ class GgufTensors:
         return codes.T if self._stored[name].transposed else codes
 
     def scales(self, name: str, cut: Cut | None) -> Tensor:
-        """The scales of such a tensor, float16 [outputs, groups, 1 or 2], without Hugging Face's transposition."""
+        """The scales of a tensor of one of the types in BITS, float16 [outputs, groups, 1 or 2], not transposed."""
         blocks, rest = self._blocks(name, cut)
         numbers = 2 if self.kind(name) == "Q4_1" else 1
         scales = torch.from_numpy(blocks[..., : 2 * numbers].copy()).view(torch.float16)

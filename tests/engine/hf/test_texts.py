@@ -28,7 +28,7 @@ def texts_with(processor: Any) -> GenerateTexts:
     return GenerateTexts(
         cache,
         own_cache=True,
-        given=None,
+        hf_cache=None,
         tokens=IDS,
         processors=LogitsProcessorList([processor]),
         criteria=StoppingCriteriaList(),

@@ -99,7 +99,7 @@ def _linear(linear: nn.Module, role: Role, share: Share, reduce: Reduce) -> nn.M
 
 
 def _adjust(made: nn.Module, prefix: str, unit: Unit, rank: int, reduce: Reduce) -> None:
-    for module in {cut.module for cut in unit.attributes if cut.of_config}:  # the others' configs stay whole
+    for module in {cut.module for cut in unit.attributes if cut.of_config}:  # other modules keep the whole config
         reader: Any = made.get_submodule(child(prefix, module))
         reader.config = copy.copy(reader.config)
     for cut in unit.attributes:

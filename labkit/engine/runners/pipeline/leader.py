@@ -36,7 +36,7 @@ class Leader:
         self._until: int | None = None  # length of the texts at which all micro-batches pause
         self._by_cache = {id(batch.cache): batch for batch in batches}
         self._texts: dict[int, Tensor] = {}  # complete texts by row
-        ends = batches[0].texts.ends if stage.wanted.schedule == "queue" and len(batches) > 1 else None
+        ends = batches[0].texts.ends if stage.options.schedule == "queue" and len(batches) > 1 else None
         self._ends = ends or frozenset()
         self._through_prompt: set[int] = set()
 
@@ -54,8 +54,8 @@ class Leader:
         return tokens
 
     def _run(self, begin: Callable[[StepInput], Pending]) -> None:
-        option, count = self.stage.wanted.micro_batches, len(self.batches)
-        schedule = SCHEDULES[self.stage.wanted.schedule]
+        option, count = self.stage.options.micro_batches, len(self.batches)
+        schedule = SCHEDULES[self.stage.options.schedule]
         if isinstance(option, MicroBatches) and option.decode < count:
             groups = [self.batches[part.start : part.stop] for part in evenly(count, option.decode)]
             first = [self._continued(batch, batch.length + 1) for batch in self.batches]

@@ -59,7 +59,7 @@ class Server:
             rows = self.inner._begin(step).collect().rows
         assert rows is not None
         self._unsent.append(rows.flatten(0, 1))
-        if batch.has_prompt_left and self.stage.wanted.schedule == "naive":
+        if batch.has_prompt_left and self.stage.options.schedule == "naive":
             return
         for piece in self._unsent:
             self.stage.send(MessageKind.ROWS, batch.number, number, piece, phase)
