@@ -332,8 +332,13 @@ def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 def empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device, and with its buffers (frequencies, masks) filled."""
     model = _meta_model(hf_config, dtype)
+    fill_buffers(model)
+    return model
+
+
+def fill_buffers(model: PreTrainedModel) -> None:
+    """Computes the buffers of a model on the meta device."""
     for name, buffer in list(model.named_buffers()):
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
     model.initialize_weights()
-    return model

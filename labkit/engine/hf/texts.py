@@ -9,12 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerateDecoderOnlyOutput,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
 from transformers.generation import logits_process as processing
 from transformers.generation.streamers import BaseStreamer
 
-from labkit.engine.hf.decode_loop import decode_loop
-from labkit.engine.hf.endings import pad_of
+from labkit.engine.hf.decode_loop import TokenChoice, choose_argmax, choose_from_logits, prompt_step
+from labkit.engine.hf.endings import known_end, pad_of
+from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
 
@@ -140,16 +147,30 @@ class GenerateTexts:
         return replace(self, tokens=tokens, model_kwargs={"attention_mask": torch.ones_like(tokens)})
 
     def loop(self, *, alone: bool = False) -> Loop:
-        return decode_loop(
-            self.cache,
-            self.tokens,
-            self.processors,
-            self.criteria,
-            self.config,
-            self.streamer,
-            hf_cache=self.hf_cache,
-            alone=alone,
-            **self.model_kwargs,
+        """Returns the result of transformers' `_sample` for the same arguments, token for token on equal logits.
+
+        Tokens are kept and chosen on the device of `tokens`; the model may be on another device.
+        """
+        prompt = prompt_step(self.cache, self.tokens, self.criteria, self.config, self.model_kwargs)
+        choice = TokenChoice.of(self.config, self.processors)
+        end = known_end(self.criteria) if choice.argmax_is_enough else None
+        if end is not None:
+            sequences = yield from choose_argmax(prompt, self.tokens, end, self.config, self.streamer)
+        else:
+            sequences = yield from choose_from_logits(
+                prompt, self.tokens, choice, self.criteria, self.config, self.streamer, alone
+            )
+        if self.streamer is not None:
+            self.streamer.end()
+        if self.hf_cache is not None:
+            hand_back(self.cache, self.hf_cache)
+        if not choice.as_dict:
+            return sequences
+        return GenerateDecoderOnlyOutput(
+            sequences=sequences,
+            scores=tuple(choice.scores) if choice.keeps_scores else None,
+            logits=tuple(choice.raw_logits) if choice.keeps_logits else None,
+            past_key_values=self.cache,
         )
 
 

@@ -19,9 +19,7 @@ T = TypeVar("T")
 
 
 class HeadStore(Protocol):
-    """Keys and values of all layers. `stream`, `begin_pass`, `shrink`, `pass_bytes` and `take_spans` are those of a
-    store whose layers are all resident; a store with a backing store has its own.
-    """
+    """Keys and values of all layers, resident or offloaded. The methods with a body are for resident layers."""
 
     @property
     def capacity(self) -> int:

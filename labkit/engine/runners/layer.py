@@ -121,12 +121,6 @@ class FusedLayer(nn.Module):
     ) -> Tensor:
         """Runs the layer. weights: present location of an offloaded layer's weights; None: the layer is resident."""
         regions = OpRegions(
-            ops(self.impl, threads),
-            weights or self.weights,
-            self.wiring,
-            hidden_NH,
-            rows,
-            rotary,
-            slots,
+            ops(self.impl, threads), weights or self.weights, self.wiring, hidden_NH, rows, rotary, slots
         )
         return run_layer(regions, lambda name: stage(phase, name, self.index))

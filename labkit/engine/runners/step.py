@@ -1,7 +1,7 @@
 """Input and output of a runner: one step of one batch, and the steps that may follow in the same call.
 
 B sequences, T new tokens of each, H hidden, V vocabulary. The records are made for every token, after the weights have
-flushed the processor's caches. So they are named tuples, which are frozen and made in one call.
+flushed the processor's caches. So most of them are named tuples, which are frozen and made in one call.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ def _is_cache(value: Any) -> bool:
     return isinstance(value, Cache)
 
 
-def is_float(value: Any) -> bool:
+def is_float(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 

@@ -53,12 +53,7 @@ def child(prefix: str, name: str) -> str:
 
 
 def sliced_copy(
-    module: nn.Module,
-    units: Mapping[str, Sequence[Unit]],
-    rank: int,
-    reduce: Reduce,
-    *,
-    consume: bool = False,
+    module: nn.Module, units: Mapping[str, Sequence[Unit]], rank: int, reduce: Reduce, *, consume: bool = False
 ) -> Any:
     """Returns a copy of `module` for `rank`.
 
