@@ -34,6 +34,7 @@ from labkit.weights.checkpoint.files import TensorFile, first_line
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
+from labkit.weights.gguf.tokenizer import read_tokenizer
 from labkit.weights.listed_files import index_files
 from labkit.weights.of_transformers import OfTransformers
 from labkit.weights.protocol import TensorSource, identity_of_files, require_tied
@@ -79,7 +80,7 @@ class ModelSource:
         model.
         """
         if isinstance(self.weights, GgufTensors):
-            return self._fitting(self.weights.file.tokenizer())
+            return self._fitting(read_tokenizer(self.weights.file.metadata))
         if self.folder and any((self.folder / file).exists() for file in TOKENIZER_FILES):
             return self._fitting(_tokenizer(self.folder))
         return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))

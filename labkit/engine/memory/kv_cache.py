@@ -322,7 +322,7 @@ class KVCache(CacheFacade):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._beginnings = self._beginnings or Beginnings(self.batch_size)
-        if self._beginnings.reorder(self, beam_idx.tolist()):
+        if self._beginnings.reorder(self.heads, self.length, lambda: self.c, beam_idx.tolist()):
             self._change_tables(lambda tensor: tensor.index_select(0, beam_idx))
         else:
             super().reorder_cache(beam_idx)

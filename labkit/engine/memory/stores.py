@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -80,16 +80,14 @@ class HeadStore(Protocol):
 class BackingStore:
     """Backing store of an offloaded KV cache. `slots` layers at a time are in compute memory.
 
+    name: of the backing store, for messages.
     any_failed: tells whether any rank of the model failed; all ranks call it together. None: there is one rank.
     """
 
+    name: ClassVar[str]
+
     slots: int
     any_failed: Callable[[bool], bool] | None
-
-    @property
-    def name(self) -> str:
-        """Name of the backing store in messages."""
-        raise NotImplementedError
 
     def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadStore:
         """Returns room for at least `capacity` tokens in each of `batch` sequences. If one rank has too little room,

@@ -120,16 +120,15 @@ class ReadingChoice:
         times, self._round = self._round, {}
         self._race.add(times)
         if not self._ends_with(times):
-            return self._begin_round()
-        if self._first_choice:
+            self._begin_round()
+        elif self._first_choice:
             self.chosen, self._first_choice = self._race.fastest, False
             self._pause_ns = PAUSE_NS
-            return None
-        self._pause_ns = max(PAUSE_NS, self._race.lost_ns(self.chosen) / COST)
-        if self.chosen not in self._race.left:
-            self.chosen = self._race.fastest
-            self.changes += 1
-        return None
+        else:
+            self._pause_ns = max(PAUSE_NS, self._race.lost_ns(self.chosen) / COST)
+            if self.chosen not in self._race.left:
+                self.chosen = self._race.fastest
+                self.changes += 1
 
     def _ends_with(self, times: dict[int, int]) -> bool:
         """Whether the race ends with this round. The first race lasts until the fastest way is clear. A later race

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig
 
 from labkit.models.policies import policy_for
 from labkit.models.policy import Policy, misfits
@@ -15,7 +15,7 @@ from labkit.system.errors import UserError
 from labkit.weights.gguf.config import ARCHITECTURES, ROPE_FACTORS, ROTARY, read_config
 from labkit.weights.gguf.header import Header, StoredTensor, is_gguf, read_header
 from labkit.weights.gguf.metadata import Metadata
-from labkit.weights.gguf.tokenizer import ends_of_turn, read_tokenizer, special_ids
+from labkit.weights.gguf.tokenizer import ends_of_turn, special_ids
 
 if TYPE_CHECKING:
     from gguf import TensorNameMap
@@ -85,10 +85,6 @@ class GgufFile:
         """GGUF's name for Hugging Face's. The maps of some models leave out the model's own prefix."""
         spellings = (name, name.partition(".")[2])
         return next((stored for key in spellings if (stored := name_map.get_name(key, (".weight", ".bias")))), None)
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The file's own tokenizer, padding on the left, with its chat template."""
-        return read_tokenizer(self.metadata)
 
     def generation_config(self) -> GenerationConfig:
         """The special tokens of the file, and every token that ends an answer."""

@@ -39,10 +39,6 @@ class FileTensor:
     def kind(self) -> str:
         return str(self.tensor.kind.name)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
     def rows(self, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         """The stored rows that a cut of Hugging Face's tensor takes, in Hugging Face's order, and the remaining cut of
         their inputs.
@@ -50,8 +46,8 @@ class FileTensor:
         data = self.tensor.rows
         if cut is not None and self.transposed:
             cut = Cut(1 - cut.dim, cut.ranges, cut.whole)
-        if cut is not None and cut.whole != self.shape[cut.dim]:
-            raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
+        if cut is not None and cut.whole != self.tensor.shape[cut.dim]:
+            raise UserError(f"has {self.tensor.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
         if cut is None or cut.dim != 0:
             return data if self.order is None else data[self.order.numpy()], cut
         if self.order is not None:
@@ -149,7 +145,7 @@ class GgufTensors:
     def _blocks(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         """The stored blocks, uint8 [outputs, blocks, bytes of a block], and the remaining cut of the inputs."""
         rows, rest = self._rows(name, cut)
-        return rows.reshape(len(rows), self._stored[name].shape[1] // GROUP, -1), rest
+        return rows.reshape(len(rows), self._stored[name].tensor.shape[1] // GROUP, -1), rest
 
     def _rows(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         try:
