@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as modules
 from transformers import PreTrainedModel
 
 from labkit.engine.configured import configured, differences
+from labkit.kernels.mlp_gemm.reference import ACTIVATION
 from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 
 LIBRARIES = ("torch", "transformers")  # their modules compute what a config says
 WATCHING = ("labkit", "transformers")  # their hooks change nothing
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
 LARGE = torch.logspace(0, 5, 51)  # a clipped activation differs only beyond its bounds
 POINTS = torch.cat((-LARGE, torch.linspace(-4, 4, 160), LARGE))
 ROUNDING = 1e-4  # between formulas of the same activation; GELU and its approximation by tanh are 4e-4 apart
@@ -41,7 +35,7 @@ def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConf
     """
     root = model if config.causal else model.base_model
     start = "" if config.causal else policy.layers.split(".")[0]
-    if hook := _strangers_hook(modules._global_forward_hooks, modules._global_forward_pre_hooks):
+    if hook := _foreign_hook(modules._global_forward_hooks, modules._global_forward_pre_hooks):
         raise _refused("torch.nn.Module", f"has the global forward hook {hook}", "remove the hook")
     for path, module in root.get_submodule(start).named_modules(prefix=start):
         if change := _changed_code(module):
@@ -67,7 +61,7 @@ def _changed_code(module: nn.Module) -> str | None:
         return f"is a {kind.__name__} of {kind.__module__}"
     if _library(kind.forward) not in LIBRARIES or not _is_own(module):
         return "has a forward that replaces its own"
-    hook = _strangers_hook(module._forward_hooks, module._forward_pre_hooks)
+    hook = _foreign_hook(module._forward_hooks, module._forward_pre_hooks)
     return f"has the forward hook {hook}" if hook else None
 
 
@@ -79,7 +73,7 @@ def _is_own(module: nn.Module) -> bool:
     return forward is None or wrapper or getattr(compiled, "__func__", None) is type(module).forward
 
 
-def _strangers_hook(*hooks: Mapping[int, Any]) -> str | None:
+def _foreign_hook(*hooks: Mapping[int, Any]) -> str | None:
     """Returns the name of the first hook that may change what a module computes."""
     hook = next((hook for hook in chain(*(kind.values() for kind in hooks)) if _library(hook) not in WATCHING), None)
     return None if hook is None else getattr(hook, "__qualname__", type(hook).__name__)
@@ -101,6 +95,6 @@ def _changed_activation(module: nn.Module, config: ModelConfig) -> str | None:
     if next(module.parameters(), None) is not None:
         return None
     with torch.no_grad():
-        output, expected = module(POINTS), FUNCTIONS[config.activation](POINTS)
+        output, expected = module(POINTS), ACTIVATION[config.activation](POINTS)
     same = output.shape == expected.shape and torch.allclose(output, expected, atol=ROUNDING)
     return None if same else f"computes {type(module).__name__} (the config's activation: {config.activation})"

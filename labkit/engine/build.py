@@ -12,7 +12,7 @@ import torch
 from labkit.engine.memory.heads_on_host import HostMemory
 from labkit.engine.memory.stores import BackingStore
 from labkit.engine.offload.cache_folder import cache_folder
-from labkit.engine.offload.held import on_host
+from labkit.engine.offload.host import on_host
 from labkit.engine.offload.options import KvOffload, Offload
 from labkit.engine.offload.prepared import prepared
 from labkit.engine.offload.streaming import opened
@@ -28,9 +28,8 @@ from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.slot_stream.queues import Queues, queues_of
 from labkit.models.shards import shard
 from labkit.system.home import expanded
-from labkit.weights.build import build_weights, check_weights
+from labkit.weights.build import build_weights, check_weights, packing_shown
 from labkit.weights.checkpoint.save import Saving
-from labkit.weights.packing_progress import packing_shown
 from labkit.weights.spec import WeightSpec
 
 

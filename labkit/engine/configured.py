@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from labkit.models.policy import unwrapped
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.files import first_line
+from labkit.weights.source import fill_buffers
 
 IN_TRAINING = {  # attributes that are used in training only
     "attention_dropout",
@@ -160,12 +161,7 @@ def configured(model: PreTrainedModel) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             made = type(model)._from_config(config, dtype=torch.float32, attn_implementation="eager")
-        for module in made.modules():
-            if any(table is not None for table in module._buffers.values()):
-                for name, table in module._buffers.items():
-                    if table is not None:
-                        module._buffers[name] = torch.empty_like(table, device="cpu")
-                made._init_weights(module)
+        fill_buffers(made)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
             f"transformers makes no {type(model).__name__} of the model's config ({first_line(error)}); undo the "

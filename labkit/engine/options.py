@@ -156,15 +156,10 @@ class Options(Strict):
 
     @field_validator("dtype", "kv_dtype", mode="before")
     @classmethod
-    def _dtype(cls, value: Any) -> Any:
+    def _known_dtype(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return dtype_of(value.removeprefix("torch."), DTYPES | SPELLINGS)
-        return value
-
-    @field_validator("dtype", "kv_dtype")
-    @classmethod
-    def _known_dtype(cls, value: torch.dtype | None) -> torch.dtype | None:
-        return value if value is None else dtype_of(value)
+            return dtype_of(value, DTYPES | SPELLINGS)
+        return dtype_of(value) if isinstance(value, torch.dtype) else value
 
     @model_validator(mode="before")
     @classmethod

@@ -101,12 +101,11 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig, policy: P
 
 def _refuse_decoder_options(options: Options, architecture: str) -> None:
     """Raises ValueError for options that have no meaning for an encoder."""
-    if options.kv_dtype is not None:
-        raise UserError("kv_dtype is for the cache of a decoder, an encoder keeps none; leave it out")
+    for name in ("kv_dtype", "kv_offload"):
+        if getattr(options, name) is not None:
+            raise UserError(f"{name} is for the cache of a decoder, an encoder keeps none; leave it out")
     if options.offload is not None:
         raise UnsupportedError("offload is for the layers of a decoder, and this is an encoder; leave it out")
-    if options.kv_offload is not None:
-        raise UserError("kv_offload is for the cache of a decoder, an encoder keeps none; leave it out")
     if options.pipeline_parallel.stages > 1:
         raise UnsupportedError(
             "pipeline_parallel is for the layers of a decoder, and this is an encoder; cut it with tensor_parallel"

@@ -94,13 +94,11 @@ def _refuse_what_needs_kernels(options: Options, model: str) -> None:
     refuse_checkpoints(options, model)
     if options.pipeline_parallel.stages > 1:
         raise UserError(f"pipeline_parallel needs kernels, and there are none for {model}; use tensor_parallel")
-    for name in ("offload", "kv_offload"):
+    for name in ("offload", "kv_offload", "kv_dtype"):
         if getattr(options, name) is not None:
             raise UserError(f"{name} needs kernels, and there are none for {model}; leave it out")
     if options.dtype == torch.int8:
         raise UserError(f"dtype=int8 needs kernels, and there are none for {model}; use a floating type")
-    if options.kv_dtype is not None:
-        raise UserError(f"kv_dtype needs kernels, and there are none for {model}; leave it out")
     if options.impl != "auto" or options.use_triton or options.enable_cuda_graph or options.dependent_launch:
         raise UserError(
             f"impl, use_triton and the options of CUDA graphs are for models with kernels, but {model} runs without "

@@ -14,7 +14,7 @@ DTYPES = FLOAT_DTYPES | {"int8": torch.int8}  # int8: the layers' matrices, see 
 
 def dtype_of(dtype: str | torch.dtype, known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
     """The torch type of a type or its name. Raises UserError unless it is one of `known`."""
-    name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
     if name not in known:
         raise UserError(f"unsupported dtype {name!r}; expected one of {', '.join(known)}")
     return known[name]

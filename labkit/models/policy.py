@@ -149,10 +149,9 @@ class Policy:
         missing = expected - stored
         extra = {name for name in stored - allowed if not _is_buffer(name)}
         if missing or extra:
-            kinds = (("missing", missing), ("extra", extra))
-            counts = [f"{len(tensors)} {kind}: {some_of(tensors)}" for kind, tensors in kinds if tensors]
             raise UserError(
-                f"the tensors do not fit {self.architecture} with {config.num_layers} layers ({'; '.join(counts)}); "
+                f"the tensors do not fit {self.architecture} with {config.num_layers} layers "
+                f"({misfits(missing, extra)}); "
                 f"{self._remedy(missing, extra)}"
             )
 
@@ -193,9 +192,13 @@ class Policy:
     def stored_names(self, canonical: str, index: int | None = None) -> tuple[str, ...]:
         """Hugging Face's names of the tensors of a canonical weight. `index`: its layer; None outside the layers."""
         role, kind = canonical.split(".")
-        modules = getattr(self, "tokens" if role == "embed" else role)
         layer = "" if index is None else f"{self.layers}.{index}."
-        return tuple(f"{layer}{module}.{kind}" for module in ([modules] if isinstance(modules, str) else modules))
+        return tuple(f"{layer}{module}.{kind}" for module in self.modules("tokens" if role == "embed" else role))
+
+    def modules(self, role: str) -> tuple[str, ...]:
+        """The modules of a role."""
+        modules = getattr(self, role)
+        return (modules,) if isinstance(modules, str) else modules
 
     def stored(
         self, config: ModelConfig, canonical: str, tensor: Tensor, index: int | None = None
@@ -267,6 +270,12 @@ def unwrapped(name: str) -> str:
 def _is_buffer(name: str) -> bool:
     """Whether a tensor is a mask or frequencies, which older checkpoints store with the weights."""
     return name.endswith((".attn.bias", ".attention.bias", ".masked_bias", ".rotary_emb.inv_freq"))
+
+
+def misfits(missing: Iterable[str], extra: Iterable[str]) -> str:
+    """The tensors that a file lacks, and those beyond the model's, with their numbers."""
+    kinds = {"missing": set(missing), "extra": set(extra)}
+    return "; ".join(f"{len(names)} {kind}: {some_of(names)}" for kind, names in kinds.items() if names)
 
 
 def some_of(names: Iterable[str], most: int = 8) -> str:

@@ -171,11 +171,7 @@ PRESETS: dict[str, Preset] = {
             _llama3(16, 2048, 32, 8, 8192, positions=131072, rope=_llama3_rope, tie_word_embeddings=True),
         ),
         ("llama-3-8b", "meta-llama/Meta-Llama-3-8B", _llama3(32, 4096, 32, 8, 14336, positions=8192)),
-        (
-            "tinyllama-1.1b",
-            "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-            _llama2(22, 2048, 32, 4, 5632, positions=2048),
-        ),
+        ("tinyllama-1.1b", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", _llama2(22, 2048, 32, 4, 5632, positions=2048)),
         ("mistral-7b", "mistralai/Mistral-7B-v0.1", _mistral(32, 4096, 32, 8, 14336)),
         ("qwen2-0.5b", "Qwen/Qwen2-0.5B", _qwen2(24, 896, 14, 2, 4864, vocab=151936, tie_word_embeddings=True)),
         ("qwen2-1.5b", "Qwen/Qwen2-1.5B", _qwen2(28, 1536, 12, 2, 8960, vocab=151936, tie_word_embeddings=True)),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,20 +15,37 @@ from labkit.kernels.memory import Arena, Heap, reserved, return_freed_memory
 from labkit.kernels.types import Heads, Norm, check_heads
 from labkit.models.shards import Cut, shard
 from labkit.system.errors import UserError
-from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix, vectors_of
+from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
+from labkit.weights.canonical import Canonical, CanonicalLayers, Empty, RowBlocks, Weight, is_matrix, vectors_of
 from labkit.weights.capacity import layer_bytes, model_bytes, outside_bytes
 from labkit.weights.checkpoint.saved import SavedWeights
-from labkit.weights.checkpoint.shard_file import Empty
-from labkit.weights.gguf.native import NativeWeights
-from labkit.weights.gguf.tensors import GgufTensors
+from labkit.weights.gguf.tensors import GgufTensors, NativeWeights
 from labkit.weights.matrices import matrices_of
-from labkit.weights.packing_progress import PackedLayers
 from labkit.weights.protocol import TensorSource, finite, is_finite
 from labkit.weights.quantise import check_schemes, warn_of_coarse_scales
 from labkit.weights.records import Builder, packed_at_once
 from labkit.weights.spec import WeightSpec
 
 Keep = Callable[[int | None, Canonical], None]
+PackedLayers = Callable[[int], None]  # called with the number of packed layers, 0 after the weights outside of them
+WORTH_A_BAR = 512 << 20  # bytes
+MEGABYTE = 10**6
+
+
+@contextmanager
+def packing_shown(spec: WeightSpec) -> Iterator[PackedLayers | None]:
+    """Yields a function that shows the packed megabytes as a bar on stderr; None for a small model, and on all ranks
+    but the first.
+    """
+    outside, layer, layers = outside_bytes(spec), layer_bytes(spec), len(spec.part.layers)
+    total = outside + layers * layer
+    if spec.part.rank or total < WORTH_A_BAR:
+        yield None
+        return
+    with progress_bar(terminal(stderr=True)) as follow:
+        follow(0, total // MEGABYTE, "MB packed")
+        yield lambda packed: follow((outside + packed * layer) // MEGABYTE, total // MEGABYTE, "MB packed")
 
 
 def build_weights(
@@ -128,11 +145,12 @@ def canonical_layers(spec: WeightSpec, source: TensorSource) -> tuple[WeightSpec
     """A rank's canonical weights: packed, in codes, or still to be quantised. The part of the returned spec says
     whether sums are cut yet.
     """
-    saved, gguf, quant = saved_in(source), gguf_in(source), spec.quant
+    weights, quant = getattr(source, "weights", source), spec.quant
     if quant.as_stored and not has_codes(source):
         raise UserError("quant.as_stored keeps the codes of a GGUF file, but these weights are no codes; leave it out")
-    if gguf is not None and quant.as_stored:
-        return spec, NativeWeights(spec.policy, gguf, spec.part)
+    if isinstance(weights, GgufTensors) and quant.as_stored:
+        return spec, NativeWeights(weights, spec.part)
+    saved = saved_in(source)
     if saved is not None and (quant.as_stored or not saved.native):
         spec = replace(spec, part=replace(spec.part, sums_whole=spec.quantised and saved.dtype != spec.dtype))
         return spec, saved.part(spec)
@@ -142,37 +160,24 @@ def canonical_layers(spec: WeightSpec, source: TensorSource) -> tuple[WeightSpec
     return spec, saved.floats(spec) if saved else Unsaved(spec, source)
 
 
-class CanonicalLayers(Protocol):
-    """A rank's canonical weights. Weights that a file holds packed are read into memory from `empty`."""
-
-    def top(self, empty: Empty) -> Canonical: ...
-
-    def layer(self, index: int, empty: Empty) -> Canonical: ...
-
-
-class Unsaved:
+class Unsaved(CanonicalLayers):
     """A rank's canonical weights, made of a source's Hugging Face tensors."""
 
     def __init__(self, spec: WeightSpec, source: TensorSource) -> None:
-        self._policy, self._source, self._part, self._dtype = spec.policy, source, spec.part, spec.dtype
+        super().__init__(spec.part)
+        self._policy, self._source, self._dtype = spec.policy, source, spec.dtype
 
-    def top(self, empty: Empty) -> Canonical:
-        return Loading(self._part.top_shapes, self._outside)
+    def load(self, name: str, index: int | None, empty: Empty) -> Weight:
+        if name in ("embed.weight", "head.weight"):
+            return self._by_token(name)
+        if index is None or not is_matrix(name):
+            return self._policy.tensor(self.part, name, index, self._get)
+        return RowBlocks.joined(self._policy.pieces(self.part, name, index, self._get))
 
-    def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self._part.layer_shapes, lambda name: self._of_layer(name, index))
-
-    def _of_layer(self, name: str, index: int) -> Weight:
-        if not is_matrix(name):
-            return self._policy.tensor(self._part, name, index, self._get)
-        return RowBlocks.joined(self._policy.pieces(self._part, name, index, self._get))
-
-    def _outside(self, name: str) -> Weight:
-        if name not in ("embed.weight", "head.weight"):
-            return self._policy.tensor(self._part, name, None, self._get)
-        stored, vocab, whole = self._policy.stored_names(name)[0], self._part.vocab, self._part.config.vocab_size
-
-        outputs, inputs = self._part.top_shapes[name]
+    def _by_token(self, name: str) -> RowBlocks:
+        """A matrix with a row for each token of the vocabulary."""
+        stored, vocab, whole = self._policy.stored_names(name)[0], self.part.vocab, self.part.config.vocab_size
+        outputs, inputs = self.part.top_shapes[name]
 
         def rows(begin: int, end: int) -> Tensor:
             tensor = self._get(stored, Cut(0, ((vocab.start + begin, vocab.start + end),), whole))
@@ -195,16 +200,12 @@ def saved_in(source: TensorSource) -> SavedWeights | None:
     return weights if isinstance(weights, SavedWeights) else None
 
 
-def gguf_in(source: TensorSource) -> GgufTensors | None:
-    """The source's weights if they are a GGUF file; else None."""
-    weights = getattr(source, "weights", source)
-    return weights if isinstance(weights, GgufTensors) else None
-
-
 def has_codes(source: TensorSource) -> bool:
     """Whether the weights are stored as codes, in a GGUF file or in a packed checkpoint made of one."""
-    saved, gguf = saved_in(source), gguf_in(source)
-    return gguf.quantised if gguf is not None else saved is not None and saved.native
+    weights = getattr(source, "weights", source)
+    if isinstance(weights, GgufTensors):
+        return weights.quantised
+    return isinstance(weights, SavedWeights) and weights.native
 
 
 def check_names(spec: WeightSpec, source: TensorSource) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.types import Linear
+from labkit.models.shards import Shard
 from labkit.system.rounding import BLOCK, ceil_div, round_up
 
 MATRICES = frozenset({"qkv", "attn_out", "ff1", "ff2", "embed", "head", "project_in", "project_out"})
@@ -34,10 +35,12 @@ class RowBlocks:
         first_rows = (0, *accumulate(map(len, pieces)))
 
         def rows(begin: int, end: int) -> Tensor:
-            ranges = [(max(begin - at, 0), end - at) for at in first_rows]
-            taken = [piece[first:last] for piece, (first, last) in zip(pieces, ranges, strict=False) if last > 0]
-            taken = [rows for rows in taken if len(rows)]
-            return taken[0] if len(taken) == 1 else torch.cat(taken)
+            parts = [
+                piece[max(begin - first, 0) : max(end - first, 0)]
+                for piece, first in zip(pieces, first_rows, strict=False)
+            ]
+            parts = [part for part in parts if len(part)]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         return cls((first_rows[-1], pieces[0].shape[1]), rows)
 
@@ -58,6 +61,7 @@ def interleaved_rows(outputs: int) -> int:
 
 Weight = Tensor | Linear | RowBlocks
 Canonical = Mapping[str, Weight]  # by canonical name; a Linear is packed, or has codes and scales
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]  # returns memory for a matrix that its file holds packed
 
 
 class Loading(Mapping[str, Weight]):
@@ -79,6 +83,26 @@ class Loading(Mapping[str, Weight]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class CanonicalLayers:
+    """A rank's canonical weights, as each subclass loads them. Weights that a file holds packed are read into memory
+    from `empty`.
+    """
+
+    def __init__(self, part: Shard) -> None:
+        self.part = part
+
+    def top(self, empty: Empty) -> Canonical:
+        """The weights outside the layers."""
+        return Loading(self.part.top_shapes, lambda name: self.load(name, None, empty))
+
+    def layer(self, index: int, empty: Empty) -> Canonical:
+        return Loading(self.part.layer_shapes, lambda name: self.load(name, index, empty))
+
+    def load(self, name: str, index: int | None, empty: Empty) -> Weight:
+        """One weight of layer `index`; None: outside the layers."""
+        raise NotImplementedError
 
 
 def is_matrix(name: str) -> bool:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from labkit.models.shards import Cut
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.files import first_line
-from labkit.weights.identity import identity_of_files
+from labkit.weights.protocol import identity_of_files
 
 
 class OfTransformers:

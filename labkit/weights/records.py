@@ -235,6 +235,8 @@ class Builder:
         )
         embedding, head = None, None
         if part.embedding:
+            # rounded to the type of the embedding, in which transformers multiplies
+            scale = float(torch.tensor(config.embedding_scale, dtype=float_dtype(self.spec.dtype)))
             embedding = EmbeddingWeights(
                 table=self._tied_table(matrix) if config.tied_head else self._table(tensors["embed.weight"]),
                 packed=matrix if config.tied_head else None,
@@ -244,18 +246,13 @@ class Builder:
                 project_in=project_in,
                 positions=self.vector(vectors.get("positions.weight")),
                 position_offset=config.position_offset,
-                scale=self._embedding_scale,
+                scale=scale,
             )
         if part.head:
             assert matrix is not None
             matrix, vocab = self.with_bias(matrix, vectors.get("head.bias")), config.vocab_size
             head = HeadWeights(matrix, part.vocab, vocab, project_out, config.logit_cap)
         return Outside(embedding, self.norm(vectors, "final_norm") if "final_norm.weight" in vectors else None, head)
-
-    @property
-    def _embedding_scale(self) -> float:
-        """The scale in the type of the embedding, in which transformers multiplies."""
-        return float(torch.tensor(self.config.embedding_scale, dtype=float_dtype(self.spec.dtype)))
 
     def _tied_table(self, head: Linear | None) -> Tensor | None:
         """The rows of an embedding that the head shares; None where the head's packed matrix serves lookups."""

@@ -52,15 +52,11 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0, any_architec
             known = preset.name if preset else name
             return checkpoint_source(downloaded, name=known, origin=f"hub {hub_id}", any_architecture=any_architecture)
     if preset is None:
-        raise UserError(_unknown(name))
+        raise UserError(
+            f"unknown model {name!r}{did_you_mean(name, PRESETS)}; expected a checkpoint folder, a GGUF file, the id "
+            "of a model on a hub that can be reached, or a preset (`labkit models` lists them)"
+        )
     shape = f"of the published {preset.name} shape" if preset.hub_id else f"of the shape {preset.name}"
     weights = RandomWeights(preset.hf_config, seed)
     remedy = f"; for the trained ones: {HOW_TO_GET}" if preset.name == NAME else ""
     return ModelSource(preset.name, f"random weights, seed {seed}, {shape}{remedy}", preset.hf_config, weights)
-
-
-def _unknown(name: str) -> str:
-    return (
-        f"unknown model {name!r}{did_you_mean(name, PRESETS)}; expected a checkpoint folder, a GGUF file, the id of a "
-        "model on a hub that can be reached, or a preset (`labkit models` lists them)"
-    )

@@ -34,10 +34,10 @@ from labkit.weights.checkpoint.files import TensorFile, first_line
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
-from labkit.weights.identity import identity_of_files
+from labkit.weights.gguf.tokenizer import read_tokenizer
 from labkit.weights.listed_files import index_files
 from labkit.weights.of_transformers import OfTransformers
-from labkit.weights.protocol import TensorSource, require_tied
+from labkit.weights.protocol import TensorSource, identity_of_files, require_tied
 
 CHUNK = 1 << 20  # random numbers that are drawn at once, in a buffer besides the tensor
 ADAPTER = "adapter_config.json"
@@ -80,7 +80,7 @@ class ModelSource:
         model.
         """
         if isinstance(self.weights, GgufTensors):
-            return self._fitting(self.weights.file.tokenizer())
+            return self._fitting(read_tokenizer(self.weights.file.metadata))
         if self.folder and any((self.folder / file).exists() for file in TOKENIZER_FILES):
             return self._fitting(_tokenizer(self.folder))
         return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))
@@ -333,8 +333,13 @@ def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 def empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device, and with its buffers (frequencies, masks) filled."""
     model = _meta_model(hf_config, dtype)
+    fill_buffers(model)
+    return model
+
+
+def fill_buffers(model: PreTrainedModel) -> None:
+    """Computes the buffers of a model on the meta device."""
     for name, buffer in list(model.named_buffers()):
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
     model.initialize_weights()
-    return model

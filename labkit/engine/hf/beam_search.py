@@ -28,7 +28,7 @@ from labkit.kernels.choice import TOP_K
 from labkit.kernels.choice.continuations import continue_beams
 from labkit.stages import Phase, Stage, stage
 
-NONE = np.float32(-1e9)  # added to scores of what must not be chosen; transformers adds the same number
+NONE = np.float32(-1e9)  # added to the scores of beams that must not be chosen; transformers adds the same number
 
 BeamLoop = Generator[StepInput, StepOutput, "Tensor | GenerateBeamDecoderOnlyOutput"]
 
@@ -176,7 +176,7 @@ class _Search:
         """Adds the n best candidates to the complete beams, if they end; the n best of all stay."""
         beams, config = self.config.num_beams, self.config
         new = ends.copy()
-        new[:, beams:] = False  # the others are there so that n beams can go on
+        new[:, beams:] = False  # the other candidates only make sure that n beams remain
         if not new.any():
             return
         scores = _divided(candidates.scores, (self.length + 1 - self.prompt) ** config.length_penalty)
@@ -199,7 +199,7 @@ class _Search:
         return improves
 
     def result(self, cache: KVCache) -> Tensor | GenerateBeamDecoderOnlyOutput:
-        """What `generate` returns: the best complete beams of each text."""
+        """Returns the result of `generate`: the best complete beams of each text."""
         count, most = self.config.num_return_sequences, self.complete.tokens.shape[2]
         tokens = torch.from_numpy(self.complete.tokens[:, :count].reshape(-1, most))
         sources = torch.from_numpy(self.complete.sources[:, :count].reshape(-1, most - self.prompt))

@@ -69,14 +69,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     """
 
     main_input_name = "input_ids"
-    _supports_cache_class = True
 
-    def __init__(
-        self,
-        hf_config: PretrainedConfig,
-        runner: Runner,
-        layers: Sequence[FusedLayer],
-    ) -> None:
+    def __init__(self, hf_config: PretrainedConfig, runner: Runner, layers: Sequence[FusedLayer]) -> None:
         """layers: modules that replace the layers of the original model."""
         hf_config = copy.deepcopy(hf_config)
         hf_config._attn_implementation = "eager"  # chooses among transformers' kernels, which are not used
@@ -106,7 +100,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """Returns an empty cache, which reserves `capacity` slots per sequence at its first use."""
-        return self.runner.new_cache(capacity)
+        return self.runner.layer_range.new_cache(capacity)
 
     @torch.no_grad()
     @_by_all_ranks
@@ -238,8 +232,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
             texts = GenerateTexts(
                 cache,
                 own_cache=self._made_for_call() is cache,
-                given=None if passed_in is cache else passed_in,
-                input_ids=input_ids,
+                hf_cache=None if passed_in is cache else passed_in,
+                tokens=input_ids,
                 processors=logits_processor,
                 criteria=stopping_criteria,
                 config=generation_config,
@@ -277,10 +271,6 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
             loop = beam_loop(prompt, input_ids, logits_processor, end, generation_config)
             return drive(self.runner.begin, [loop], used=self.runner.clock.chose)[0]
         return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
-
-    def _reorder_cache(self, past_key_values: KVCache, beam_idx: Tensor) -> KVCache:
-        past_key_values.reorder_cache(beam_idx)
-        return past_key_values
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(f"continuous batching {PAGED}")

@@ -12,17 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
-from labkit.engine.hf.endings import End, endings_of, known_end
+from labkit.engine.hf.endings import End, endings_of, pad_of
 from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.hf.prompts import read_prompt
-from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.runners.driving import Loop
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
 from labkit.kernels.build import in_use_already
@@ -36,7 +33,7 @@ RESERVED_AT_ONCE = 4096  # new tokens that the cache makes room for at the start
 
 
 def runs_in_decode_loop(config: GenerationConfig, model_kwargs: dict[str, Any]) -> bool:
-    """Tells whether `decode_loop` supports everything that this call of `generate` requests."""
+    """Tells whether these loops support everything that this call of `generate` requests."""
     inspects_layers = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
     return bool(
         config.use_cache
@@ -47,50 +44,8 @@ def runs_in_decode_loop(config: GenerationConfig, model_kwargs: dict[str, Any]) 
     )
 
 
-def decode_loop(
-    cache: KVCache,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    streamer: BaseStreamer | None = None,
-    *,
-    given: Cache | None = None,
-    alone: bool = False,
-    **model_kwargs: Any,
-) -> Loop:
-    """Returns the result of transformers' `_sample` for the same arguments, token for token on equal logits.
-
-    Tokens are kept and chosen on the device of `input_ids`; the model may be on another device.
-
-    given: transformers' cache from which `cache` was made; it gets the new keys and values.
-    alone: see `TextBatch.loop`.
-    """
-    prompt = prompt_step(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
-    choice = _Choice.of(generation_config, logits_processor)
-    end = known_end(stopping_criteria) if choice.argmax_is_enough else None
-    if end is not None:
-        sequences = yield from _choose_argmax(prompt, input_ids, end, generation_config, streamer)
-    else:
-        sequences = yield from _choose_from_logits(
-            prompt, input_ids, choice, stopping_criteria, generation_config, streamer, alone
-        )
-    if streamer is not None:
-        streamer.end()
-    if given is not None:
-        hand_back(cache, given)
-    if not choice.as_dict:
-        return sequences
-    return GenerateDecoderOnlyOutput(
-        sequences=sequences,
-        scores=tuple(choice.scores) if choice.keeps_scores else None,
-        logits=tuple(choice.raw_logits) if choice.keeps_logits else None,
-        past_key_values=cache,
-    )
-
-
 @dataclass
-class _Choice:
+class TokenChoice:
     """Choice of the next tokens from logits, with the scores and logits that are kept.
 
     The kernels choose if they know all processors, and the engine runs C++ or Triton kernels; else transformers' code.
@@ -107,7 +62,7 @@ class _Choice:
     tokens: int = 0  # chosen so far
 
     @classmethod
-    def of(cls, config: GenerationConfig, processors: LogitsProcessorList) -> _Choice:
+    def of(cls, config: GenerationConfig, processors: LogitsProcessorList) -> TokenChoice:
         as_dict = bool(config.return_dict_in_generate)
         keeps = (as_dict and bool(config.output_scores), as_dict and bool(config.output_logits))
         return cls(processors, bool(config.do_sample), as_dict, *keeps, [], [])
@@ -154,19 +109,14 @@ class _Choice:
 
         of_batch = any(rule.kind == PENALTY_OF_IDS for rule in rules)  # such a rule has ids of the whole batch
         return unchecked(choose)(
-            logits,
-            tokens,
-            rules,
-            samples=self.samples,
-            threads=team_size(),
-            process=None if of_batch else process,
+            logits, tokens, rules, samples=self.samples, threads=team_size(), process=None if of_batch else process
         )
 
 
-def _choose_from_logits(
+def choose_from_logits(
     prompt: StepInput,
     input_ids: Tensor,
-    choice: _Choice,
+    choice: TokenChoice,
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
     streamer: BaseStreamer | None,
@@ -216,7 +166,7 @@ def _top_k(processors: LogitsProcessorList) -> int | None:
     return None
 
 
-def _choose_argmax(
+def choose_argmax(
     prompt: StepInput, input_ids: Tensor, end: End, config: GenerationConfig, streamer: BaseStreamer | None
 ) -> Generator[StepInput, StepOutput, Tensor]:
     """Chooses the argmax of every step until the end.
@@ -224,8 +174,7 @@ def _choose_argmax(
     The weights flush the processor's caches in every step, so that each line of code here costs memory accesses: the
     loop does nothing that can be done before it or after it.
     """
-    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-    cache, phase = prompt.cache, prompt.phase
+    pad, cache, phase = pad_of(config), prompt.cache, prompt.phase
     chosen: list[Tensor] = []
     finished: set[int] = set()
 

@@ -4,10 +4,8 @@ Letters: B sequences, T tokens of each, N = B * T rows, H hidden, L layers.
 """
 
 import copy
-import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock
 from time import perf_counter
 
@@ -30,7 +28,7 @@ from labkit.stages import Phase, Stage, listening, stage
 from labkit.system.errors import UserError
 from labkit.weights.spec import WeightSpec
 
-Pass = Callable[[Tensor, Rows, "SharedSlots"], Tensor]  # rows of some sequences through all layers
+Pass = Callable[[Tensor, Rows, LayerCache], Tensor]  # rows of some sequences through all layers
 
 
 class FusedEncoder(PackedModule, nn.Module):
@@ -57,7 +55,7 @@ class FusedEncoder(PackedModule, nn.Module):
         tap = tap_class(vanilla_layer)
         self.taps = nn.ModuleList(tap() for _ in weights.layers)
         self.dtype, self.device = weights.cache_dtype, device
-        self._at_once: Pass = AtOnce(weights, self.clock) if spec.impl == "cpp" else self._by_stages
+        self._step = DecodeStep(weights) if spec.impl == "cpp" else None
         self._one_at_a_time = Lock()  # threads may share an engine: a pass owns the workspace
 
     @torch.no_grad()
@@ -94,7 +92,7 @@ class FusedEncoder(PackedModule, nn.Module):
         tapped = bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
         group = batch if tapped else max(1, CHUNK_ROWS // tokens)
         outputs: list[Tensor] = []
-        run: Pass = self._by_stages if listening() else self._at_once
+        run: Pass = self._by_stages if listening() or self._step is None else partial(self._at_once, self._step)
         if tapped:
             run = partial(self._by_stages, tapped_in=hidden_states.dtype)
         with self._one_at_a_time:
@@ -102,14 +100,23 @@ class FusedEncoder(PackedModule, nn.Module):
                 some_BTH = inputs_BTH[begin : begin + group]
                 keys = None if keys_BT is None else keys_BT[begin : begin + group]
                 rows = encoder_rows(keys, len(some_BTH), tokens, self.device)
-                outputs.append(run(some_BTH, rows, SharedSlots.of(self.weights, rows, self.device)))
+                outputs.append(run(some_BTH, rows, shared_slots(self.weights, rows, self.device)))
         if self.step_times_ms is not None:
             self.step_times_ms.append((perf_counter() - start) * 1e3)
         last_BTH = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last_BTH.to(hidden_states.dtype))
 
+    def _at_once(self, step: DecodeStep, inputs_BTH: Tensor, rows: Rows, slots: LayerCache) -> Tensor:
+        """Runs all layers in one C++ call, which measures the time of every stage."""
+        outputs_BTH, width, count = torch.empty_like(inputs_BTH), inputs_BTH.shape[2], len(self.layer)
+        inputs, outputs = inputs_BTH.view(-1, width), outputs_BTH.view(-1, width)
+        caches = (CCache * count)(*[slots.c] * count)
+        step.run([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, caches, threads=team_size())
+        self.clock.add(Phase.PREFILL, step.times, head=False)
+        return outputs_BTH
+
     def _by_stages(
-        self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots", tapped_in: torch.dtype | None = None
+        self, inputs_BTH: Tensor, rows: Rows, slots: LayerCache, tapped_in: torch.dtype | None = None
     ) -> Tensor:
         """Runs one op at a time under the stage ranges: for profilers, hidden states and the other impls.
 
@@ -134,20 +141,6 @@ class FusedEncoder(PackedModule, nn.Module):
         return normalise(following[0].qkv.norm if following else self.weights.final_norm, hidden_NH)
 
 
-class AtOnce:
-    """Runs all layers in one C++ call, which measures the time of every stage."""
-
-    def __init__(self, weights: ModelWeights, clock: StageClock) -> None:
-        self._step, self._clock = DecodeStep(weights), clock
-
-    def __call__(self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots") -> Tensor:
-        outputs_BTH, width, threads = torch.empty_like(inputs_BTH), inputs_BTH.shape[2], team_size()
-        inputs, outputs = inputs_BTH.view(-1, width), outputs_BTH.view(-1, width)
-        self._step.run([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, slots.c, threads=threads)
-        self._clock.add(Phase.PREFILL, self._step.times, head=False)
-        return outputs_BTH
-
-
 class LayersClock(StageClock):
     """Clock of the layers alone: transformers computes the embedding and the heads."""
 
@@ -155,30 +148,11 @@ class LayersClock(StageClock):
         return [time for time in super().times() if time.layer is not None]
 
 
-@dataclass(frozen=True)
-class SharedSlots:
-    """Keys and values [B, Hkv, T, padded D] of one pass. They are not kept, so all layers use the same memory."""
-
-    keys: Tensor
-    values: Tensor
-    num_layers: int
-
-    @classmethod
-    def of(cls, weights: ModelWeights, rows: Rows, device: torch.device) -> "SharedSlots":
-        shape = (rows.batch, weights.heads.kv, rows.tokens, padded_head_dim(weights.heads.dim))
-        keys, values = (torch.empty(shape, dtype=weights.cache_dtype, device=device) for _ in range(2))
-        return cls(keys, values, len(weights.layers))
-
-    @cached_property
-    def _shared(self) -> LayerCache:
-        return LayerCache(self.keys, self.values, 0)
-
-    def layer(self, index: int) -> LayerCache:
-        return self._shared
-
-    @cached_property
-    def c(self) -> "ctypes.Array[CCache]":
-        return (CCache * self.num_layers)(*[self._shared.c] * self.num_layers)
+def shared_slots(weights: ModelWeights, rows: Rows, device: torch.device) -> LayerCache:
+    """Returns memory for keys and values [B, Hkv, T, padded D] of a pass. None are kept, so all layers share it."""
+    shape = (rows.batch, weights.heads.kv, rows.tokens, padded_head_dim(weights.heads.dim))
+    keys, values = (torch.empty(shape, dtype=weights.cache_dtype, device=device) for _ in range(2))
+    return LayerCache(keys, values, 0)
 
 
 class Tap(nn.Module):
@@ -226,12 +200,7 @@ def encoder_rows(keys_BT: Tensor | None, batch: int, tokens: int, device: torch.
 
 
 def fused_encoder_model(
-    model: PreTrainedModel,
-    spec: WeightSpec,
-    weights: ModelWeights,
-    device: torch.device,
-    *,
-    consume: bool,
+    model: PreTrainedModel, spec: WeightSpec, weights: ModelWeights, device: torch.device, *, consume: bool
 ) -> PreTrainedModel:
     """Returns a copy of `model`, or `model` itself if `consume`, with a FusedEncoder instead of its layers. Everything
     else is cast to the type of the layers' matrices, or to bfloat16 if they are int8.

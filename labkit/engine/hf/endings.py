@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 
-from labkit.engine.runners.ahead import ENDS, GOES_ON, STOPS, Ahead
+from labkit.engine.runners.step import ENDS, GOES_ON, STOPS, Ahead
 from labkit.kernels.decode_step import TextRules
 
 
@@ -50,7 +50,7 @@ class End:
 
     @property
     def pads(self) -> bool:
-        """Whether texts that have ended are padded. transformers lets them go on if no token ends them."""
+        """Whether texts that have ended are padded. transformers continues them if no token ends them."""
         return bool(self.tokens)
 
     @cached_property
@@ -109,6 +109,11 @@ def known_end(criteria: StoppingCriteriaList) -> End | None:
     return None if length is None else End(frozenset(ends), length, tuple(texts), tuple(times))
 
 
+def pad_of(config: GenerationConfig) -> int:
+    """Returns the token after the end of a text."""
+    return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+
+
 class Endings(Protocol):
     """Which texts of a batch have ended."""
 
@@ -123,11 +128,11 @@ class Endings(Protocol):
 
 
 def endings_of(batch: int, criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Endings:
-    """Endings of texts none of which has ended. device: of the tokens."""
-    end, pad = known_end(criteria), config._pad_token_tensor
+    """Returns the endings of new texts. device: of the tokens."""
+    end = known_end(criteria)
     if end is not None:
-        return _KnownEndings(end, batch, 0 if pad is None else int(pad))
-    return _AskedEndings(criteria, pad, torch.ones(batch, dtype=torch.bool, device=device))
+        return _KnownEndings(end, batch, pad_of(config))
+    return _AskedEndings(criteria, config._pad_token_tensor, torch.ones(batch, dtype=torch.bool, device=device))
 
 
 @dataclass

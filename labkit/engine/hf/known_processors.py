@@ -1,7 +1,7 @@
 """The logits processors of transformers that the kernel `choose` knows, as its rules.
 
-A maker is called once for each processor of a text, and returns what makes its rules at each length of the text. It
-returns None where `choose` would not do the same.
+A maker is called once for each processor of a text. It returns a function from the length of the text to the rules of
+the processor; None: `choose` would not do the same as the processor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prompts of which several rows are equal: beams, and several answers to one text. Each is read once."""
+"""Prompts with equal rows, for beams and for several answers to one text. Equal rows are read once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.engine.runners.step import StepInput, StepOutput
 
 def read_prompt(step: StepInput, times: int) -> Generator[StepInput, StepOutput, StepOutput]:
     """Requests the step of a prompt, and returns its output. If each `times` rows are equal, and the cache is empty,
-    it requests the first row of each text; then cache and output get the others.
+    it requests the first row of each text, and repeats it in cache and output.
     """
     cache = step.cache
     if times == 1 or cache.length or cache.is_initialized or cache.device.type != "cpu" or not _repeats(step, times):
@@ -28,7 +28,7 @@ def read_prompt(step: StepInput, times: int) -> Generator[StepInput, StepOutput,
 
 
 def _repeats(step: StepInput, times: int) -> bool:
-    """Whether rows of texts with `times` equal rows each are all that the step has."""
+    """Whether the step's rows are groups of `times` equal rows, one group for each text."""
     per_row = (step.tokens, step.attention_mask, step.position_ids)
     tables = [table for table in per_row if table is not None and len(table) > 1]
     return all(

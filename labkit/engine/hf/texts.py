@@ -9,11 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerateDecoderOnlyOutput,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
 from transformers.generation import logits_process as processing
 from transformers.generation.streamers import BaseStreamer
 
-from labkit.engine.hf.decode_loop import decode_loop
+from labkit.engine.hf.decode_loop import TokenChoice, choose_argmax, choose_from_logits, prompt_step
+from labkit.engine.hf.endings import known_end, pad_of
+from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
 
@@ -37,13 +45,13 @@ class GenerateTexts:
     """Arguments of `generate` after its own preparation; see `TextBatch`.
 
     own_cache: `cache` was made for this call, so that nobody reads it later.
-    given: transformers' cache from which `cache` was made; it gets the new keys and values.
+    hf_cache: transformers' cache from which `cache` was made; it gets the new keys and values.
     """
 
     cache: KVCache
     own_cache: bool
-    given: Cache | None
-    input_ids: Tensor
+    hf_cache: Cache | None
+    tokens: Tensor
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
@@ -52,18 +60,17 @@ class GenerateTexts:
 
     @property
     def rows(self) -> int:
-        return len(self.input_ids)
+        return len(self.tokens)
 
     @property
     def pad(self) -> int:
-        pad = self.config._pad_token_tensor
-        return 0 if pad is None else int(pad)
+        return pad_of(self.config)
 
     @property
     def wants_tokens_alone(self) -> bool:
         # all ranks must make the calls of these processors
         calls = any(isinstance(processor, CALLS_THE_MODEL) for processor in self.processors)
-        return not calls and self.streamer is None and self.given is None and not self.config.return_dict_in_generate
+        return not calls and self.streamer is None and self.hf_cache is None and not self.config.return_dict_in_generate
 
     @property
     def asked(self) -> str:
@@ -104,10 +111,6 @@ class GenerateTexts:
     def longest(self) -> int | None:
         return self.criteria.max_length
 
-    @property
-    def tokens(self) -> Tensor:
-        return self.input_ids
-
     def part(self, rows: range, cache: KVCache) -> GenerateTexts:
         of_rows = slice(rows.start, rows.stop)
         kwargs = dict(self.model_kwargs)
@@ -118,7 +121,7 @@ class GenerateTexts:
         return replace(
             self,
             cache=cache,
-            input_ids=self.input_ids[of_rows].contiguous(),
+            tokens=self.tokens[of_rows].contiguous(),
             processors=self._processors_of(of_rows),
             model_kwargs=kwargs,
         )
@@ -141,19 +144,33 @@ class GenerateTexts:
         return parts
 
     def continued(self, tokens: Tensor) -> GenerateTexts:
-        return replace(self, input_ids=tokens, model_kwargs={"attention_mask": torch.ones_like(tokens)})
+        return replace(self, tokens=tokens, model_kwargs={"attention_mask": torch.ones_like(tokens)})
 
     def loop(self, *, alone: bool = False) -> Loop:
-        return decode_loop(
-            self.cache,
-            self.input_ids,
-            self.processors,
-            self.criteria,
-            self.config,
-            self.streamer,
-            given=self.given,
-            alone=alone,
-            **self.model_kwargs,
+        """Returns the result of transformers' `_sample` for the same arguments, token for token on equal logits.
+
+        Tokens are kept and chosen on the device of `tokens`; the model may be on another device.
+        """
+        prompt = prompt_step(self.cache, self.tokens, self.criteria, self.config, self.model_kwargs)
+        choice = TokenChoice.of(self.config, self.processors)
+        end = known_end(self.criteria) if choice.argmax_is_enough else None
+        if end is not None:
+            sequences = yield from choose_argmax(prompt, self.tokens, end, self.config, self.streamer)
+        else:
+            sequences = yield from choose_from_logits(
+                prompt, self.tokens, choice, self.criteria, self.config, self.streamer, alone
+            )
+        if self.streamer is not None:
+            self.streamer.end()
+        if self.hf_cache is not None:
+            hand_back(self.cache, self.hf_cache)
+        if not choice.as_dict:
+            return sequences
+        return GenerateDecoderOnlyOutput(
+            sequences=sequences,
+            scores=tuple(choice.scores) if choice.keeps_scores else None,
+            logits=tuple(choice.raw_logits) if choice.keeps_logits else None,
+            past_key_values=self.cache,
         )
 
 

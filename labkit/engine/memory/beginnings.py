@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,20 +17,8 @@ from labkit.kernels.slot_copies import SlotCopy, copy_slots
 LEAST_SHARED = 128  # tokens: attention to fewer takes less time than to merge two parts of it
 
 
-class ReorderedCache(Protocol):
-    """A cache as `Beginnings` needs it: a KVCache."""
-
-    length: int
-
-    @property
-    def heads(self) -> HeadStore | None: ...
-
-    @property
-    def c(self) -> ctypes.Array[CCache]: ...
-
-
 class Beginnings:
-    """Counts the first tokens that each two sequences have in common, as far as earlier copies tell.
+    """Counts the first tokens that any two sequences have in common, as known from earlier copies.
 
     Beams of one text differ in their last tokens alone. So beam search copies a few tokens per step, not the cache, and
     attention reads the tokens that they share once.
@@ -63,12 +50,15 @@ class Beginnings:
         shared = int(self._common[same_text].min()) if self.alike > 1 else 0
         self.shared = shared if shared >= LEAST_SHARED else 0
 
-    def reorder(self, cache: ReorderedCache, sources: Sequence[int]) -> bool:
-        """Replaces each sequence by the one that `sources` names, in place. Returns False, and changes nothing, if the
-        C++ kernels do not run, if keys and values are elsewhere than in the memory of the CPU, or if the number of
-        sequences changes.
+    def reorder(
+        self, heads: HeadStore | None, length: int, views: Callable[[], ctypes.Array[CCache]], sources: Sequence[int]
+    ) -> bool:
+        """Replaces each sequence of `length` tokens by the one that `sources` names, in place. Returns False, and
+        changes nothing, if the C++ kernels do not run, if keys and values are not resident on the CPU, or if the number
+        of sequences changes.
+
+        views: returns the C views of the layers of `heads`.
         """
-        heads, length = cache.heads, cache.length
         if not isinstance(heads, StoredHeads) or not heads.keys[0].is_cpu or in_use_already() is None:
             return False
         if len(sources) != len(self._common) or not all(0 <= source < len(sources) for source in sources):
@@ -77,7 +67,7 @@ class Beginnings:
         copies = [SlotCopy(to, source, begin) for to, (source, begin) in enumerate(zip(sources, begins, strict=True))]
         keys = heads.keys[0]
         slot_bytes = keys.stride(2) * keys.element_size()
-        copy_slots(cache.c, copies, length, heads=keys.shape[1], slot_bytes=slot_bytes, threads=team_size())
+        copy_slots(views(), copies, length, heads=keys.shape[1], slot_bytes=slot_bytes, threads=team_size())
         np.fill_diagonal(self._common, length)
         self._common = self._common[np.ix_(sources, sources)]
         if (self._texts[list(sources)] != self._texts).any():

@@ -30,7 +30,7 @@ class CacheFacade(Cache):
         return self.heads.batch if self.heads else 0
 
     def select(self, rows: Any) -> None:
-        """Replaces each tensor [B, ...] by what `rows` returns for it."""
+        """Replaces each tensor [B, ...] by `rows(tensor)`."""
         raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from labkit.engine.memory.stores import HeadStore
 from labkit.kernels.int8_cache import SCALE_DTYPE
-from labkit.kernels.slot_stream import StreamSpan
 from labkit.kernels.types import LayerCache, padded_head_dim
 from labkit.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class StoredHeads:
-    """Keys and values of each layer, with scales if they are int8."""
+class StoredHeads(HeadStore):
+    """Resident keys and values of each layer, with scales if they are int8."""
 
     keys: list[Tensor]  # one tensor per layer, [B, Hkv, C, padded D]
     values: list[Tensor]  # one tensor per layer, [B, Hkv, C, padded D]
@@ -65,18 +65,6 @@ class StoredHeads:
         scales = (self.key_scales[index], self.value_scales[index]) if self.key_scales else (None, None)
         return LayerCache(self.keys[index], self.values[index], past, counter, *scales)
 
-    @property
-    def stream(self) -> None:
-        """None: all layers are resident."""
-        return None
-
-    def take_spans(self) -> list[StreamSpan]:
-        """Returns no spans: no layer is fetched."""
-        return []
-
-    def begin_pass(self, written: range) -> None:
-        """Does nothing: all layers are resident."""
-
     def layers_in_order(self, written: range) -> Iterator[LayerCache]:
         return (self.layer(index, written.start) for index in range(len(self.keys)))
 
@@ -92,20 +80,10 @@ class StoredHeads:
         return StoredHeads(*([tensor.clone() for tensor in tensors] for tensors in self._lists))
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """Replaces each tensor by what `made_of` returns for it. Works tensor by tensor, so that at most one is in
-        memory twice.
-        """
+        """Replaces each tensor by `made_of(tensor)`, one after the other, so that at most one is in memory twice."""
         for tensors in self._lists:
             for index, tensor in enumerate(tensors):
                 tensors[index] = made_of(tensor)
-
-    def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """Does the same as `change`."""
-        self.change(made_of)
-
-    def pass_bytes(self, sequences: int) -> int:
-        """Returns 0: all layers are resident."""
-        return 0
 
     def join(self, others: Sequence[StoredHeads]) -> None:
         """Appends the sequences of the others. All have the same capacity. Nothing is copied if they lie side by side

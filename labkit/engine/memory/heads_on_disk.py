@@ -24,12 +24,10 @@ class CacheFolder(BackingStore):
     weight_type: of the kernels that read and write them.
     """
 
+    name = "disk"
+
     path: Path
     weight_type: str
-
-    @property
-    def name(self) -> str:
-        return "disk"
 
     def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadsOnDisk:
         row = padded_head_dim(config.head_dim)

@@ -28,13 +28,11 @@ class HostMemory(BackingStore):
     kernels use one, and the others are being copied.
     """
 
+    name = "the host"
+
     device: torch.device
     queues: Queues  # of `device`
     ranks_here: int  # ranks of the model on this machine
-
-    @property
-    def name(self) -> str:
-        return "the host"
 
     def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadsOnHost:
         shape = _shape(config, dtype, batch)
@@ -75,32 +73,28 @@ class HeadsOnHost:
         length: tokens per sequence in the host's memory.
         """
         self.memory, self.capacity, self._host, self._length = memory, capacity, host, length
-        self._stream: DeviceCacheStream | None = None
+        # Stream of layers through the lent slots. Other slots have another stream. None: no slots are lent.
+        self.stream: DeviceCacheStream | None = None
         self._spans = DeviceSpans(memory.queues)
 
     @property
     def batch(self) -> int:
         return self._host.shape.batch
 
-    @property
-    def stream(self) -> DeviceCacheStream | None:
-        """Stream of layers through the lent slots. Other slots have another stream. None: no slots are lent."""
-        return self._stream
-
     def pass_through(self, slots: CacheSlots, counter: Tensor) -> None:
         """Makes the layers pass through these slots from now on. counter: int32 [1] on the GPU, the number of tokens
         before a step.
         """
-        self._stream = DeviceCacheStream(self._host, slots, self._length, self._spans, counter)
+        self.stream = DeviceCacheStream(self._host, slots, self._length, self._spans, counter)
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
-        assert self._stream is not None, "no slots have been lent"
-        return self._stream.layer(index, past)
+        assert self.stream is not None, "no slots have been lent"
+        return self.stream.layer(index, past)
 
     def begin_pass(self, written: range) -> CachePass:
-        assert self._stream is not None, "no slots have been lent"
+        assert self.stream is not None, "no slots have been lent"
         self._length = written.stop
-        return self._stream.begin_pass(written)
+        return self.stream.begin_pass(written)
 
     def layers_in_order(self, written: range) -> Iterator[LayerCache]:
         return self.begin_pass(written).layers_in_order(self._host.layers)
@@ -115,7 +109,7 @@ class HeadsOnHost:
             return self._host.select(rows, self._length)
 
         self._host = self.memory.on_all_ranks(changed)
-        self._stream = None
+        self.stream = None
 
     def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
         """Like `change`, to at most the present number of sequences. Needs extra room for one layer only. A failure
@@ -129,7 +123,7 @@ class HeadsOnHost:
             self._host.shrink(rows, self._length)
 
         self.memory.on_all_ranks(shrunk)
-        self._stream = None
+        self.stream = None
 
     def join(self, others: Sequence[HeadsOnHost]) -> NoReturn:
         raise RuntimeError("caches offloaded to the host are not joined: both copies would be in its memory")

@@ -309,8 +309,8 @@ class KVCache(CacheFacade):
             self.mask[:, length:] = 1
 
     def select(self, rows: Any, in_place: bool = False) -> None:
-        """Replaces each tensor [B, ...] by what `rows` returns for it. in_place: the number of sequences does not grow;
-        offloaded keys and values need little extra room, but a failure loses them.
+        """Replaces each tensor [B, ...] by `rows(tensor)`. in_place: the number of sequences does not grow. Offloaded
+        keys and values then need little extra room, but a failure loses them.
         """
         self._c = self._beginnings = None  # before any memory that it refers to is freed
         if self.heads is not None:
@@ -322,7 +322,7 @@ class KVCache(CacheFacade):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._beginnings = self._beginnings or Beginnings(self.batch_size)
-        if self._beginnings.reorder(self, beam_idx.tolist()):
+        if self._beginnings.reorder(self.heads, self.length, lambda: self.c, beam_idx.tolist()):
             self._change_tables(lambda tensor: tensor.index_select(0, beam_idx))
         else:
             super().reorder_cache(beam_idx)

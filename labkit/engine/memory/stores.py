@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class HeadStore(Protocol):
-    """Keys and values of all layers, resident or offloaded."""
+    """Keys and values of all layers, resident or offloaded. The methods with a body are for resident layers."""
 
     @property
     def capacity(self) -> int:
@@ -31,6 +31,7 @@ class HeadStore(Protocol):
     @property
     def stream(self) -> PassedCaches | None:
         """Stream that brings layers from the backing store to the kernels and back. None: all layers are resident."""
+        return None
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
         """Returns the kernels' view of one layer, which must be resident."""
@@ -39,6 +40,7 @@ class HeadStore(Protocol):
         """Begins a pass over the layers that writes the tokens `written` of every sequence. Later tokens do not count.
         Returns None if all layers are resident.
         """
+        return None
 
     def layers_in_order(self, written: range) -> Iterator[LayerCache]:
         """Yields one layer after the other, to read, or to write the tokens `written` of every sequence. Raises
@@ -54,12 +56,14 @@ class HeadStore(Protocol):
         """Like `change`, to at most the present number of sequences, with little extra room. A failure may lose all
         sequences.
         """
+        self.change(made_of)
 
     def join(self, others: Sequence[Any]) -> None:
         """Appends the sequences of other stores of the same kind, capacity and number of tokens."""
 
     def pass_bytes(self, sequences: int) -> int:
         """Returns the bytes that a pass brings to the kernels for `sequences` sequences; 0: all layers are resident."""
+        return 0
 
     def grow(self, capacity: int) -> None:
         """Makes room for at least `capacity` tokens. A failure changes nothing."""
@@ -69,22 +73,21 @@ class HeadStore(Protocol):
 
     def take_spans(self) -> list[StreamSpan]:
         """Returns the spans (what was done with a layer, and when) since the last call."""
+        return []
 
 
 @dataclass(frozen=True)
 class BackingStore:
     """Backing store of an offloaded KV cache. `slots` layers at a time are in compute memory.
 
+    name: of the backing store, for messages.
     any_failed: tells whether any rank of the model failed; all ranks call it together. None: there is one rank.
     """
 
+    name: ClassVar[str]
+
     slots: int
     any_failed: Callable[[bool], bool] | None
-
-    @property
-    def name(self) -> str:
-        """Name of the backing store in messages."""
-        raise NotImplementedError
 
     def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadStore:
         """Returns room for at least `capacity` tokens in each of `batch` sequences. If one rank has too little room,
@@ -93,8 +96,8 @@ class BackingStore:
         raise NotImplementedError
 
     def on_all_ranks(self, make: Callable[[], T]) -> T:
-        """Returns what `make` returns. If it fails on one rank, all ranks raise an error, so that none waits for it in
-        a step: UnexplainedError on the others.
+        """Returns the result of `make`. If it fails on one rank, all ranks raise an error, so that none waits for that
+        rank in a step: UnexplainedError on the others.
         """
         try:
             made = make()

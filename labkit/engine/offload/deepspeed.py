@@ -13,98 +13,42 @@ from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
 log = logging.getLogger("labkit")
-PARAM = {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"}
-PREFETCH = {
-    f"{prefix}{name}"
-    for prefix in ("", "stage3_")
-    for name in (
-        "prefetch_bucket_size",
-        "max_live_parameters",
-        "max_reuse_distance",
-        "param_persistence_threshold",
-        "model_persistence_threshold",
-    )
-}
-TRAINING = {
-    "allgather_bucket_size",
-    "allgather_partitions",
-    "contiguous_gradients",
-    "ignore_unused_parameters",
-    "load_from_fp32_weights",
-    "memory_efficient_linear",
-    "module_granularity_threshold",
-    "offload_optimizer",
-    "overlap_comm",
-    "reduce_bucket_size",
-    "reduce_scatter",
-    "round_robin_gradients",
-    "stage3_gather_16bit_weights_on_model_save",
-    "sub_group_size",
-    "zero_hpz_partition_size",
-    "zero_quantized_weights",
-}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PARAM = _names("buffer_count buffer_size device max_in_cpu nvme_path pin_memory")
+THRESHOLDS = _names(
+    """
+    max_live_parameters max_reuse_distance model_persistence_threshold param_persistence_threshold
+    prefetch_bucket_size
+    """
+)
+PREFETCH = THRESHOLDS | {f"stage3_{name}" for name in THRESHOLDS}
+TRAINING = _names(
+    """
+    allgather_bucket_size allgather_partitions contiguous_gradients ignore_unused_parameters load_from_fp32_weights
+    memory_efficient_linear module_granularity_threshold offload_optimizer overlap_comm reduce_bucket_size
+    reduce_scatter round_robin_gradients stage3_gather_16bit_weights_on_model_save sub_group_size
+    zero_hpz_partition_size zero_quantized_weights
+    """
+)
 ZERO = {"stage", "offload_param"} | PREFETCH | TRAINING
-AIO = {
-    "block_size",
-    "intra_op_parallelism",
-    "overlap_events",
-    "queue_depth",
-    "single_submit",
-    "thread_count",
-    "use_gds",
-}
-
-
-OF_TRAINING = {  # keys of the whole config (runtime/constants.py, runtime/config.py)
-    "activation_checkpointing",
-    "amp",
-    "autotuning",
-    "bf16",
-    "bfloat16",
-    "comet",
-    "comms_logger",
-    "communication_data_type",
-    "compile",
-    "compression_training",
-    "csv_monitor",
-    "curriculum_learning",
-    "data_efficiency",
-    "data_types",
-    "disable_allgather",
-    "dump_state",
-    "eigenvalue",
-    "elasticity",
-    "flops_profiler",
-    "fp16",
-    "fp32_allreduce",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "gradient_predivide_factor",
-    "hybrid_engine",
-    "load_universal_checkpoint",
-    "memory_breakdown",
-    "monitor_config",
-    "nebula",
-    "optimizer",
-    "pipeline",
-    "prescale_gradients",
-    "progressive_layer_drop",
-    "quantize_training",
-    "scheduler",
-    "seq_parallel_communication_data_type",
-    "sparse_attention",
-    "sparse_gradients",
-    "steps_per_print",
-    "tensorboard",
-    "timers",
-    "torch_autocast",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "wall_clock_breakdown",
-    "wandb",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-}
+AIO = _names("block_size intra_op_parallelism overlap_events queue_depth single_submit thread_count use_gds")
+OF_TRAINING = _names(  # keys of the whole config (runtime/constants.py, runtime/config.py)
+    """
+    activation_checkpointing amp autotuning bf16 bfloat16 comet comms_logger communication_data_type compile
+    compression_training csv_monitor curriculum_learning data_efficiency data_types disable_allgather dump_state
+    eigenvalue elasticity flops_profiler fp16 fp32_allreduce gradient_accumulation_steps gradient_clipping
+    gradient_predivide_factor hybrid_engine load_universal_checkpoint memory_breakdown monitor_config nebula
+    optimizer pipeline prescale_gradients progressive_layer_drop quantize_training scheduler
+    seq_parallel_communication_data_type sparse_attention sparse_gradients steps_per_print tensorboard timers
+    torch_autocast train_batch_size train_micro_batch_size_per_gpu wall_clock_breakdown wandb
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+    """
+)
 
 
 def without_training(options: Mapping[str, Any]) -> dict[str, Any]:

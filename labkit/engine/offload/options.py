@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,38 @@ from labkit.system.validation import Strict, one_problem
 MOST_SLOTS = int(BOUNDS["slots"].most)
 
 
-class Offload(Strict):
+class Offloading(Strict):
+    """The fields and checks that `Offload` and `KvOffload` have in common.
+
+    OPTION: name of the option, for messages.
+    OFFLOADED: what is offloaded, for messages.
+    """
+
+    OPTION: ClassVar[str]
+    OFFLOADED: ClassVar[str]
+
+    device: Literal["disk", "cpu"] = "disk"
+    path: Annotated[str | Path | None, one_problem("a path")] = None
+    slots: int = Field(default=3, ge=2, le=MOST_SLOTS)
+
+    @model_validator(mode="after")
+    def _no_folder_in_memory(self) -> Self:
+        if self.device == "cpu" and self.path is not None:
+            raise UserError(f"{self.OPTION}: got path with device='cpu', which writes nothing; leave one of them out")
+        return self
+
+    def check_for(self, impl: str) -> None:
+        """Raises ValueError if `impl` can't read from this backing store."""
+        if impl == "reference":
+            raise UnsupportedError(f"{self.OPTION} needs the C++ or Triton kernels, and the reference ones run here")
+        if impl == "cpp" and self.device == "cpu":
+            raise UserError(
+                f"{self.OPTION}: got device='cpu' without a GPU: the {self.OFFLOADED} are in CPU memory already; use "
+                f"device='disk', or leave {self.OPTION} out"
+            )
+
+
+class Offload(Offloading):
     """Offloading of layers. Compute memory is the GPU's, or without a GPU the CPU's.
 
     device: backing store of offloaded layers: "disk", or with a GPU "cpu" for the host's memory.
@@ -25,29 +56,12 @@ class Offload(Strict):
     slots: offloaded layers in compute memory at a time: one in use, the others prefetched.
     """
 
-    device: Literal["disk", "cpu"] = "disk"
-    path: Annotated[str | Path | None, one_problem("a path")] = None
+    OPTION, OFFLOADED = "offload", "weights"
+
     resident_gb: float | None = Field(default=None, ge=0, le=AMOUNT.most, allow_inf_nan=False)
-    slots: int = Field(default=3, ge=2, le=MOST_SLOTS)
-
-    @model_validator(mode="after")
-    def _no_folder_in_memory(self) -> Self:
-        if self.device == "cpu" and self.path is not None:
-            raise UserError("offload: got path with device='cpu', which writes nothing; leave one of them out")
-        return self
-
-    def check_for(self, impl: str) -> None:
-        """Raises ValueError if `impl` can't compute with layers from this backing store."""
-        if impl == "reference":
-            raise UnsupportedError("offload needs the C++ or Triton kernels, and the reference ones run here")
-        if impl == "cpp" and self.device == "cpu":
-            raise UserError(
-                "offload: got device='cpu' without a GPU: the weights are in CPU memory already; use device='disk', or "
-                "leave offload out"
-            )
 
 
-class KvOffload(Strict):
+class KvOffload(Offloading):
     """Offloading of keys and values. Compute memory is the GPU's, or without a GPU the CPU's.
 
     device: backing store: "disk" for an engine on the CPU, or "cpu" (pinned host memory) for an engine on a GPU.
@@ -56,27 +70,12 @@ class KvOffload(Strict):
     slots: layers of each cache in compute memory at a time: one in use, the others prefetched or written back.
     """
 
-    device: Literal["disk", "cpu"] = "disk"
-    path: Annotated[str | Path | None, one_problem("a path")] = None
-    slots: int = Field(default=3, ge=2, le=MOST_SLOTS)
-
-    @model_validator(mode="after")
-    def _no_folder_in_memory(self) -> Self:
-        if self.device == "cpu" and self.path is not None:
-            raise UserError("kv_offload: got path with device='cpu', which writes nothing; leave one of them out")
-        return self
+    OPTION, OFFLOADED = "kv_offload", "keys and values"
 
     def check_for(self, impl: str) -> None:
-        """Raises ValueError if `impl` can't read keys and values from this backing store."""
-        if impl == "reference":
-            raise UnsupportedError("kv_offload needs the C++ or Triton kernels, and the reference ones run here")
+        super().check_for(impl)
         if impl == "triton" and self.device == "disk":
             raise UnsupportedError(
                 "kv_offload: got device='disk' with a GPU, which reads keys and values from host memory only: use "
                 "device='cpu', or impl='cpp'"
-            )
-        if impl == "cpp" and self.device == "cpu":
-            raise UserError(
-                "kv_offload: got device='cpu' without a GPU: the keys and values are in CPU memory already; use "
-                "device='disk', or leave kv_offload out"
             )

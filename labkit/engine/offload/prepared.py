@@ -22,14 +22,12 @@ from labkit.system.collective import Gather, results_of_ranks
 from labkit.system.errors import RunError, UserError
 from labkit.system.home import expanded
 from labkit.system.page_cache import make_cold
-from labkit.weights.build import pack_layers, saved_in
+from labkit.weights.build import pack_layers, packing_shown, saved_in
 from labkit.weights.capacity import model_bytes
 from labkit.weights.checkpoint.manifest import FORMAT, described_model
 from labkit.weights.checkpoint.save import SUFFIX, Saving
 from labkit.weights.checkpoint.saved import SavedWeights, saved_weights
-from labkit.weights.identity import identity_of
-from labkit.weights.packing_progress import packing_shown
-from labkit.weights.protocol import TensorSource
+from labkit.weights.protocol import TensorSource, identity_of
 from labkit.weights.spec import WeightSpec
 
 log = logging.getLogger("labkit")
@@ -46,11 +44,6 @@ def folder_name(spec: WeightSpec, source: TensorSource) -> str:
     dtype = str(spec.dtype).removeprefix("torch.")
     kind = f"{spec.config.architecture}-{dtype}-{spec.layout}-tp{spec.part.size}"
     return f"{kind}-{xxh3_128_hexdigest(repr(identity).encode())[:16]}"
-
-
-def bytes_of_all_ranks(spec: WeightSpec) -> int:
-    """Returns the approximate size of all ranks' files."""
-    return spec.part.size * model_bytes(spec)
 
 
 def streamable(saved: SavedWeights, spec: WeightSpec) -> bool:
@@ -86,7 +79,7 @@ def prepared(
 
 def _ready(folder: Path, spec: WeightSpec, lock: ExitStack) -> bool:
     """Tells whether the checkpoint already exists. No other process makes it until `lock` is closed."""
-    size = bytes_of_all_ranks(spec)
+    size = spec.part.size * model_bytes(spec)  # of all ranks' files, about
     try:
         lock.enter_context(_locked(folder))
         if _existing(folder, spec) is not None:

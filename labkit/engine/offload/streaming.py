@@ -19,7 +19,7 @@ from labkit.kernels.slot_stream.queues import Queues
 from labkit.system.collective import Gather, own_result
 from labkit.weights.build import build_layers
 from labkit.weights.capacity import layer_bytes, outside_bytes, vector_bytes
-from labkit.weights.checkpoint.saved import SavedWeights, Streaming
+from labkit.weights.checkpoint.saved import SavedWeights, StreamedWeights
 from labkit.weights.records import Builder
 from labkit.weights.spec import WeightSpec
 
@@ -51,14 +51,16 @@ def opened(
         if spec.impl == "triton":
             stream = own_result(lambda: _copied_on(reader, offload.slots, device, queues), gather)
         missing = sum(block.bytes for block in blocks) - offload.slots * stream.slot_bytes
-        streamed = StreamedLayers(stream, _block_of(blocks, len(part.layers)), file.bytes - missing)
+        numbers = {block.layer: number for number, block in enumerate(blocks)}
+        places = tuple(numbers.get(layer, -1) for layer in range(len(part.layers)))
+        streamed = StreamedLayers(stream, places, file.bytes - missing)
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}
     place: Arena | Heap = Heap(device)
     if spec.impl == "cpp":  # the system refuses more address space than memory: reserve only the resident bytes
         resident_bytes = len(resident) * layer_bytes(spec) + len(blocks) * vector_bytes(part)
         place = Arena.reserved(outside_bytes(spec) + resident_bytes)
     with torch.inference_mode():
-        weights = build_layers(Streaming(saved, part, slots), Builder(spec, place))
+        weights = build_layers(StreamedWeights(saved, part, slots), Builder(spec, place))
     return weights, streamed
 
 
@@ -66,8 +68,3 @@ def _copied_on(reader: LayerStream, slots: int, device: torch.device, queues: Qu
     stream = DeviceStream(reader, slots, device, queues)
     stream.pin(reader.all_slots)
     return stream
-
-
-def _block_of(blocks: list[Block], layers: int) -> tuple[int, ...]:
-    numbers = {block.layer: number for number, block in enumerate(blocks)}
-    return tuple(numbers.get(layer, -1) for layer in range(layers))

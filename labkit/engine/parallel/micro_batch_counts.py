@@ -35,10 +35,10 @@ class Compared:
         clear = sum(ratio < CLEARLY for ratio in ratios)
         if 2 * clear > PAIRS:
             return 1
-        settled = 2 * (len(ratios) - clear) > PAIRS or any(ratio > HOPELESS for ratio in ratios)
-        return self.several if settled else None
+        several_win = 2 * (len(ratios) - clear) > PAIRS or any(ratio > HOPELESS for ratio in ratios)
+        return self.several if several_win else None
 
-    def followed_by(self, several_ms: float, one_ms: float) -> Compared:
+    def with_pair(self, several_ms: float, one_ms: float) -> Compared:
         """Returns the comparison with one more pair."""
         return replace(self, several_ms=(*self.several_ms, several_ms), one_ms=(*self.one_ms, one_ms))
 
@@ -50,7 +50,7 @@ class Compared:
         return torch.tensor([numbers], dtype=torch.float32)
 
     @classmethod
-    def said_in(cls, payload: Tensor) -> Compared:
+    def from_payload(cls, payload: Tensor) -> Compared:
         """Returns the comparison in `payload`."""
         rows, prompt, several, *ms = payload[0].tolist()
         return cls(int(rows), int(prompt), int(several), tuple(ms[::2]), tuple(ms[1::2]))

@@ -59,7 +59,7 @@ class PipelineStage:
 
     ring: connection to the other stages.
     tp: with the rank group of this stage.
-    wanted: option `pipeline_parallel`; between two calls all ranks may change its schedule and micro-batches.
+    options: of `pipeline_parallel`; between two calls all ranks may change its schedule and micro-batches.
     counts: measurements that choose the number of micro-batches.
     device: of this rank.
     """
@@ -70,10 +70,10 @@ class PipelineStage:
         layers: tuple[range, ...],
         ring: Ring,
         tp: TensorParallel,
-        wanted: PipelineParallel,
+        options: PipelineParallel,
         device: torch.device,
     ) -> None:
-        self.number, self.layers, self.ring, self.tp, self.wanted = number, layers, ring, tp, wanted
+        self.number, self.layers, self.ring, self.tp, self.options = number, layers, ring, tp, options
         self.counts, self.device = MicroBatchCounts(), device
         self._spans: deque[PipelineSpan] = deque(maxlen=MOST_SPANS)
 

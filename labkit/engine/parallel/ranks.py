@@ -71,10 +71,6 @@ class Ranks:
         check_alike(subject, lines[:, :-1])
         return bool(lines[:, -1].any())
 
-    def share_randomness(self) -> None:
-        """Makes all ranks draw the same random numbers as rank 0 from now on."""
-        draw_alike(self.device, lambda state: self.gather(state)[0])
-
     def gather(self, x: Tensor) -> Tensor:
         """x of one shape and type on all ranks -> [ranks, *x.shape], by rank."""
         impl = "cpp" if self.impl == "cpp" else "reference"

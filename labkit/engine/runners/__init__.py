@@ -1,1 +1,1 @@
-"""Runners of a step: one C++ call, one op after another, or a CUDA graph."""
+"""Runners of a step: one C++ call, one op after another, a CUDA graph, or a pipeline of ranks."""

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.slots import Slots
-from labkit.engine.runners.ahead import Ahead
 from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.staged import StagedRunner
-from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
+from labkit.engine.runners.step import Ahead, Node, Pending, StepInput, StepOutput
 from labkit.kernels import ModelWeights
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.choice.triton_impl import DeviceChoice
@@ -85,8 +84,8 @@ class GpuDecoder:
             slots.past.fill_(cache.length)
             slots.next_positions.copy_(slots.positions[:, cache.length])
         slots.at = -1  # if the step fails, the next step sets everything anew
-        reads = recording.inputs.buffers.given if self.weights.embedding is None else slots.tokens
-        reads[:batch].copy_(inputs_B1[:, 0])
+        inputs = recording.inputs.buffers.given if self.weights.embedding is None else slots.tokens
+        inputs[:batch].copy_(inputs_B1[:, 0])
         if not self.graphs or (listening() and not self.watched):
             self.launch.pdl = bool(self.dependent_launch)
             self._launch(recording, cache.begin_pass(range(cache.length, cache.length + 1)))
@@ -157,15 +156,15 @@ class GpuDecoder:
         and values are overwritten later.
         """
         state = recording.inputs.state
-        moved = (state.tokens, state.positions, state.past, recording.inputs.buffers.given)
-        before = [tensor.clone() for tensor in moved]
-        able = has_dependent_launch() and not self.watched
-        self.launch.pdl = able if self.dependent_launch is None else self.dependent_launch
+        advanced = (state.tokens, state.positions, state.past, recording.inputs.buffers.given)
+        before = [tensor.clone() for tensor in advanced]
+        dependent = has_dependent_launch() and not self.watched
+        self.launch.pdl = dependent if self.dependent_launch is None else self.dependent_launch
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._launch(recording)
-            for tensor, value in zip(moved, before, strict=True):
+            for tensor, value in zip(advanced, before, strict=True):
                 tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()

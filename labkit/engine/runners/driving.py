@@ -74,7 +74,7 @@ class TextBatch(Protocol):
     def loop(self, *, alone: bool = False) -> Loop:
         """Continues the texts, and returns the result of `generate`. The first step that it requests is the prompt.
 
-        alone: the steps have no cache besides `cache`, so a prompt of which several rows are equal can be read once.
+        alone: the steps have no cache besides `cache`, so equal rows of the prompt can be read once.
         """
 
 

@@ -6,7 +6,7 @@ N rows (tokens of all sequences), H hidden, I intermediate, Hq query heads, D he
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -96,12 +96,6 @@ class OpRegions:
         return self.ops["residual_add"](total.residual, mlp_out_NH, w.mlp.out_bias, *attention, mlp_norm=w.mlp.out_norm)
 
 
-class CacheLayers(Protocol):
-    """Keys and values of every layer: a KVCache, or an encoder's storage for one pass."""
-
-    def layer(self, index: int) -> LayerCache: ...
-
-
 class FusedLayer(nn.Module):
     """Layer made of the ops of `labkit.kernels`, each within the range of its stage. It runs under profilers and
     without a C++ compiler. Otherwise the C++ engine runs the same ops of all layers in one call.
@@ -120,19 +114,13 @@ class FusedLayer(nn.Module):
         hidden_NH: Tensor,
         rows: Rows,
         rotary: Rotary | None,
-        cache: CacheLayers,
+        slots: LayerCache,
         phase: Phase,
         threads: int,
         weights: LayerWeights | None = None,
     ) -> Tensor:
         """Runs the layer. weights: present location of an offloaded layer's weights; None: the layer is resident."""
         regions = OpRegions(
-            ops(self.impl, threads),
-            weights or self.weights,
-            self.wiring,
-            hidden_NH,
-            rows,
-            rotary,
-            cache.layer(self.index),
+            ops(self.impl, threads), weights or self.weights, self.wiring, hidden_NH, rows, rotary, slots
         )
         return run_layer(regions, lambda name: stage(phase, name, self.index))

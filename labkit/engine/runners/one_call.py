@@ -8,14 +8,13 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
-from labkit.engine.runners.ahead import Ahead
 from labkit.engine.runners.checks import most_positions
 from labkit.engine.runners.groups import grouped_chunks, joined_groups, padded_groups
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoice, ReadingChoices
 from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
+from labkit.engine.runners.step import Ahead, Chunk, StepInput, StepOutput, joined, written
 from labkit.engine.team_size import team_size
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
@@ -52,8 +51,8 @@ class OneCallRunner(Runner):
     def _steps_ahead(self, step: StepInput, ahead: Ahead) -> int:
         """Steps that one call can run: some milliseconds of them, within the memory and the tables of the cache."""
         layer_range, cache = self.layer_range, step.cache
-        whole = step.tokens is not None and layer_range.weights.head is not None and layer_range.ranks is None
-        if not (whole and step.follows) or step.greedy is not (ahead.choice is None) or layer_range.once_a_step:
+        whole_model = step.tokens is not None and layer_range.weights.head is not None and layer_range.ranks is None
+        if not (whole_model and step.follows) or step.greedy is not (ahead.choice is None) or layer_range.once_a_step:
             return 1
         choice = self.readings.of(step.shape[0], 1)
         if choice.compares or not self._step_ns:
@@ -102,8 +101,8 @@ class OneCallRunner(Runner):
     def _groups(self, step: StepInput) -> list[range]:
         """Groups of a padded prompt's sequences; empty: the batch stays whole."""
         layer_range = self.layer_range
-        whole = step.follows or layer_range.weights.head is None or layer_range.backing_store is not None
-        return [] if whole else padded_groups(step)
+        stays_whole = step.follows or layer_range.weights.head is None or layer_range.backing_store is not None
+        return [] if stays_whole else padded_groups(step)
 
     def _by_groups(self, step: StepInput, groups: list[range]) -> Tensor | None:
         with self.layer_range.one_at_a_time:

@@ -26,17 +26,17 @@ COST = 0.003  # share of all time that checks may lose to ways slower than the c
 
 
 class Race:
-    """Rounds in which each way that is left serves one step. From `LEAST_ROUNDS` on, ways that are clearly slower than
-    the fastest one leave: a sign test, since times have outliers.
+    """Rounds in which each remaining way serves one step. From `LEAST_ROUNDS` on, ways that are clearly slower than the
+    fastest one leave. A sign test decides, since times have outliers.
     """
 
     def __init__(self, ways: Sequence[int]) -> None:
         self.left = tuple(ways)
         self.rounds = 0
-        self._ns: dict[int, list[int]] = {way: [] for way in ways}  # by way, one of each of its rounds
+        self._ns: dict[int, list[int]] = {way: [] for way in ways}  # by way, one for each of its rounds
 
     def add(self, times: dict[int, int]) -> None:
-        """Notes the ns of a round, one of each way that is left."""
+        """Notes a round: the ns of a step for each remaining way."""
         self.rounds += 1
         for way, ns in times.items():
             self._ns[way].append(ns)
@@ -56,10 +56,10 @@ class Race:
 
     def lost_ns(self, chosen: int) -> float:
         """The time that the rounds took beyond steps of the way `chosen`."""
-        differences = (
-            [ns - other for ns, other in zip(taken, self._ns[chosen], strict=False)] for taken in self._ns.values()
+        losses_by_way = (
+            [ns - other for ns, other in zip(times, self._ns[chosen], strict=False)] for times in self._ns.values()
         )
-        return sum(len(each) * max(0, median(each)) for each in differences)
+        return sum(len(losses) * max(0, median(losses)) for losses in losses_by_way)
 
     def _clearly_slower(self, way: int, fastest: int) -> bool:
         slower = sum(ns > other for ns, other in zip(self._ns[way], self._ns[fastest], strict=True))
@@ -120,20 +120,19 @@ class ReadingChoice:
         times, self._round = self._round, {}
         self._race.add(times)
         if not self._ends_with(times):
-            return self._begin_round()
-        if self._first_choice:
+            self._begin_round()
+        elif self._first_choice:
             self.chosen, self._first_choice = self._race.fastest, False
             self._pause_ns = PAUSE_NS
-            return None
-        self._pause_ns = max(PAUSE_NS, self._race.lost_ns(self.chosen) / COST)
-        if self.chosen not in self._race.left:
-            self.chosen = self._race.fastest
-            self.changes += 1
-        return None
+        else:
+            self._pause_ns = max(PAUSE_NS, self._race.lost_ns(self.chosen) / COST)
+            if self.chosen not in self._race.left:
+                self.chosen = self._race.fastest
+                self.changes += 1
 
     def _ends_with(self, times: dict[int, int]) -> bool:
-        """Whether the race ends with this round. The first one goes on until the fastest way is clear. A later one is
-        a check: it ends at once unless another way was faster, and as soon as the chosen way leads.
+        """Whether the race ends with this round. The first race lasts until the fastest way is clear. A later race
+        is a check: it ends at once unless another way was faster, and as soon as the chosen way leads.
         """
         race = self._race
         if self._first_choice or race.over:

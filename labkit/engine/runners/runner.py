@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -11,13 +10,12 @@ from typing import final
 from torch import Tensor
 
 from labkit.engine.memory.keeping import KeptOnError
-from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.parallel.pipeline_stage import PipelineStage
 from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.driving import Generated, TextBatch, drive
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
+from labkit.engine.runners.step import CollectedLater, Node, Pending, StepInput, StepOutput
 from labkit.kernels.decode_step import StreamedLayers
 
 
@@ -45,11 +43,6 @@ class Runner:
         self.step_times_ms: list[float] | None = None
 
     @final
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        """Returns an empty cache, which reserves `capacity` slots per sequence at its first use."""
-        return self.layer_range.new_cache(capacity)
-
-    @final
     def begin(self, step: StepInput) -> Pending:
         """Begins a step. Its output can be collected later: steps of other caches may begin before. Steps of one cache
         follow each other. Raises ValueError for a step that the model cannot run. A step that fails leaves its cache as
@@ -64,7 +57,15 @@ class Runner:
             check_step(step, self.config)
         with KeptOnError(step.cache, visible=step.follows):
             pending = self._begin(step)
-        return pending if self.step_times_ms is None else _Timed(pending, start, self.step_times_ms.append)
+        if (times_ms := self.step_times_ms) is None:
+            return pending
+
+        def timed() -> StepOutput:
+            output = pending.collect()
+            times_ms.append((perf_counter() - start) * 1e3)
+            return output
+
+        return CollectedLater(timed)
 
     def _begin(self, step: StepInput) -> Pending:
         """Begins a step that has been checked. Runners call it for their parts of a step."""
@@ -89,15 +90,3 @@ class Runner:
 
     def after_generation(self, tokens: Tensor) -> None:
         """Called with the tokens int64 [B, T] of complete texts, prompt included."""
-
-
-class _Timed:
-    """Pending step that notes its milliseconds when it is collected."""
-
-    def __init__(self, pending: Pending, start: float, note: Callable[[float], None]) -> None:
-        self._pending, self._start, self._note = pending, start, note
-
-    def collect(self) -> StepOutput:
-        output = self._pending.collect()
-        self._note((perf_counter() - self._start) * 1e3)
-        return output

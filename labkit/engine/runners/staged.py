@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,23 +26,6 @@ from labkit.kernels.types import LayerCache, Rows
 from labkit.stages import Phase, Stage, stage
 
 gemm, unpack_rows = unchecked(checked_gemm), unchecked(checked_unpack_rows)
-
-
-@dataclass(frozen=True)
-class PlacedLayer:
-    """Keys and values of the present layer, with the write position of a chunk.
-
-    past: write position: number of tokens before the chunk, in every sequence.
-    counter: int32 [1] with the value of `past` on a GPU, if later chunks have been placed already; None: none have.
-    """
-
-    slots: LayerCache
-    past: int
-    counter: Tensor | None = None
-
-    def layer(self, index: int) -> LayerCache:
-        view = replace(self.slots, past=self.past)
-        return view if self.counter is None else replace(view, counter=self.counter)
 
 
 class StagedRunner(Runner):
@@ -82,8 +65,9 @@ class StagedRunner(Runner):
                 self._weights(layer, first_turn, phase) as weights,
                 _keys_and_values(step.cache, kv_pass, layer.index, phase) as slots,
             ):
-                for at, chunk in enumerate(chunks):
-                    placed = PlacedLayer(slots, chunk.past, counters[at])
+                for at, chunk in enumerate(chunks):  # each has its own write position
+                    counter = slots.counter if counters[at] is None else counters[at]
+                    placed = replace(slots, past=chunk.past, counter=counter)
                     hidden[at] = layer(hidden[at], chunk.rows, rotary, placed, chunk.phase, threads, weights)
         self._require_layers(kv_pass)
         return [self._result(step, chunk, rows_NH, seen) for chunk, rows_NH in zip(chunks, hidden, strict=True)]

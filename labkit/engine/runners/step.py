@@ -1,12 +1,12 @@
-"""Input and output of a runner: one step of one batch.
+"""Input and output of a runner: one step of one batch, and the steps that may follow in the same call.
 
 B sequences, T new tokens of each, H hidden, V vocabulary. The records are made for every token, after the weights have
-flushed the processor's caches. So they are named tuples, which are frozen and made in one call.
+flushed the processor's caches. So most of them are named tuples, which are frozen and made in one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,11 +14,41 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.runners.ahead import Ahead
+from labkit.kernels.decode_step import TextRules
 from labkit.kernels.types import Rows
 from labkit.stages import Phase, phase_of
 
 CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and the ranks' exchanges
+
+
+GOES_ON, ENDS, STOPS = 0, 1, 2  # marks of tokens
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Further steps that a runner may run in the call of a step. Each reads the tokens that the step before it chose.
+    Between two calls the processor's caches get cold, and threads fall asleep.
+
+    most: steps in all, at least 1.
+    marks: returns uint8 [V], the mark of every token of a vocabulary: ENDS ends a text; after STOPS the caller has to
+    look at the texts, and no further step runs.
+    ended: rows that have ended. Once all have, no further step runs.
+    pad: token of rows that have ended; None: they are continued.
+    choice: how tokens are chosen; None: the argmax.
+    """
+
+    most: int
+    marks: Callable[[int], Tensor]
+    ended: frozenset[int]
+    pad: int | None
+    choice: TextRules | None = None
+
+    def add(self, tokens: Tensor) -> None:
+        """Adds tokens int64 [B], on the device of `choice`, to its texts; padding to texts that have ended."""
+        assert self.choice is not None
+        for row in self.ended if self.pad is not None else ():
+            tokens[row] = self.pad
+        self.choice.tokens[:, self.choice.length] = tokens
 
 
 class StepInput(NamedTuple):
@@ -86,6 +116,16 @@ class Pending(Protocol):
 
     def collect(self) -> StepOutput:
         """Waits for the end of the step, and returns its results."""
+
+
+@dataclass(frozen=True)
+class CollectedLater:
+    """A step that `wait` completes."""
+
+    wait: Callable[[], StepOutput]
+
+    def collect(self) -> StepOutput:
+        return self.wait()
 
 
 @dataclass(frozen=True)

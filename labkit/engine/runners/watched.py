@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 
+from labkit.engine.parallel.ranks import draw_alike
 from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.runner import Runner, RunnerInfo
 from labkit.engine.runners.staged import StagedRunner
@@ -59,7 +60,7 @@ class RankedRunner(WatchedRunner):
         return self._calls.one(name)
 
     def before_generation(self) -> None:
-        self._ranks.share_randomness()
+        draw_alike(self._ranks.device, lambda state: self._ranks.gather(state)[0])
 
     def after_generation(self, tokens: Tensor) -> None:
         self._ranks.agree("the generated tokens", tokens)

@@ -20,7 +20,7 @@ from labkit.harness.compare.loader import FolderLoader, loader_of
 from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.owned_folder import owned_folder
-from labkit.weights.identity import identity_of
+from labkit.weights.protocol import identity_of
 from labkit.weights.resolve import resolve
 
 RAISED = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Failure|Unsupported)\w*: ")  # the first line of an exception

@@ -111,7 +111,7 @@ def _engine(turns: PipelineTurns) -> FusedEngine:
 def _generate(engine: FusedEngine, turns: PipelineTurns, number: int, new: int) -> Generated:
     setting, stage = turns.settings[number], engine.pipeline
     if stage is not None:
-        stage.wanted = _parallelism(setting, stage)
+        stage.options = _parallelism(setting, stage)
         stage.take_spans()
     shape = (setting.batch, turns.prompt_tokens)
     drawn = np.random.default_rng(turns.seed + 1).integers(0, engine.model_config.vocab_size, shape)

@@ -66,7 +66,7 @@ def time_ways(
     follow(0, rounds + 1, f"building {model} {dtype}")
     engine = init_inference(resolve(model), dtype=weight_dtype, impl="cpp")
     runner = _one_call(engine.module.runner)
-    cache = runner.new_cache()
+    cache = runner.layer_range.new_cache()
     prompt, following = (torch.ones(batch, tokens, dtype=torch.int64) for tokens in (CONTEXT, 1))
     runner.begin(StepInput(prompt, cache, greedy=True))
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -101,8 +100,7 @@ def _hf_name(stored: str, policy: Policy) -> tuple[str | None, str]:
     role = OUTSIDE.get(outside) if layer is None else IN_LAYER.get(inside)
     if role is None:
         return None, stored
-    modules: Any = getattr(policy, role)
-    own = modules[0] if isinstance(modules, tuple) else modules
+    own = policy.modules(role)[0]
     return role, f"{own}.{kind}" if layer is None else f"{policy.layers}.{layer}.{own}.{kind}"
 
 

@@ -30,21 +30,10 @@ from labkit.weights.checkpoint.manifest import (
 from labkit.weights.checkpoint.saved import key_of
 from labkit.weights.checkpoint.shard_file import scales_of
 from labkit.weights.checkpoint.tensor_writer import Extent, TensorWriter
-from labkit.weights.source import weight_files
+from labkit.weights.source import GENERATION, TOKENIZER_FILES, TOKENIZER_SETTINGS, weight_files
 from labkit.weights.spec import WeightSpec
 
-TEXT_FILES = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-)
+TEXT_FILES = (GENERATION, *TOKENIZER_FILES, *TOKENIZER_SETTINGS, "merges.txt", "chat_template.jinja")
 SUFFIX = ".safetensors"
 NOT_SAVED = "the checkpoint was not saved"
 
@@ -174,7 +163,7 @@ class Saving:
                 with whole_file(self.folder / name) as path:
                     shutil.copyfile(source / name, path)
         if generation is not None:
-            write_whole(self.folder / "generation_config.json", generation.to_json_string())
+            write_whole(self.folder / GENERATION, generation.to_json_string())
         manifest = Manifest(
             format=FORMAT,
             save=self.name,

@@ -22,10 +22,11 @@ from labkit.system.errors import UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.system.rounding import ceil_div
 from labkit.system.shown import shown_value
-from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix
+from labkit.weights.canonical import CanonicalLayers, Empty, RowBlocks, Weight, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
-from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
+from labkit.weights.checkpoint.shard_file import ShardFile
+from labkit.weights.checkpoint.tensor_stream import AGAIN
 from labkit.weights.listed_files import listed_path
 from labkit.weights.spec import WeightSpec
 
@@ -90,12 +91,12 @@ class SavedWeights:
         if name not in self._canonical:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
         canonical, index = self._canonical[name]
-        weight = Merged(self, shard(self.config)).weight(canonical, index)
+        weight = MergedWeights(self, shard(self.config)).weight(canonical, index)
         whole = weight.floats() if isinstance(weight, Linear) else weight
         tensor = cut_of(name, self.policy.stored(self.config, canonical, whole, index)[name], cut)
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
-    def part(self, spec: WeightSpec) -> Own | Merged:
+    def part(self, spec: WeightSpec) -> OwnFileWeights | MergedWeights:
         """A rank's weights: in the saved layout if the spec's kernels read that layout, else as rows.
 
         Raises UserError for int8 weights if the spec has another type.
@@ -105,17 +106,17 @@ class SavedWeights:
                 f"{self.folder} holds int8 weights, got dtype={spec.dtype}; pass dtype=torch.int8, or load the original"
             )
         if self.has_layout_of(spec):
-            return Own(self, spec.part)
-        return Merged(self, spec.part, None if spec.quantised else spec.dtype)
+            return OwnFileWeights(self, spec.part)
+        return MergedWeights(self, spec.part, None if spec.quantised else spec.dtype)
 
     def has_layout_of(self, spec: WeightSpec) -> bool:
         """Whether each rank of the spec finds its weights in one file, as its kernels read them."""
         saved = (self.manifest.tp_size, self.manifest.layout, self.dtype)
         return saved == (spec.part.size, spec.layout, spec.dtype)
 
-    def floats(self, spec: WeightSpec) -> Merged:
+    def floats(self, spec: WeightSpec) -> MergedWeights:
         """A rank's weights as floats of the spec's type; for int8 as float32, to be quantised anew."""
-        return Merged(self, spec.part, torch.float32 if spec.quantised else spec.dtype, floats=True)
+        return MergedWeights(self, spec.part, torch.float32 if spec.quantised else spec.dtype, floats=True)
 
     def check(self) -> None:
         """Reads every tensor. Raises UserError for a tensor that was altered since it was written."""
@@ -147,25 +148,20 @@ class SavedWeights:
         return {stored: place for place in places for stored in policy.stored_names(*place)}
 
 
-class Own:
+class OwnFileWeights(CanonicalLayers):
     """The weights of a rank from its own file, read straight into the engine's memory."""
 
     def __init__(self, saved: SavedWeights, part: Shard) -> None:
-        self._part, self._file = part, saved.file(part.rank)
+        super().__init__(part)
+        self._file = saved.file(part.rank)
 
-    def top(self, empty: Empty) -> Canonical:
-        return Loading(self._part.top_shapes, lambda name: self._weight(name, None, empty))
-
-    def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self._part.layer_shapes, lambda name: self._weight(name, index, empty))
-
-    def _weight(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
+    def load(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
         key = key_of(name, index)
         return self._file.linear(key, empty) if is_matrix(name) else self._file.vector(key)
 
 
-class Streaming(Own):
-    """As `Own`, but the matrices of the layers in `slots` are views of their slots, which are filled later.
+class StreamedWeights(OwnFileWeights):
+    """As `OwnFileWeights`, but the matrices of the layers in `slots` are views of their slots, which are filled later.
 
     slots: by layer, a slot, uint8 [bytes], and the offset in the file of the slot's first byte.
     """
@@ -174,13 +170,13 @@ class Streaming(Own):
         super().__init__(saved, part)
         self._slots = slots
 
-    def _weight(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
+    def load(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
         if index is not None and index in self._slots and is_matrix(name):
             return self._file.linear_within(key_of(name, index), *self._slots[index])
-        return super()._weight(name, index, empty)
+        return super().load(name, index, empty)
 
 
-class Merged:
+class MergedWeights(CanonicalLayers):
     """The weights of a rank from the files of all ranks, with any number of ranks, layout and type. Matrices are rows.
 
     Vectors are rounded to `dtype`, as they are when they come from the original checkpoint.
@@ -189,20 +185,15 @@ class Merged:
     def __init__(
         self, saved: SavedWeights, part: Shard, dtype: torch.dtype | None = None, floats: bool = False
     ) -> None:
-        self._saved, self._part, self._dtype, self._floats = saved, part, dtype, floats
+        super().__init__(part)
+        self._saved, self._dtype, self._floats = saved, dtype, floats
 
-    def top(self, empty: Empty) -> Canonical:
-        return Loading(self._part.top_shapes, lambda name: self._loaded(name, None))
-
-    def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self._part.layer_shapes, lambda name: self._loaded(name, index))
-
-    def _loaded(self, name: str, index: int | None) -> Weight:
+    def load(self, name: str, index: int | None, empty: Empty) -> Weight:
         if not (self._floats and is_matrix(name)):
             return self.weight(name, index)
         if self._dim(name) == 1:
             return self._as_floats(self.weight(name, index))
-        outputs, inputs = (self._part.top_shapes if index is None else self._part.layer_shapes)[name]
+        outputs, inputs = (self.part.top_shapes if index is None else self.part.layer_shapes)[name]
         return RowBlocks((outputs, inputs), lambda begin, end: self._as_floats(self.weight(name, index, (begin, end))))
 
     def _as_floats(self, weight: Tensor | Linear) -> Tensor:
@@ -210,7 +201,7 @@ class Merged:
 
     def weight(self, name: str, index: int | None, rows: Interval | None = None) -> Tensor | Linear:
         """A tensor, or a quantised matrix with its scales. `rows`: only these rows, of a matrix not cut by columns."""
-        shapes = self._part.top_shapes if index is None else self._part.layer_shapes
+        shapes = self.part.top_shapes if index is None else self.part.layer_shapes
         key, shape = key_of(name, index), shapes[name]
         if not is_matrix(name):
             parts = [
@@ -233,13 +224,13 @@ class Merged:
 
     def _dim(self, name: str) -> int:
         """The dimension along which the weight is divided: among the present ranks, or among the saving ranks."""
-        return next((cut.dim for cut in (self._part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
+        return next((cut.dim for cut in (self.part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
 
     def _pieces(self, name: str, dim: int) -> list[HeldRange]:
         config = self._saved.config
         whole = (config.layer_shapes() | config.top_shapes())[name][dim]
         holdings = [ranges_of(part.cut(name), whole) for part in self._saved.shards]
-        return pieces(ranges_of(self._part.cut(name), whole), holdings)
+        return pieces(ranges_of(self.part.cut(name), whole), holdings)
 
     def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: HeldRange) -> None:
         """Copies a piece of the matrix to its place in `out`, some rows at a time."""
@@ -263,7 +254,7 @@ class Merged:
                 for piece in parts
             ]
             return torch.cat(rows), next(iter(files.values())).record.matrices[key].group
-        cut = self._part.cut(name)
+        cut = self.part.cut(name)
         whole = cut.whole if cut else shape[1]
         begin, end = cut.ranges[0] if cut else (0, whole)
         record = self._saved.file(0).record.matrices[key]

@@ -15,13 +15,11 @@ from labkit.kernels.memory import Heap
 from labkit.kernels.types import Linear, float_dtype
 from labkit.system.errors import UserError
 from labkit.system.rounding import BLOCK, ceil_div, round_up
+from labkit.weights.canonical import Empty
 from labkit.weights.checkpoint.manifest import FileRecord, MatrixRecord
 from labkit.weights.checkpoint.pieces import Interval
-from labkit.weights.checkpoint.tensor_stream import TensorStream
+from labkit.weights.checkpoint.tensor_stream import AGAIN, TensorStream
 from labkit.weights.checkpoint.tensor_writer import PAGE
-
-Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
-AGAIN = "copy it again, or save the checkpoint again"
 
 
 def scales_of(key: str) -> str:

@@ -23,6 +23,7 @@ from labkit.system.json_file import parse_json
 from labkit.weights.checkpoint.pieces import Interval
 from labkit.weights.checkpoint.tensor_writer import FILLER, LENGTH, NAMES, PART, bytes_of, parts_of
 
+AGAIN = "copy it again, or save the checkpoint again"
 BY_NAME = {name: dtype for dtype, name in NAMES.items()}
 
 
@@ -61,7 +62,7 @@ class TensorStream:
             stored = {name: _stored(entry, LENGTH + length) for name, entry in header.items()}
             _require_gapless(stored, LENGTH + length, size)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is damaged ({error!r}); copy it again, or save the checkpoint again") from error
+            raise UserError(f"{path} is damaged ({error!r}); {AGAIN}") from error
         self.tensors = {name: entry for name, entry in stored.items() if not name.startswith(FILLER)}
 
     def read_into(self, name: str, out: Tensor) -> Tensor:
@@ -106,10 +107,7 @@ class TensorStream:
             digest.update(part)
             at += len(part)
         if (actual := digest.hexdigest()) != (expected := self._digests.get(name)):
-            raise UserError(
-                f"{self.path} was altered: the digest of {name} is {actual}, expected {expected}; copy it again, or "
-                "save the checkpoint again"
-            )
+            raise UserError(f"{self.path} was altered: the digest of {name} is {actual}, expected {expected}; {AGAIN}")
         self._intact.add(name)
 
     def _fill(self, name: str, data: memoryview, skipped: int) -> None:
@@ -117,7 +115,7 @@ class TensorStream:
         while done < len(data):
             read = os.preadv(self._file.fileno(), [data[done:]], offset + done)
             if read == 0:
-                raise UserError(f"{self.path} ends within {name}; copy it again, or save the checkpoint again")
+                raise UserError(f"{self.path} ends within {name}; {AGAIN}")
             done += read
 
 

@@ -22,13 +22,7 @@ from xxhash import xxh3_128, xxh64
 from labkit.system.rounding import round_up
 from labkit.system.whole_file import whole_file
 
-NAMES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-}
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
 FILLER = "filler."
 LENGTH = 8  # bytes that tell the length of the header
 PAGE = 4096  # alignment of blocks and of the first tensor

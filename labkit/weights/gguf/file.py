@@ -7,15 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig
 
 from labkit.models.policies import policy_for
-from labkit.models.policy import Policy
+from labkit.models.policy import Policy, misfits
 from labkit.system.errors import UserError
 from labkit.weights.gguf.config import ARCHITECTURES, ROPE_FACTORS, ROTARY, read_config
 from labkit.weights.gguf.header import Header, StoredTensor, is_gguf, read_header
 from labkit.weights.gguf.metadata import Metadata
-from labkit.weights.gguf.tokenizer import ends_of_turn, read_tokenizer, special_ids
+from labkit.weights.gguf.tokenizer import ends_of_turn, special_ids
 
 if TYPE_CHECKING:
     from gguf import TensorNameMap
@@ -74,11 +74,9 @@ class GgufFile:
         extra = self.tensors.keys() - read
         missing = (set(names.values()) - self.tensors.keys()) | (mapped.keys() - names.keys())
         if extra or missing:
-            kinds = (("missing", missing), ("extra", extra))
-            counts = "; ".join(f"{len(some)} {kind}: {', '.join(sorted(some)[:8])}" for kind, some in kinds if some)
             raise UserError(
                 f"the tensors of {self.path} do not fit {policy.architecture} with {config.num_layers} layers "
-                f"({counts}); download or convert it again"
+                f"({misfits(missing, extra)}); download or convert it again"
             )
         return names
 
@@ -87,10 +85,6 @@ class GgufFile:
         """GGUF's name for Hugging Face's. The maps of some models leave out the model's own prefix."""
         spellings = (name, name.partition(".")[2])
         return next((stored for key in spellings if (stored := name_map.get_name(key, (".weight", ".bias")))), None)
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The file's own tokenizer, padding on the left, with its chat template."""
-        return read_tokenizer(self.metadata)
 
     def generation_config(self) -> GenerationConfig:
         """The special tokens of the file, and every token that ends an answer."""

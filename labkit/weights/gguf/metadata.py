@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,10 @@ class Metadata:
 
     def size(self, key: str) -> int | None:
         """A whole number of at least 0."""
-        value = self._values.get(key)
-        if value is None or (type(value) is int and value >= 0):
-            return value
-        raise self._other(key, "a whole number that is not negative")
+        size: int | None = self._value(
+            key, "a whole number that is not negative", lambda value: type(value) is int and value >= 0
+        )
+        return size
 
     def needed_size(self, key: str) -> int:
         """As `size`, for a key that the file must have."""
@@ -42,52 +43,37 @@ class Metadata:
         return value
 
     def number(self, key: str) -> float | None:
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._other(key, "a finite number")
-        return float(value)
+        value = self._value(key, "a finite number", _is_finite)
+        return None if value is None else float(value)
 
     def flag(self, key: str) -> bool | None:
-        value = self._values.get(key)
-        if value is None or isinstance(value, bool):
-            return value
-        raise self._other(key, "true or false")
+        flag: bool | None = self._value(key, "true or false", lambda value: isinstance(value, bool))
+        return flag
 
     def text(self, key: str) -> str | None:
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, bytes):
-            raise self._other(key, "a string")
-        return self._decoded(key, value)
+        value = self._value(key, "a string", lambda value: isinstance(value, bytes))
+        return None if value is None else self._decoded(key, value)
 
     def texts(self, key: str) -> list[str] | None:
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, StringList):
-            raise self._other(key, "a list of strings")
-        return [self._decoded(key, text) for text in value]
+        value = self._value(key, "a list of strings", lambda value: isinstance(value, StringList))
+        return None if value is None else [self._decoded(key, text) for text in value]
 
     def numbers(self, key: str) -> list[float] | None:
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
-            raise self._other(key, "a list of numbers")
-        numbers: list[float] = value.tolist()
-        return numbers
+        value = self._value(
+            key, "a list of numbers", lambda value: isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
+        )
+        return None if value is None else list(value.tolist())
 
     def count(self, key: str) -> int | None:
         """How many items a list has."""
+        value = self._value(key, "a list", lambda value: isinstance(value, StringList | np.ndarray))
+        return None if value is None else len(value)
+
+    def _value(self, key: str, expected: str, is_right: Callable[[Any], bool]) -> Any:
         value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, StringList | np.ndarray):
-            raise self._other(key, "a list")
-        return len(value)
+        if value is None or is_right(value):
+            return value
+        raise self._other(key, expected, value)
 
     def _decoded(self, key: str, text: bytes) -> str:
         try:
@@ -95,7 +81,10 @@ class Metadata:
         except UnicodeDecodeError:
             raise self._other(key, "text in UTF-8", text) from None
 
-    def _other(self, key: str, expected: str, value: object = None) -> UserError:
-        value = self._values[key] if value is None else value
+    def _other(self, key: str, expected: str, value: object) -> UserError:
         got = f"a list of {len(value)}" if isinstance(value, StringList | np.ndarray) else shown_value(value)
         return UserError(f"{self.path}: {key} is {got}, expected {expected}; convert the file again")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by Hugging Face's names, as floats or as the stored codes."""
+"""The tensors of a GGUF file by Hugging Face's names: as floats, as the stored codes, or as canonical weights."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from labkit.kernels.codes import quantize
+from labkit.kernels.types import Linear
 from labkit.models.config import Shapes
 from labkit.models.policy import LINEARS, Policy
-from labkit.models.shards import Cut
+from labkit.models.shards import Cut, Shard
 from labkit.system.errors import UserError
 from labkit.system.mapped_file import require_mapped
+from labkit.weights.canonical import CanonicalLayers, Empty, Weight, is_matrix
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.header import StoredTensor
-from labkit.weights.identity import identity_of_files
+from labkit.weights.protocol import finite, identity_of_files
 
 GROUP = 32  # numbers that share a scale in every type below
 BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}  # types whose blocks become codes and scales of labkit's without loss
@@ -36,10 +39,6 @@ class FileTensor:
     def kind(self) -> str:
         return str(self.tensor.kind.name)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
     def rows(self, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         """The stored rows that a cut of Hugging Face's tensor takes, in Hugging Face's order, and the remaining cut of
         their inputs.
@@ -47,8 +46,8 @@ class FileTensor:
         data = self.tensor.rows
         if cut is not None and self.transposed:
             cut = Cut(1 - cut.dim, cut.ranges, cut.whole)
-        if cut is not None and cut.whole != self.shape[cut.dim]:
-            raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
+        if cut is not None and cut.whole != self.tensor.shape[cut.dim]:
+            raise UserError(f"has {self.tensor.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
         if cut is None or cut.dim != 0:
             return data if self.order is None else data[self.order.numpy()], cut
         if self.order is not None:
@@ -129,7 +128,7 @@ class GgufTensors:
         return codes.T if self._stored[name].transposed else codes
 
     def scales(self, name: str, cut: Cut | None) -> Tensor:
-        """The scales of such a tensor, float16 [outputs, groups, 1 or 2], without Hugging Face's transposition."""
+        """The scales of a tensor of one of the types in BITS, float16 [outputs, groups, 1 or 2], not transposed."""
         blocks, rest = self._blocks(name, cut)
         numbers = 2 if self.kind(name) == "Q4_1" else 1
         scales = torch.from_numpy(blocks[..., : 2 * numbers].copy()).view(torch.float16)
@@ -146,7 +145,7 @@ class GgufTensors:
     def _blocks(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         """The stored blocks, uint8 [outputs, blocks, bytes of a block], and the remaining cut of the inputs."""
         rows, rest = self._rows(name, cut)
-        return rows.reshape(len(rows), self._stored[name].shape[1] // GROUP, -1), rest
+        return rows.reshape(len(rows), self._stored[name].tensor.shape[1] // GROUP, -1), rest
 
     def _rows(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         try:
@@ -157,8 +156,9 @@ class GgufTensors:
         return rows, rest
 
     def _described(self, name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> FileTensor:
-        role = next((role for role in LINEARS if name.endswith(".weight") and self._is(name, role)), None)
-        transposed = self.policy.transposed and role is not None
+        linears = [module for role in LINEARS for module in self.policy.modules(role)]
+        linear = name.endswith(".weight") and any(f".{module}." in name for module in linears)
+        transposed = self.policy.transposed and linear
         expected = shape[::-1] if transposed else shape
         if tensor.shape != expected:
             raise UserError(
@@ -172,10 +172,6 @@ class GgufTensors:
             )
         return FileTensor(tensor, self._order(name, shape[0]), transposed)
 
-    def _is(self, name: str, role: str) -> bool:
-        modules = getattr(self.policy, role)
-        return any(f".{module}." in name for module in ([modules] if isinstance(modules, str) else modules))
-
     def _order(self, name: str, rows: int) -> Tensor | None:
         """The file's order of rows: llama.cpp puts the two rows of a rotary pair of LLaMA next to each other, and sorts
         BLOOM's QKV rows by kind.
@@ -187,6 +183,39 @@ class GgufTensors:
         if self.file.architecture == "bloom" and ".query_key_value." in name:
             return torch.arange(rows).view(3, heads, -1).transpose(0, 1).reshape(-1)
         return None
+
+
+class NativeWeights(CanonicalLayers):
+    """A rank's canonical weights, made of a file's codes without quantising anew.
+
+    A matrix whose tensors are all of one type in BITS keeps its codes and scales. A floating-point matrix becomes
+    bfloat16. Matrices of all other types, such as K-quants, are dequantised and then quantised to 8 bits in groups of
+    32.
+    """
+
+    def __init__(self, tensors: GgufTensors, part: Shard) -> None:
+        super().__init__(part)
+        self._tensors = tensors
+
+    def load(self, name: str, index: int | None, empty: Empty) -> Weight:
+        part, tensors, policy = self.part, self._tensors, self._tensors.policy
+        if not is_matrix(name):
+            return policy.tensor(part, name, index, self._floats)
+        kinds = {tensors.kind(stored) for stored in policy.stored_names(name, index)}
+        if len(kinds) == 1 and (kind := min(kinds)) in BITS:
+            codes = policy.tensor(part, name, index, tensors.codes)
+            scales = finite(policy.assembled(part, name, index, tensors.scales), name)
+            outputs, inputs = codes.shape
+            return Linear(codes, None, outputs, inputs, "rows", scales, GROUP, BITS[kind])
+        rows = policy.tensor(part, name, index, self._floats)
+        outputs, inputs = rows.shape
+        if kinds <= FLOATS.keys():
+            return Linear(rows.bfloat16(), None, outputs, inputs, "rows")
+        codes, scales = quantize(rows, GROUP)
+        return Linear(codes, None, outputs, inputs, "rows", scales, GROUP)
+
+    def _floats(self, name: str, cut: Cut | None) -> Tensor:
+        return finite(self._tensors.get(name, None, cut), name)
 
 
 def _check_kinds(file: GgufFile) -> None:

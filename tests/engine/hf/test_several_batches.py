@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import MaxLengthCriteria
 
 from labkit.engine.hf.causal_lm import FusedCausalLM
-from labkit.engine.hf.decode_loop import decode_loop
+from labkit.engine.hf.texts import GenerateTexts
 from labkit.engine.runners.driving import Loop, drive
 from labkit.engine.runners.step import Pending, StepInput, StepOutput
 
@@ -21,7 +21,17 @@ def loop_of(model: FusedCausalLM, ids: Tensor, new: int, **options: Any) -> Loop
     config = GenerationConfig(use_cache=True, **options)
     config._pad_token_tensor = torch.tensor(0)
     criteria = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + new)])
-    return decode_loop(model.new_cache(), ids, LogitsProcessorList(), criteria, config)
+    return GenerateTexts(
+        model.new_cache(),
+        own_cache=True,
+        hf_cache=None,
+        tokens=ids,
+        processors=LogitsProcessorList(),
+        criteria=criteria,
+        config=config,
+        streamer=None,
+        model_kwargs={},
+    ).loop()
 
 
 BATCHES = [(prompt(1, 5), 6), (prompt(3, 9, seed=1), 3), (prompt(2, 4, seed=2), 9)]

@@ -28,8 +28,8 @@ def texts_with(processor: Any) -> GenerateTexts:
     return GenerateTexts(
         cache,
         own_cache=True,
-        given=None,
-        input_ids=IDS,
+        hf_cache=None,
+        tokens=IDS,
         processors=LogitsProcessorList([processor]),
         criteria=StoppingCriteriaList(),
         config=GenerationConfig(),

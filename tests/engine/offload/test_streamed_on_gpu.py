@@ -20,7 +20,7 @@ from torch import Tensor
 
 import labkit
 from labkit.engine.engine import FusedEngine
-from labkit.engine.offload import held, room
+from labkit.engine.offload import host, room
 from labkit.engine.runners import step
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
@@ -245,7 +245,7 @@ def test_the_memory_that_layers_are_copied_from_is_pinned(
 def test_too_little_memory_of_the_host_is_said_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, offload = shallow("gpt2", LAYERS), offload_to("cpu", tmp_path)
     resident_gb = least_resident_gb(model, offload, impl="triton")
-    monkeypatch.setattr(held.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(host.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     words = rf"the {LAYERS} layers that don't stay on the GPU take \d+ bytes .* has 1000 available; use device='disk'"
     with pytest.raises(ValueError, match=words):
         labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": resident_gb})

@@ -53,15 +53,15 @@ def test_one_micro_batch_is_taken_where_it_is_clearly_faster(
 
 
 def test_pairs_that_contradict_each_other_want_a_third() -> None:
-    mixed = Compared(8, PROMPT, 2).followed_by(1.0, 0.9).followed_by(1.0, 1.0)
+    mixed = Compared(8, PROMPT, 2).with_pair(1.0, 0.9).with_pair(1.0, 1.0)
     assert mixed.chosen is None
-    assert mixed.followed_by(1.0, 0.9).chosen == 1
-    assert mixed.followed_by(1.0, 1.0).chosen == 2
+    assert mixed.with_pair(1.0, 0.9).chosen == 1
+    assert mixed.with_pair(1.0, 1.0).chosen == 2
 
 
 def test_what_was_compared_is_the_same_behind_a_message() -> None:
-    compared = Compared(8, PROMPT, 2).followed_by(1.5, 0.5).followed_by(1.5, 0.75)
-    assert Compared.said_in(compared.payload) == compared
+    compared = Compared(8, PROMPT, 2).with_pair(1.5, 0.5).with_pair(1.5, 0.75)
+    assert Compared.from_payload(compared.payload) == compared
     assert str(compared) == (
         "a token of 8 rows takes 1.5 ms in 2 micro-batches and 0.6 ms in one; such batches are generated in one from "
         "here on"
@@ -70,8 +70,8 @@ def test_what_was_compared_is_the_same_behind_a_message() -> None:
 
 def test_what_is_known_of_some_rows_serves_others() -> None:
     counts = MicroBatchCounts()
-    counts.note(Compared(4, PROMPT, 2).followed_by(1.0, 0.5).followed_by(1.0, 0.5))
-    counts.note(Compared(16, PROMPT, 2).followed_by(1.0, 2.0))
+    counts.note(Compared(4, PROMPT, 2).with_pair(1.0, 0.5).with_pair(1.0, 0.5))
+    counts.note(Compared(16, PROMPT, 2).with_pair(1.0, 2.0))
     assert [counts.chosen(rows, PROMPT) for rows in (2, 4, 8, 16, 32)] == [1, 1, None, 2, 2]
     assert counts.chosen(4, 10 * PROMPT) is None
 

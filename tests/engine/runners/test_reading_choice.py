@@ -115,7 +115,7 @@ def test_no_way_to_read_changes_a_bit(dtype: torch.dtype, monkeypatch: pytest.Mo
         for name in READINGS:
             monkeypatch.setenv("LABKIT_READ", name)
             runner = OneCallRunner(layer_range)
-            cache = runner.new_cache()
+            cache = runner.layer_range.new_cache()
             steps = [StepInput(ids, cache, keep=1) for ids in prompt(batch, 6).split((5, 1), 1)]
             runs.append([runner.begin(step).collect().result for step in steps])
             assert runner.info.reading == name

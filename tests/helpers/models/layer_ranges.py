@@ -51,7 +51,7 @@ class CutModel:
         self.runners = [runner_of(model, range(*layers), impl, graphs=graphs) for layers in pairwise(ends)]
 
     def new_caches(self, capacity: int = 0) -> list[KVCache]:
-        return [runner.new_cache(capacity) for runner in self.runners]
+        return [runner.layer_range.new_cache(capacity) for runner in self.runners]
 
     def step(self, step: StepInput, caches: list[KVCache]) -> StepOutput:
         """Output of a step of the whole model. The cache in `step` is ignored."""

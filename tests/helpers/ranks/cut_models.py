@@ -325,7 +325,7 @@ def fetched_layers(folder: str) -> dict[str, Any]:
         logits = cut(ids[:, 17:], past_key_values=cut(ids[:, :17]).past_key_values).logits
         results[cut.options.offload.device] = float((logits - expected).abs().max()), cut.streamed.stream.blocks_read
     memory = psutil.virtual_memory if dist.get_rank() == 0 else lambda: SimpleNamespace(available=10)
-    with mock.patch("labkit.engine.offload.held.psutil.virtual_memory", memory):
+    with mock.patch("labkit.engine.offload.host.psutil.virtual_memory", memory):
         results["no room for a cache"] = _message(lambda: cut(ids))
         return results | {"short": _message(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
 

@@ -12,7 +12,7 @@ from helpers.models.gguf_files import gguf_model, write_gguf
 
 from labkit.system.errors import UserError
 from labkit.weights.gguf.header import read_header
-from labkit.weights.identity import identity_of
+from labkit.weights.protocol import identity_of
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 

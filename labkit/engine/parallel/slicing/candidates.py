@@ -8,16 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from labkit.engine.parallel.slicing.linear import matrix
-from labkit.engine.parallel.slicing.plan import (
-    ArgumentCut,
-    AttributeCut,
-    Kind,
-    LinearCut,
-    Role,
-    TensorCut,
-    Unit,
-    kept,
-)
+from labkit.engine.parallel.slicing.plan import ArgumentCut, AttributeCut, Kind, LinearCut, Role, TensorCut, Unit, kept
 from labkit.engine.parallel.slicing.recording import Call, hidden_states, is_float
 from labkit.engine.parallel.slicing.shares import Features, HeadGroups, Shares, grain
 from labkit.engine.parallel.slicing.sliced import child

@@ -51,14 +51,18 @@ def _parameter(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor.contiguous(), requires_grad=False)
 
 
-class ColumnParallelLinear(nn.Module):
-    """x [..., in] -> this rank's features [..., kept out]."""
+class ParallelLinear(nn.Module):
+    """A rank's part of a linear. bias: None: the linear has none."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.weight = _parameter(weight)
         self.bias = None if bias is None else _parameter(bias)
         self.out_features, self.in_features = weight.shape
+
+
+class ColumnParallelLinear(ParallelLinear):
+    """x [..., in] -> this rank's features [..., kept out]."""
 
     @classmethod
     def of(cls, linear: nn.Module, share: Share) -> "ColumnParallelLinear":
@@ -72,15 +76,12 @@ class ColumnParallelLinear(nn.Module):
         return f"in_features={self.in_features}, kept out_features={self.out_features}"
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(ParallelLinear):
     """x [..., kept in] -> the whole [..., out], summed over the ranks by `reduce`. The bias is added once."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, reduce: Reduce) -> None:
-        super().__init__()
-        self.weight = _parameter(weight)
-        self.bias = None if bias is None else _parameter(bias)
+        super().__init__(weight, bias)
         self.reduce = reduce
-        self.out_features, self.in_features = weight.shape
 
     @classmethod
     def of(cls, linear: nn.Module, share: Share, reduce: Reduce) -> "RowParallelLinear":

@@ -17,12 +17,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def slice_model(
-    model: Model,
-    plan: SlicingPlan,
-    rank: int,
-    group: dist.ProcessGroup | None = None,
-    *,
-    consume: bool = False,
+    model: Model, plan: SlicingPlan, rank: int, group: dist.ProcessGroup | None = None, *, consume: bool = False
 ) -> Model:
     """Returns a model of the same class with `rank`'s share of `model`'s weights, which sums over `group`.
 

@@ -11,7 +11,7 @@ from transformers import Cache
 
 from labkit.engine.parallel.slicing.linear import Reduce
 from labkit.engine.parallel.slicing.plan import Unit
-from labkit.engine.parallel.slicing.recording import Call, mapped, randomise, randomised, tensors
+from labkit.engine.parallel.slicing.recording import Call, is_float, mapped, randomise, randomised, tensors
 from labkit.engine.parallel.slicing.sliced import sliced_copy
 from labkit.engine.parallel.slicing.trace import BlockTrace, trace
 
@@ -55,7 +55,7 @@ class ProvingBlock:
         randomise(whole, generator)
         for module in whole.modules():
             module._buffers.update(
-                {name: buffer.float() for name, buffer in module._buffers.items() if _low_precision(buffer)}
+                {name: buffer.float() for name, buffer in module._buffers.items() if is_float(buffer)}
             )
         noisy = tuple(randomised(call, generator) for call in calls)
         return cls(whole, noisy, run(whole, noisy), trace(whole, _with_own_cache(noisy[0])))
@@ -118,10 +118,6 @@ def _with_own_cache(call: Call) -> Call:
         return copy.deepcopy(value) if isinstance(value, Cache) else value
 
     return Call(mapped(own, call.args), mapped(own, call.kwargs))
-
-
-def _low_precision(buffer: Tensor | None) -> bool:
-    return buffer is not None and buffer.is_floating_point() and buffer.dtype != torch.float32
 
 
 def _by_heads(parts: list[Tensor], whole: Tensor) -> Tensor | None:

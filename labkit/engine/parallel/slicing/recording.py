@@ -5,10 +5,11 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import Cache
 
 from labkit.system.errors import UserError
@@ -24,27 +25,19 @@ class Call:
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """Returns `value` with `function` applied to the items of its tuples, lists and dicts."""
-    if isinstance(value, tuple):
-        return tuple(mapped(function, item) for item in value)
-    if isinstance(value, list):
-        return [mapped(function, item) for item in value]
-    if isinstance(value, dict):
-        return {key: mapped(function, item) for key, item in value.items()}
-    return function(value)
+    return tree_map(function, value, is_leaf=_is_cache)
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
     """Yields the tensors in tuples, lists and dicts, in order, without the tensors of KV caches."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
+    return (leaf for leaf in tree_leaves(value, is_leaf=_is_cache) if isinstance(leaf, Tensor))
 
 
-def is_float(value: Any) -> bool:
+def _is_cache(value: Any) -> bool:
+    return isinstance(value, Cache)
+
+
+def is_float(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
@@ -70,7 +63,7 @@ def record(
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if len(calls.setdefault(name, [])) < runs:  # once per run, even if blocks share their weights
-                calls[name].append(Call(mapped(_kept, args), mapped(_kept, kwargs)))
+                calls[name].append(Call(mapped(_copied, args), mapped(_copied, kwargs)))
 
         return hook
 
@@ -119,7 +112,7 @@ def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _kept(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().float().clone() if value.is_floating_point() else value.detach().clone()
     return _single_precision(copy.deepcopy(value)) if isinstance(value, Cache) else value

@@ -53,12 +53,7 @@ def child(prefix: str, name: str) -> str:
 
 
 def sliced_copy(
-    module: nn.Module,
-    units: Mapping[str, Sequence[Unit]],
-    rank: int,
-    reduce: Reduce,
-    *,
-    consume: bool = False,
+    module: nn.Module, units: Mapping[str, Sequence[Unit]], rank: int, reduce: Reduce, *, consume: bool = False
 ) -> Any:
     """Returns a copy of `module` for `rank`.
 
@@ -99,7 +94,7 @@ def _linear(linear: nn.Module, role: Role, share: Share, reduce: Reduce) -> nn.M
 
 
 def _adjust(made: nn.Module, prefix: str, unit: Unit, rank: int, reduce: Reduce) -> None:
-    for module in {cut.module for cut in unit.attributes if cut.of_config}:  # the others' configs stay whole
+    for module in {cut.module for cut in unit.attributes if cut.of_config}:  # other modules keep the whole config
         reader: Any = made.get_submodule(child(prefix, module))
         reader.config = copy.copy(reader.config)
     for cut in unit.attributes:

@@ -130,7 +130,7 @@ class Chooser:
             self._several_ms = token_ms
             return
         several = self.several(self._rows)
-        trial = self._counts.trial(self._rows, self._begun.prompt, several).followed_by(before, token_ms)
+        trial = self._counts.trial(self._rows, self._begun.prompt, several).with_pair(before, token_ms)
         self._counts.note(trial)
         if trial.chosen is not None:
             self._tell(trial)

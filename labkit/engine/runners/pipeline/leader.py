@@ -18,7 +18,7 @@ from labkit.engine.runners.pipeline.chooser import Chooser
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
 from labkit.engine.runners.runner import Runner
-from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
+from labkit.engine.runners.step import CollectedLater, Pending, StepInput, StepOutput, joined
 from labkit.models.shards import evenly
 from labkit.stages import Phase
 
@@ -36,7 +36,7 @@ class Leader:
         self._until: int | None = None  # length of the texts at which all micro-batches pause
         self._by_cache = {id(batch.cache): batch for batch in batches}
         self._texts: dict[int, Tensor] = {}  # complete texts by row
-        ends = batches[0].texts.ends if stage.wanted.schedule == "queue" and len(batches) > 1 else None
+        ends = batches[0].texts.ends if stage.options.schedule == "queue" and len(batches) > 1 else None
         self._ends = ends or frozenset()
         self._through_prompt: set[int] = set()
 
@@ -54,8 +54,8 @@ class Leader:
         return tokens
 
     def _run(self, begin: Callable[[StepInput], Pending]) -> None:
-        option, count = self.stage.wanted.micro_batches, len(self.batches)
-        schedule = SCHEDULES[self.stage.wanted.schedule]
+        option, count = self.stage.options.micro_batches, len(self.batches)
+        schedule = SCHEDULES[self.stage.options.schedule]
         if isinstance(option, MicroBatches) and option.decode < count:
             groups = [self.batches[part.start : part.stop] for part in evenly(count, option.decode)]
             first = [self._continued(batch, batch.length + 1) for batch in self.batches]
@@ -81,10 +81,10 @@ class Leader:
         if number:
             assert step.tokens is not None
             self.stage.send(MessageKind.TOKENS, batch.number, number, step.tokens, Phase.DECODE)
-        return OrderedStep(self, step, batch)
+        return CollectedLater(partial(self._collect, step, batch))
 
-    def collect(self, step: StepInput, batch: MicroBatch) -> StepOutput:
-        """Returns the output of an ordered step."""
+    def _collect(self, step: StepInput, batch: MicroBatch) -> StepOutput:
+        """Runs this stage's layers on the rows of an ordered step, as they arrive."""
         parts = []
         for part in chunks_of(step, batch.piece):
             message, phase = self.stage.receive(step.phase)
@@ -198,13 +198,3 @@ class Leader:
         assert isinstance(tokens, Tensor)
         for row, text in zip(rows, tokens, strict=True):
             self._texts[row] = text
-
-
-class OrderedStep:
-    """Pending step on its way through the stages."""
-
-    def __init__(self, leader: Leader, step: StepInput, batch: MicroBatch) -> None:
-        self._leader, self._step, self._batch = leader, step, batch
-
-    def collect(self) -> StepOutput:
-        return self._leader.collect(self._step, self._batch)

@@ -113,7 +113,8 @@ class PipelineRunner(Runner):
         if count == 1:
             return [MicroBatch.of(0, texts, range(texts.rows), piece)]
         parts = evenly(texts.rows, count)
-        batches = [MicroBatch.of(at, texts.part(rows, self.new_cache()), rows, piece) for at, rows in enumerate(parts)]
+        new_cache = self.layer_range.new_cache
+        batches = [MicroBatch.of(at, texts.part(rows, new_cache()), rows, piece) for at, rows in enumerate(parts)]
         if _divisible(batches):
             share_memory([batch.cache for batch in batches], list(map(len, parts)), texts.tokens.shape[1])
         return batches
@@ -121,7 +122,7 @@ class PipelineRunner(Runner):
     def _piece(self, rows: int, cache: KVCache) -> int:
         """Returns the number of prompt rows that go through the stages at a time."""
         offloaded = cache.backing_store is not None  # each piece would read the earlier ones back
-        if self.stage.wanted.schedule == "naive" or offloaded:  # with "naive" one stage works at a time
+        if self.stage.options.schedule == "naive" or offloaded:  # with "naive" one stage works at a time
             return CHUNK_ROWS
         return piece_rows(rows, self.stage.count)
 
@@ -131,8 +132,8 @@ class PipelineRunner(Runner):
         A trial of one micro-batch needs the option "auto" and no random draws, since tokens would depend on times. On a
         GPU, rows that become fewer are not divided anew, since that would need new graphs.
         """
-        option, rows = self.stage.wanted.micro_batches, texts.rows
-        divisible = self.stage.wanted.schedule == "queue" and texts.ends is not None and _divisible(batches)
+        option, rows = self.stage.options.micro_batches, texts.rows
+        divisible = self.stage.options.schedule == "queue" and texts.ends is not None and _divisible(batches)
         count = option.decode if isinstance(option, MicroBatches) else len(batches)
         begun = Division(
             stages=self.stage.count,
@@ -155,7 +156,7 @@ class PipelineRunner(Runner):
 
     def _count(self, texts: TextBatch) -> int:
         """Returns the number of micro-batches. Raises UserError if it is larger than the number of rows."""
-        options, stages, rows = self.stage.wanted, self.stage.count, texts.rows
+        options, stages, rows = self.stage.options, self.stage.count, texts.rows
         option = options.micro_batches
         count = stages if option == "auto" else option if isinstance(option, int) else option.prompt
         if isinstance(option, MicroBatches) and (texts.ends is None or not _joinable(texts.cache)):

@@ -32,7 +32,9 @@ class Server:
     def serve(self, batches: list[MicroBatch]) -> Tensor:
         """Returns the tokens of all rows, prompt included, int64 [B, T]."""
         end = self._serve(batches)
-        self._pass_on(end)
+        # The last stage, which sent the END message, gets it back without payload.
+        payload = NOTHING if self.stage.number == self.stage.count - 2 else end.payload
+        self.stage.send(MessageKind.END, 0, 1, payload, Phase.DECODE)
         return end.payload
 
     def _serve(self, batches: list[MicroBatch]) -> Message:
@@ -57,7 +59,7 @@ class Server:
             rows = self.inner._begin(step).collect().rows
         assert rows is not None
         self._unsent.append(rows.flatten(0, 1))
-        if batch.has_prompt_left and self.stage.wanted.schedule == "naive":
+        if batch.has_prompt_left and self.stage.options.schedule == "naive":
             return
         for piece in self._unsent:
             self.stage.send(MessageKind.ROWS, batch.number, number, piece, phase)
@@ -68,18 +70,13 @@ class Server:
         if self.stage.number < self.stage.count - 2:  # the next stage is not the last
             self.stage.send(MessageKind(message.kind), message.micro_batch, message.step, message.payload, Phase.DECODE)
         if message.kind == MessageKind.COUNTS:
-            trial = Compared.said_in(message.payload)
+            trial = Compared.from_payload(message.payload)
             self.stage.counts.note(trial)
             if self.stage.is_first:
                 log.info("labkit: pipeline_parallel: %s", trial)
         elif message.kind == MessageKind.REGROUP:
-            members = [(batches[number].cache, goes_on, size) for number, goes_on, size in message.payload.tolist()]
-            sources = [cache for cache, goes_on, _ in members if goes_on]
-            regroup_rows(sources, [cache for cache, _, _ in members], [size for _, _, size in members])
+            changes = message.payload.tolist()
+            sources = [batches[number].cache for number, is_source, _ in changes if is_source]
+            regroup_rows(sources, [batches[number].cache for number, _, _ in changes], [size for _, _, size in changes])
         else:
             drop_rows(batches[message.micro_batch].cache, message.payload[0].tolist())
-
-    def _pass_on(self, end: Message) -> None:
-        """Passes the END message to the next stage. The last stage, which sent it, gets it back without payload."""
-        payload = NOTHING if self.stage.number == self.stage.count - 2 else end.payload
-        self.stage.send(MessageKind.END, 0, 1, payload, Phase.DECODE)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from labkit.engine.plan import split_layers
 from labkit.models.presets import PRESETS
 from labkit.models.shards import shard
 from labkit.weights.capacity import layer_bytes, model_bytes
-from labkit.weights.layer_split import split_layers
 from labkit.weights.spec import WeightSpec
 
 NAMES = ("llama-shape", "gpt2-medium", "opt-350m", "qwen3-0.6b", "mistral-7b", "bloom-560m")  # tied and untied heads

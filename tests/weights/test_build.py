@@ -9,7 +9,7 @@ from helpers.models.engines import greedy, prompt, vanilla
 
 import labkit
 from labkit.system import progress
-from labkit.weights import packing_progress
+from labkit.weights import build
 from labkit.weights.capacity import model_bytes
 from labkit.weights.checkpoint.manifest import MANIFEST
 
@@ -26,8 +26,8 @@ def test_a_bar_counts_up_to_the_bytes_of_the_model(
         update(bar, task, **state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(progress.bars.Progress, "update", noted)
-    monkeypatch.setattr(packing_progress, "WORTH_A_BAR", 1)
-    monkeypatch.setattr(packing_progress, "MEGABYTE", 1)
+    monkeypatch.setattr(build, "WORTH_A_BAR", 1)
+    monkeypatch.setattr(build, "MEGABYTE", 1)
     options = {} if offload is None else {"offload": {**offload, "path": str(tmp_path)}}
     engine = labkit.init_inference(vanilla("llama"), dtype=torch.bfloat16, impl="cpp", **options)
     packed, totals, labels = zip(*seen, strict=True)
@@ -65,5 +65,5 @@ def test_an_interrupt_while_packing_keeps_nothing_that_is_half(
 
 
 def test_small_models_have_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_progress, "progress_bar", lambda *_: pytest.fail("a bar"))
+    monkeypatch.setattr(build, "progress_bar", lambda *_: pytest.fail("a bar"))
     labkit.init_inference(vanilla("llama"), impl="cpp")
