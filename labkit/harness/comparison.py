@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
-from labkit.harness.runs import Case, FrozenRecord, SharedWeights
+from labkit.harness.frozen_record import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, Measurement
+from labkit.harness.runs import Case, SharedWeights
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate

@@ -11,23 +11,20 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-from pydantic import ConfigDict
 
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.kernels.build import BuildError, compiler
 from labkit.kernels.gpu import CPU, gpu_name
 from labkit.system.processor import cpu_flags, cpu_name
 from labkit.system.processors import physical_cores
-from labkit.system.validation import Listed
 
 KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
 UNITS = {"K": 10, "M": 20}
 PACKAGES = ("torch", "transformers", "triton", "labkit")
 
 
-class Environment(Listed):
+class Environment(FrozenRecord):
     """Influences on timings other than the code under test. A field is None where the system does not report it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     system: str
     cpu: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,8 +9,9 @@ from pydantic import Field
 
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
+from labkit.harness.frozen_record import ResultRecord
 from labkit.harness.roofline import Work
-from labkit.harness.runs import Case, FrozenRecord, Run
+from labkit.harness.runs import Case, Run
 from labkit.harness.timing import CLOCK
 from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
@@ -21,21 +21,18 @@ from labkit.system.result_table import ResultTable, Tabular
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Literal[1] = 1
 METRICS = ("ttft", "per_token", "end_to_end")
 MOST_LEFT_OUT = 0.02  # of the bytes of a step, before a measurement says so
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # phases of samples, in words
 
 
-class Measurement(Tabular, FrozenRecord):
+class Measurement(Tabular, ResultRecord):
     """The runs of one side on one case. Times are in milliseconds, and MB are 10^6 bytes.
 
     A side on several ranks has the time of the slowest rank, step by step, and the memory of the largest rank.
     """
 
     kind: Literal["measurement"] = "measurement"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     name: str
     impl: str
     case: Case

@@ -20,10 +20,11 @@ from labkit.harness.cold_start_record import ColdStart
 from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.exchange.records import ExchangeMeasurement, HandOverMeasurement
+from labkit.harness.frozen_record import SCHEMA_VERSION
 from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.pipeline.records import PipelineMeasurement
-from labkit.harness.records import SCHEMA_VERSION, Measurement
+from labkit.harness.records import Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan

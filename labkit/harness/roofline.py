@@ -11,8 +11,8 @@ from statistics import median
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
 
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.kept_rate import keep_rate
 from labkit.harness.shapes import model_shape
 from labkit.harness.stored_weights import StoredWeights, Weights
@@ -23,7 +23,6 @@ from labkit.kernels.gpu import CPU
 from labkit.kernels.probe import Way, fastest_of, peak_gflop_s, rates_now_gb_s, read_bandwidth_gb_s
 from labkit.kernels.shapes import Sizes
 from labkit.models.config import ModelConfig
-from labkit.system.validation import Listed
 
 PROBE_SECONDS = 0.05
 ONLY_WAY = Way(reading=0, streams=1)  # to read the memory of a GPU
@@ -31,10 +30,8 @@ Rates = Mapping[Way, float]  # GB/s by way to read; empty: no probe
 NUMBERS = Sizes(matrix=1, vector=0, cache=0, scale=0)  # with these sizes, bytes count the numbers in the matrices
 
 
-class Work(Listed):
+class Work(FrozenRecord):
     """The least work of one generation of a case, counted from the model's shape."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     decode_bytes: float  # of one decode step, averaged over the contexts of the run's steps
     decode_flops: float  # likewise

@@ -6,20 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
-from pydantic import ConfigDict
 
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.roofline import Work
-from labkit.harness.short_repr import ShortRepr
 from labkit.harness.timing import Times
 from labkit.statistics.summaries import median_of
 
 MOSTLY = 0.9  # share of the weights from which on all of them count as placed anew, or as shared
-
-
-class FrozenRecord(ShortRepr):
-    """An immutable record. It refuses unknown fields when it is read back."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Case(FrozenRecord):

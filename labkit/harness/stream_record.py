@@ -5,16 +5,14 @@ reading and computing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.overlap import Overlap
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
 from labkit.kernels.layer_stream import StreamSpan
 from labkit.statistics import Ratio, ratio
 
@@ -49,12 +47,10 @@ class StreamRound(FrozenRecord):
     decode: Overlapped
 
 
-class StreamMeasurement(FrozenRecord):
+class StreamMeasurement(ResultRecord):
     """A streamed engine in a process of its own. Bytes count one rank."""
 
     kind: Literal["stream"] = "stream"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     name: str
     model: str
     precision: str

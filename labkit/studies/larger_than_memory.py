@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any, Literal
-
-from pydantic import Field
 
 from labkit.engine.offload.prepared import folder_for
 from labkit.harness.compare.compare import comparison_case
@@ -19,9 +16,9 @@ from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.side_process import WorkerError
 from labkit.harness.comparison import Comparison
-from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.results import OF_LARGER, save_lines, save_or_warn
-from labkit.harness.runs import Case, FrozenRecord
+from labkit.harness.runs import Case
 from labkit.harness.streaming.make import plan_streaming
 from labkit.harness.streaming.measured import measured_plan
 from labkit.harness.streaming.plan import StreamingPlan
@@ -60,12 +57,10 @@ class LeftOut(FrozenRecord):
     reason: str
 
 
-class StreamingStudy(Study, FrozenRecord):
+class StreamingStudy(Study, ResultRecord):
     """Result of `study_larger_than_memory`."""
 
     kind: Literal["streaming_study"] = "streaming_study"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     plan: StreamingPlan  # predicted, with the measured batches as its points
     too_large: tuple[int, ...] = ()  # requested batches that do not fit
     memory: tuple[MemorySample, ...] = ()  # of the engine's process over time

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.kernels.memory import Heap
 from labkit.kernels.types import Linear, float_dtype
 from labkit.models.config import ModelConfig

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.statistics import Mean, mean_of_groups
 from labkit.system.result_table import ResultTable, Tabular
 
@@ -50,12 +48,10 @@ class WindowScore(FrozenRecord):
     agreement: float  # share of tokens for which both have the same most likely token
 
 
-class Evaluation(Tabular, FrozenRecord):
+class Evaluation(Tabular, ResultRecord):
     """How well a model predicts a text, compared with a more exact reference."""
 
     kind: Literal["evaluation"] = "evaluation"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: EvaluationCase
     environment: Environment
     impl: str

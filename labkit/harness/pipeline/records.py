@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import Field
 
 from labkit.harness.environment import Environment
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.pipeline.formulas import bubble, prompt_bubble
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
 from labkit.stages import Phase
 
 WORK = ("compute", "sample")  # not part of the bubble: a stage's layers, and the choice of tokens
@@ -152,12 +150,10 @@ class WayPoint(FrozenRecord):
     runs: tuple[float, ...] = Field(min_length=1)
 
 
-class PipelineMeasurement(FrozenRecord):
+class PipelineMeasurement(ResultRecord):
     """Generations with several schedules, which take turns in the same processes."""
 
     kind: Literal["pipeline"] = "pipeline"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: PipelineCase
     environment: Environment
     layers: tuple[int, ...]  # of each stage

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
-from labkit.harness.runs import FrozenRecord
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_epoch, scatter_of
 from labkit.stages import Stage
 from labkit.statistics import Ratio, ShareOfLimit, Trust, Verdict, grade, ratio, taken_cores
@@ -46,11 +43,9 @@ class LayerCase(FrozenRecord):
     layers: int
 
 
-class LayerRecord(FrozenRecord):
+class LayerRecord(ResultRecord):
     """Timings of a case's layers."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: LayerCase
     environment: Environment
     bytes: int  # that must be read from memory

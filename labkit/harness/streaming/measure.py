@@ -20,7 +20,7 @@ from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import load_side
 from labkit.harness.disk import BLOCK, folder_rate_gb_s, read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.streaming.epoch import MeasuredEpoch, Rates, measure_epoch
 from labkit.harness.streaming.memory_watch import MemoryWatch
 from labkit.harness.streaming.plan import StreamingPlan

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,8 +18,7 @@ from pydantic import Field
 
 from labkit.engine.offload.footprint import Footprint
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.streaming.records import BatchPoint, StreamCase
 from labkit.statistics.trust import QUIET, Doubt, Trust
 
@@ -74,12 +72,10 @@ class PlannedStep:
         return DISK if self.disk_ms > self.compute_ms else COMPUTE
 
 
-class StreamingPlan(FrozenRecord):
+class StreamingPlan(ResultRecord):
     """Rates of all batches for a model in a memory budget: predicted, and measured for the batches of `points`."""
 
     kind: Literal["streaming_plan"] = "streaming_plan"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: StreamCase
     environment: Environment
     footprint: Footprint

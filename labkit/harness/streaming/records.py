@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.statistics import Ratio, Trust, grade, taken_cores
 from labkit.statistics.ratios import median_ratio
 from labkit.statistics.sequential import EPOCHS, typical_time
