@@ -25,15 +25,7 @@ import typer
 from transformers import LlamaConfig
 
 from labkit.bench.bars import BarCheck, BarUnit, at_least, at_most
-from labkit.bench.page import (
-    BenchFiles,
-    checks_table,
-    err,
-    machine_of,
-    markdown_table,
-    page_of,
-    verdict,
-)
+from labkit.bench.page import BenchFiles, checks_table, err, machine_of, markdown_table, page_of, verdict
 from labkit.bench.targets import LOAD_MEMORY, LOAD_PRECISIONS, LOAD_RATIO, LOADED, PACKED_MEMORY
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement, PackedMemory

@@ -29,14 +29,7 @@ from labkit.bench.page import (
     way_of,
 )
 from labkit.bench.report import tokens
-from labkit.bench.targets import (
-    EXCHANGE_RATIO,
-    EXCHANGE_SIZES,
-    EXCHANGE_US,
-    OF_LIMIT,
-    PARALLEL_MODELS,
-    TO_TWO_THREADS,
-)
+from labkit.bench.targets import EXCHANGE_RATIO, EXCHANGE_SIZES, EXCHANGE_US, OF_LIMIT, PARALLEL_MODELS, TO_TWO_THREADS
 from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
@@ -56,11 +49,7 @@ BASELINES = (SideSpec("hf-eager", 2), ONE, TWO)
 CUT = SideSpec("fused", 1, tp=2)
 
 
-def main(
-    quick: Quick = False,
-    output: Output = None,
-    rounds: EpochCount = ROUNDS,
-) -> None:
+def main(quick: Quick = False, output: Output = None, rounds: EpochCount = ROUNDS) -> None:
     """Measure tensor parallelism on this machine."""
     environment = read_environment(CUT.cores)
     files = BenchFiles.of(machine_of(environment), "parallel", quick=quick, output=output)

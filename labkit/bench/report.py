@@ -168,14 +168,7 @@ def _peer_table(sides: Sides, measured: Sequence[Row]) -> str:
         )
     both = f"{sides.peer} / {sides.candidate}"
     return markdown_table(
-        (
-            "case",
-            f"per token, {both}",
-            "bar",
-            "first token",
-            "bar",
-            f"tokens of {sides.peer} and {sides.candidate}",
-        ),
+        ("case", f"per token, {both}", "bar", "first token", "bar", f"tokens of {sides.peer} and {sides.candidate}"),
         [
             (
                 row.target.name,

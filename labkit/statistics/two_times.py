@@ -104,13 +104,7 @@ def common_rates(before: Epochs, after: Epochs) -> CommonRates | None:
 
 
 def two_times(
-    before: Epochs,
-    after: Epochs,
-    *,
-    noise: float,
-    same: float,
-    ratios: int = 1,
-    common: CommonRates | None = None,
+    before: Epochs, after: Epochs, *, noise: float, same: float, ratios: int = 1, common: CommonRates | None = None
 ) -> TwoTimes:
     """The ratio before / after with its interval over epochs.
 

@@ -178,18 +178,13 @@ def study_larger_than_memory(
     *,
     model: Model = "llama-shape",
     precision: Annotated[
-        str,
-        StudySetting("of the weights, as for `labkit evaluate --dtype`", choices=PRECISIONS, check=precision_of),
+        str, StudySetting("of the weights, as for `labkit evaluate --dtype`", choices=PRECISIONS, check=precision_of)
     ] = "bfloat16",
     memory_gb: Annotated[
         float, StudySetting("GB (10^9 bytes) for weights, slots, caches and workspace together", (0.001, 100_000.0))
     ] = 0.5,
     batches: Annotated[
-        str,
-        StudySetting(
-            "batch sizes, separated by commas; sizes that do not fit are left out",
-            check=parse_batches,
-        ),
+        str, StudySetting("batch sizes, separated by commas; sizes that do not fit are left out", check=parse_batches)
     ] = "1, 4, 16, 48",
     prompt_tokens: PromptTokens = 16,
     new_tokens: NewTokens = 8,

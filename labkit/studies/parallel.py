@@ -20,8 +20,8 @@ from labkit.nsys.analysis.collectives import Collectives, collectives
 from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.outcome import Outcome, Study
-from labkit.studies.rank_capture import capture_ranks
 from labkit.studies.settings import Epochs, FloatDtype, Model, NewTokens, PromptTokens, RankThreads, StudySetting
+from labkit.studies.traces import capture_ranks
 from labkit.system.comma_list import listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS

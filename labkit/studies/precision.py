@@ -14,14 +14,7 @@ from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Turns, first_is_decided
 from labkit.harness.evaluation.evaluate import evaluate
 from labkit.harness.results import save_or_warn
-from labkit.studies.matrix_errors import (
-    Spread,
-    StoredMatrices,
-    head_error,
-    matrix_errors,
-    reason_against,
-    spread_of,
-)
+from labkit.studies.matrix_errors import Spread, StoredMatrices, head_error, matrix_errors, reason_against, spread_of
 from labkit.studies.precision_study import PrecisionSide, PrecisionStudy, Refused, layers_of, save_study
 from labkit.studies.settings import Epochs, Model, NewTokens, Question, StudySetting, Threads
 from labkit.system.bounds import check_numbers
@@ -53,11 +46,7 @@ def study_precision(
     *,
     model: Model = "smollm2-135m",
     precisions: Annotated[
-        str,
-        StudySetting(
-            "names as for `labkit evaluate --dtype`; the first is the baseline",
-            check=parse_precisions,
-        ),
+        str, StudySetting("names as for `labkit evaluate --dtype`; the first is the baseline", check=parse_precisions)
     ] = PRECISIONS,
     tokens: Annotated[int, StudySetting("tokens of the text that each precision predicts", (16, 65_536))] = 2048,
     rounds: Epochs = 0,

@@ -46,13 +46,7 @@ class GridSettings:
         return self.case.model_copy(update={"batch": batch})
 
     def cell(
-        self,
-        method: str,
-        batch: int,
-        *,
-        turns: Turns | None = None,
-        oom: str = "",
-        refused: str = "",
+        self, method: str, batch: int, *, turns: Turns | None = None, oom: str = "", refused: str = ""
     ) -> MethodCell:
         return MethodCell(
             method=method,

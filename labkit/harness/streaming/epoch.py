@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from labkit.harness.streaming.records import StreamEpoch, StreamTurn
 from labkit.harness.streaming.run import slots_filled
 from labkit.harness.timing import collector_paused
-from labkit.harness.turns.looks import epoch_goes_on
-from labkit.harness.turns.turn_length import FEWEST_STEPS, next_steps, usual_steps
+from labkit.harness.turns.looks import FEWEST_STEPS, epoch_goes_on, next_steps, usual_steps
 from labkit.harness.turns.turn_streamer import GO_ON, LeftError, TurnStreamer
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream, StreamSpan

@@ -25,9 +25,8 @@ from labkit.harness.compare.weight_sharing import WeightSharing
 from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import Rates, probe_turn, rates_of_epoch
 from labkit.harness.runs import Run, TokenTurn
-from labkit.harness.turns.looks import FEWEST_PAIRS, epoch_goes_on
+from labkit.harness.turns.looks import FEWEST_PAIRS, FEWEST_STEPS, epoch_goes_on, next_steps, usual_steps
 from labkit.harness.turns.placing import place_probe_anew
-from labkit.harness.turns.turn_length import FEWEST_STEPS, next_steps, usual_steps
 from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import EPOCHS
 
