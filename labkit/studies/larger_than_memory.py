@@ -9,7 +9,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any, Literal
 
-from labkit.engine.offload.prepared import folder_for
 from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.disk_sides import ACCELERATE_DISK, HF_DISK, STREAMED
 from labkit.harness.compare.interleave import take_turns
@@ -19,7 +18,7 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.results import OF_LARGER, save_lines, save_or_warn
 from labkit.harness.runs import Case
-from labkit.harness.streaming.make import plan_streaming
+from labkit.harness.streaming.make import plan_streaming, writable_folder
 from labkit.harness.streaming.measured import measured_plan
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import BatchPoint, MemorySample
@@ -31,7 +30,6 @@ from labkit.studies.frames import number
 from labkit.studies.last import read_study
 from labkit.studies.outcome import Notes, Outcome, Study
 from labkit.studies.settings import Model, NewTokens, PromptTokens, StudySetting, Threads
-from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.comma_list import listed, listed_counts
 from labkit.system.errors import UserError
@@ -309,8 +307,7 @@ def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             )
         yield folder
         return
-    parent = check_output_folder(folder_for(None), what="streamed weights", option=setting("path"))
-    with owned_folder("study-", parent) as folder:
+    with owned_folder("study-", writable_folder(None)) as folder:
         yield folder
 
 

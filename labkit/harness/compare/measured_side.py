@@ -246,7 +246,8 @@ class MeasuredSide:
         ranks = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(loaded.pop("weights"))
         loaded = {name: value for name, value in loaded.items() if name in Measurement.model_fields}
-        first = self._staged[0] if self._staged else None
+        staged_ms = self._staged[0]["times"] if self._staged else None
+        stage_run = None if staged_ms is None else Run.of(Times(**staged_ms), round=0, before=None, after=None)
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
         return Measurement(
             name=self.name,
@@ -266,7 +267,7 @@ class MeasuredSide:
             rank_stages=tuple(stages) if spec.ranks > 1 and any(stages) else (),
             question=self._schedule.question,
             answer=self._answer,
-            stage_run=_stage_run(first["times"]) if first else None,
+            stage_run=stage_run,
             **loaded,
         )
 
@@ -289,7 +290,3 @@ def slowest(ranks: Sequence[Times]) -> Times:
 
 def _megabytes(size: int | None) -> float | None:
     return None if size is None else size / 1e6
-
-
-def _stage_run(times: dict[str, Any] | None) -> Run | None:
-    return None if times is None else Run.of(Times(**times), round=0, before=None, after=None)
