@@ -28,7 +28,6 @@ from labkit.harness.rounds import Turn, turns
 from labkit.harness.runs import Case, Run
 from labkit.harness.timing import Times, timed_generate
 from labkit.kernels import gpu
-from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.models.shards import Cut
 from labkit.weights.model_tensors import ModelTensors
@@ -127,7 +126,7 @@ def _turns(sides: Mapping[str, LoadedSide], source: OnDevice, case: GpuCase) -> 
     """Warms up every side, then yields the turns with the times and the new tokens of the side."""
     generator = torch.Generator().manual_seed(1)
     shape = (case.rounds + 1, case.batch, case.prompt)
-    prompts = torch.randint(1, _config(source).vocab_size, shape, generator=generator).to(source.model.device)
+    prompts = torch.randint(1, source.hf_config.vocab_size, shape, generator=generator).to(source.model.device)
     options: dict[str, Any] = {
         "attention_mask": torch.ones_like(prompts[0]),
         "do_sample": False,
@@ -161,7 +160,7 @@ def _measurement(name: str, side: LoadedSide, source: OnDevice, case: GpuCase, r
             threads=threads,
         ),
         environment=read_environment(threads),
-        work=count_work(_config(source), side.weights, case.batch, case.prompt, case.new),
+        work=count_work(model_config_of(source.hf_config), side.weights, case.batch, case.prompt, case.new),
         runs=tuple(runs),
         nodes=side.graph_nodes,
     )
@@ -170,7 +169,3 @@ def _measurement(name: str, side: LoadedSide, source: OnDevice, case: GpuCase, r
 def _side(name: str, source: OnDevice) -> LoadedSide:
     ours = {"impl": "triton"} if name in OURS else {}
     return load_side(name, cast(ModelSource, source), DTYPE, torch.get_num_threads(), **ours)
-
-
-def _config(source: OnDevice) -> ModelConfig:
-    return model_config_of(source.hf_config)

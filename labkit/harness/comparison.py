@@ -26,6 +26,7 @@ from labkit.statistics.sequential import (
     rule_of_epochs,
     sequential_ratio,
 )
+from labkit.statistics.summaries import median_of
 from labkit.statistics.trust import FEWEST_ROUNDS
 from labkit.system.asked_from import offered, on_command_line, setting
 from labkit.system.result_table import Claim, ResultTable, Tabular
@@ -189,8 +190,7 @@ class Comparison(Tabular, FrozenRecord):
             (ours.probes_gb_s, theirs.probes_gb_s)
             for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
         ]
-        ratios = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
-        return float(np.median(ratios)) if ratios else None
+        return median_of(np.mean(ours) / np.mean(theirs) for ours, theirs in pairs if ours and theirs)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -236,8 +236,8 @@ class Comparison(Tabular, FrozenRecord):
 
     def pairs_frame(self) -> pd.DataFrame:
         """A row for each pair of turns; none for a comparison in rounds. Columns: epoch and number of the pair, mean
-        step of each side without its first one, their ratio, and the bandwidth probed in the pair; then of each side
-        its place in the order of the pair, in which the probe has one, too, seconds since the first epoch began, and
+        step of each side without its first one, their ratio, and the bandwidth probed in the pair; then for each side
+        the place of its turn in the pair (the probe has a place, too), the seconds since the first epoch began, and the
         first step.
         """
         return pairs_frame(self.baseline.runs, self.candidate.runs)

@@ -105,14 +105,12 @@ class Measurement(Tabular, ResultRecord):
 
     @property
     def read_bandwidth_gb_s(self) -> float | None:
-        probes = [probe for run in self.runs for probe in run.probes_gb_s]
-        return float(np.median(probes)) if probes else None
+        return median_of(probe for run in self.runs for probe in run.probes_gb_s)
 
     @property
     def disk_gb_s(self) -> float | None:
         """The median rate of the disk around the runs."""
-        probes = [probe for run in self.runs for probe in run.disk_gb_s or ()]
-        return float(np.median(probes)) if probes else None
+        return median_of(probe for run in self.runs for probe in run.disk_gb_s or ())
 
     @property
     def disk_share(self) -> float | None:

@@ -15,6 +15,7 @@ from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.overlap import Overlap
 from labkit.kernels.layer_stream import StreamSpan
 from labkit.statistics import Ratio, ratio
+from labkit.statistics.summaries import median_of
 
 
 class Overlapped(FrozenRecord):
@@ -103,6 +104,4 @@ class StreamMeasurement(ResultRecord):
         """The part of the shorter activity (reading or computing) that the other hides: the median of the rounds with
         both. None without such a round.
         """
-        shares = [getattr(stream_round, phase).hidden for stream_round in self.rounds]
-        shares = [share for share in shares if share is not None]
-        return float(np.median(shares)) if shares else None
+        return median_of(getattr(stream_round, phase).hidden for stream_round in self.rounds)

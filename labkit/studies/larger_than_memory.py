@@ -37,7 +37,7 @@ from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.owned_folder import owned_folder
 from labkit.system.partly import Show, so_far, unseen
-from labkit.system.progress import Progress, unheard
+from labkit.system.progress import Progress, part_of, unheard
 from labkit.weights.precision import precision_of
 
 BASELINES = f"{ACCELERATE_DISK}, {HF_DISK}"
@@ -230,7 +230,7 @@ def study_larger_than_memory(
                 "more memory, or fewer tokens"
             )
         plan, memory = measured_plan(
-            plan, batches=fitting, path=folder, rounds=rounds, progress=_part(follow, 2, MEASURED)
+            plan, batches=fitting, path=folder, rounds=rounds, progress=part_of(follow, 2, MEASURED, ALL)
         )
         too_large = tuple(batch for batch in requested if batch not in fitting)
         known = {"plan": plan, "too_large": too_large, "memory": memory}
@@ -269,9 +269,9 @@ def _compared(
     """
     comparisons, left_out = list[Comparison](), list[LeftOut]()
     for index, name in enumerate(baselines):
-        part = _part(follow, *(MEASURED + (ALL - MEASURED) * done / len(baselines) for done in (index, index + 1)))
+        begin, end = (MEASURED + (ALL - MEASURED) * done / len(baselines) for done in (index, index + 1))
         try:
-            comparisons.append(_against(plan, batch, name, rounds, folder, part))
+            comparisons.append(_against(plan, batch, name, rounds, folder, part_of(follow, begin, end, ALL)))
         except (UserError, WorkerError) as error:
             reason = shorten(str(error).partition("\n")[0], REASON, placeholder=" …")
             left_out.append(LeftOut(side=name, reason=reason))
@@ -309,8 +309,3 @@ def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         return
     with owned_folder("study-", writable_folder(None)) as folder:
         yield folder
-
-
-def _part(follow: Progress, begin: float, end: float) -> Progress:
-    """The progress of a part of the work that goes from `begin` to `end` percent."""
-    return lambda done, total, label: follow(begin + (end - begin) * done / max(total, 1), ALL, label)

@@ -97,23 +97,16 @@ def evaluate(
     follow(0, 1, f"loading {source.name}, {against}")
     reference = _reference(source, against)
     windows, seconds = _scores(lambda part: _logits(engine, part, rows), reference, cut, follow)
+    fields = {
+        "model": source.name if isinstance(model, ModelSource) else os.fspath(model),
+        "kv_dtype": kv_dtype,
+        "rows": rows,
+        "against": against,
+        "text": text_name,
+        "asked": tokens,
+    }
     return Evaluation(
-        case=EvaluationCase(
-            model=source.name if isinstance(model, ModelSource) else os.fspath(model),
-            origin=source.origin,
-            dtype=precision.name,
-            quant=dict(precision.quant or {}),
-            kv_dtype=kv_dtype,
-            rows=rows,
-            against=against,
-            text=text_name,
-            tokens=len(cut.ids),
-            window=cut.window,
-            stride=cut.stride,
-            threads=torch.get_num_threads(),
-            bos=bool(len(cut.first)),
-            asked=tokens,
-        ),
+        case=_case(source, precision, cut, **fields),
         environment=read_environment(torch.get_num_threads()),
         impl=engine.impl,
         windows=tuple(windows),
@@ -131,6 +124,20 @@ def _source(model: str | os.PathLike[str] | ModelSource, seed: int) -> ModelSour
     raise UserTypeError(
         f"model: expected a name, a path or the ModelSource of labkit.resolve, got {type(model).__name__}; save a "
         "model in memory with save_pretrained, together with its tokenizer, and pass the folder"
+    )
+
+
+def _case(source: ModelSource, precision: Precision, cut: _TextCut, **fields: Any) -> EvaluationCase:
+    return EvaluationCase(
+        origin=source.origin,
+        dtype=precision.name,
+        quant=dict(precision.quant or {}),
+        tokens=len(cut.ids),
+        window=cut.window,
+        stride=cut.stride,
+        bos=bool(len(cut.first)),
+        threads=torch.get_num_threads(),
+        **fields,
     )
 
 

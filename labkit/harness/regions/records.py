@@ -154,10 +154,14 @@ class LayerRecord(ResultRecord):
 
     def trust_of(self, ratio: Ratio, share: float | None = None) -> Trust:
         """Whether to believe a ratio of two sides. `share`: the candidate's share of the limit."""
-        needed, cores = self.case.threads if self.environment.gpu is None else 1, self.environment.cores
-        taken = [taken_cores(others_cores, needed=needed, cores=cores) for others_cores in self.others_cores or ()]
         shares = [] if share is None else [ShareOfLimit("the fused side", share)]
-        return grade(ratio, self.count, taken_cores=taken, shares=shares, unit=self.unit)
+        return grade(ratio, self.count, taken_cores=self.taken_cores, shares=shares, unit=self.unit)
+
+    @property
+    def taken_cores(self) -> tuple[float, ...]:
+        """Processors that the layers needed and other programs kept busy, by epoch, else by round."""
+        needed, cores = self.case.threads if self.environment.gpu is None else 1, self.environment.cores
+        return tuple(taken_cores(others, needed=needed, cores=cores) for others in self.others_cores or ())
 
     @property
     def floor_us(self) -> float | None:

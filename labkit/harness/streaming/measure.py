@@ -32,6 +32,7 @@ from labkit.harness.timing import timed_generate
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.memory import return_freed_memory
 from labkit.kernels.probe import peak_gflop_s
+from labkit.statistics.summaries import median_of
 from labkit.system.others_clock import SHORTEST_S, OthersClock
 from labkit.system.progress import Progress
 from labkit.weights.precision import precision_of
@@ -178,7 +179,6 @@ def _point(batch: int, epochs: Sequence[_BatchEpoch]) -> BatchPoint:
     """The point of a batch, from its epochs."""
     records = tuple(epoch.measured.record for epoch in epochs)
     turns = [turn for record in records for turn in record.turns]
-    known = [epoch.others_cores for epoch in epochs if epoch.others_cores is not None]
     typical = sorted(epochs, key=lambda epoch: epoch.measured.record.step_ms)[(len(epochs) - 1) // 2]
     return BatchPoint(
         batch=batch,
@@ -190,7 +190,7 @@ def _point(batch: int, epochs: Sequence[_BatchEpoch]) -> BatchPoint:
         gflop_s=(turns[0].gflop_s, turns[-1].gflop_s),
         peak_bytes=max(epoch.peak_bytes for epoch in epochs),
         epochs=records,
-        others_cores=median(known) if known else None,
+        others_cores=median_of(epoch.others_cores for epoch in epochs),
         spans=typical.spans,
     )
 
