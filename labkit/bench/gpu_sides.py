@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import load_side
-from labkit.harness.compare.sampling import first_difference
+from labkit.harness.compare.sampling import Turns
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement
@@ -97,22 +97,13 @@ def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Itera
         runs[names[turn.side]].append(Run.of(times, round=turn.round, before=turn.before, after=turn.after))
         tokens[names[turn.side]].append(new_tokens)
         yield []
-    measured = {name: _measurement(name, side, source, case, runs[name]) for name, side in sides.items()}
-    comparisons = []
-    for candidate in OURS:
-        for name in baselines:
-            difference = first_difference(tokens[name], tokens[candidate])
-            comparisons.append(
-                Comparison(
-                    baseline=measured[name],
-                    candidate=measured[candidate],
-                    tokens_equal=difference is None,
-                    first_difference=difference,
-                )
-            )
+    measured = Turns(
+        sides=tuple(_measurement(name, side, source, case, runs[name]) for name, side in sides.items()),
+        tokens=tuple(tokens.values()),
+    )
     sides.clear()
     free_memory()
-    yield comparisons
+    yield [measured.comparison(names.index(name), names.index(candidate)) for candidate in OURS for name in baselines]
 
 
 def free_memory() -> None:

@@ -121,8 +121,8 @@ def _select(names: Sequence[str] | None) -> list[Target]:
 
 
 def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | None:
-    """Measures a case. If it fails, the console says why, and the case is measured again without its peer. None: that
-    failed, too.
+    """Measures a case. If it fails, the console says why, and the case is measured again without its peer. None: the
+    case failed without its peer, too.
     """
     try:
         return _measure(target, settings)

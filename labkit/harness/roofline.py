@@ -36,7 +36,7 @@ class Work(FrozenRecord):
     """The least work of one generation of a case, counted from the model's shape."""
 
     decode_bytes: float  # of one decode step, averaged over the contexts of the run's steps
-    decode_flops: float  # likewise
+    decode_flops: float  # of one decode step, the same average
     prefill_flops: float
     weight_bytes: int
     kv_bytes: int

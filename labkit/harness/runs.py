@@ -86,9 +86,9 @@ class TokenTurn(FrozenRecord):
 class Run(FrozenRecord):
     """One timed generation, or one epoch: generations that pause between `turns`, with weights that stay in one place.
 
-    In an epoch `decode_ms` has the steps of all turns but their first ones. `ttft_ms` is the median of `prompts_ms`; an
-    epoch in which no prompt began has that of the epoch before. `end_to_end_ms` is the first token and the steps after
-    it at the epoch's time per token.
+    In an epoch `decode_ms` has all steps of its turns except the first step of each. `ttft_ms` is the median of
+    `prompts_ms`; an epoch in which no prompt began has the `ttft_ms` of the epoch before. `end_to_end_ms` is the first
+    token and the steps after it at the epoch's time per token.
 
     Only a side with limited memory that reads files has the last two fields. The files are made cold before the run,
     but pages that the side maps stay in the page cache.

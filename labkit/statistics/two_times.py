@@ -61,7 +61,7 @@ class CommonRates:
 
 @dataclass(frozen=True)
 class TwoTimes:
-    """What two times of a side show."""
+    """Comparison of a side at two times."""
 
     ratio: Ratio
     before: float  # typical times, whose quotient is the ratio

@@ -159,7 +159,7 @@ def study_parallel(
     for comparison in comparisons:
         save_or_warn(comparison, output)
     show(so_far(ParallelStudy, config=config, comparisons=comparisons))
-    if turns.interrupted:  # the records are written, and a capture would go on
+    if turns.interrupted:  # the records are written; without this the capture would begin
         raise KeyboardInterrupt
     (total,) = totals
     follow(total, total + 1, f"capturing {sizes[-1]} ranks")

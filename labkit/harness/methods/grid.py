@@ -91,14 +91,8 @@ class MethodGrid(Tabular):
         return ResultTable(
             title="All figures",
             columns=(
-                "method",
-                "batch",
-                "ms a step",
-                "ms a token",
-                "tokens / s",
-                "of the limit",
-                "s to ready",
-                "peak memory, MB",
+                *("method", "batch", "ms a step", "ms a token", "tokens / s"),
+                *("of the limit", "s to ready", "peak memory, MB"),
             ),
             rows=tuple(rows),
             notes=(

@@ -35,8 +35,8 @@ class Rates(NamedTuple):
 
 
 class MeasuredEpoch(NamedTuple):
-    """An epoch, its steps without the first ones of turns, and what its stream did in the first prompt and turn, which
-    follow each other without a pause.
+    """An epoch, its steps without the first step of each turn, and the spans of its stream in the first prompt and in
+    the turn that follows without a pause.
     """
 
     record: StreamEpoch

@@ -91,7 +91,7 @@ class StreamingPlan(ResultRecord):
     @property
     def free_rows(self) -> float:
         """r*: the number of rows at which computing a streamed layer takes as long as reading it."""
-        return rows_of(self.work.bytes_per_weight, self.rates)
+        return self.rates.gflop_s * self.work.bytes_per_weight / (2 * self.rates.disk_gb_s)
 
     @property
     def free_batch(self) -> int | None:
@@ -289,11 +289,6 @@ class StreamingPlan(ResultRecord):
 
     def _sequence_bytes(self, batch: int) -> int:
         return self.footprint.beside_weights(batch, self.case.prompt_tokens, self.case.tokens)
-
-
-def rows_of(bytes_per_weight: float, rates: StreamRates) -> float:
-    """r* = F * s / (2 * D)."""
-    return rates.gflop_s * bytes_per_weight / (2 * rates.disk_gb_s)
 
 
 def growing(most: int) -> Iterator[int]:

@@ -43,14 +43,8 @@ def measured_table(plan: StreamingPlan) -> ResultTable:
     return ResultTable(
         title=f"{plan.case.title}; measured",
         columns=(
-            "sequences",
-            "layers in memory",
-            "first token, ms",
-            "a step, ms",
-            "tokens/s",
-            "of the most",
-            "D",
-            "GB",
+            *("sequences", "layers in memory", "first token, ms", "a step, ms"),
+            *("tokens/s", "of the most", "D", "GB"),
         ),
         rows=tuple(_measured(plan, point) for point in plan.points),
         claim=Claim(f"Measured: the most tokens/s at batch {best.batch:,}", "bold", _against_largest(plan, best)),

@@ -47,9 +47,9 @@ def why_not(sides: Sequence[MeasuredSide], new_tokens: int, memory_gb: float | N
 
 @dataclass
 class _SideEpoch:
-    """What one side has measured in the present epoch."""
+    """Measurements of one side in the present epoch."""
 
-    goes_on: bool  # with the generation of the epoch before
+    goes_on: bool  # whether it begins in the middle of the previous epoch's generation
     turns: list[TokenTurn] = field(default_factory=list)
     prompts_ms: list[float] = field(default_factory=list)
     decode_ms: list[float] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Epochs(Sampling):
         )
 
     def _label(self) -> str:
-        """What is going on, with the ratio so far where there are two sides, and what disturbs it."""
+        """The number of the epoch, the ratio so far where there are two sides, and what disturbs the measurement."""
         done = len(self._epochs)
         label = self._schedule.numbered("epoch", done + 1, self.rule)
         if done >= self.rule.first_look and len(self.sides) == 2:
