@@ -29,7 +29,7 @@ from labkit.statistics.sequential import (
 from labkit.statistics.summaries import median_of
 from labkit.statistics.trust import FEWEST_ROUNDS
 from labkit.system.asked_from import offered, on_command_line, setting
-from labkit.system.result_table import Claim, ResultTable, Tabular
+from labkit.system.result_table import Claim, ResultTable, Tabular, frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,7 +190,7 @@ class Comparison(Tabular, FrozenRecord):
             (ours.probes_gb_s, theirs.probes_gb_s)
             for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
         ]
-        return median_of(np.mean(ours) / np.mean(theirs) for ours, theirs in pairs if ours and theirs)
+        return median_of(float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -229,10 +229,8 @@ class Comparison(Tabular, FrozenRecord):
         """A row for each new token of each run of both sides, in milliseconds. The first column is the side's role,
         "baseline" or "candidate"; the others are described at `Measurement.sample_rows`.
         """
-        import pandas as pd  # imported on use, because it takes half a second
-
         sides = {"baseline": self.baseline, "candidate": self.candidate}
-        return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
+        return frame_of([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
 
     def pairs_frame(self) -> pd.DataFrame:
         """A row for each pair of turns; none for a comparison in rounds. Columns: epoch and number of the pair, mean

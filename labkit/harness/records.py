@@ -16,7 +16,7 @@ from labkit.harness.timing import CLOCK
 from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 from labkit.statistics.summaries import median_of
-from labkit.system.result_table import ResultTable, Tabular
+from labkit.system.result_table import ResultTable, Tabular, frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,11 +203,9 @@ class Measurement(Tabular, ResultRecord):
         epoch may end before a generation does, and the later steps have longer contexts.
         """
         further = [turn.further_tokens for run in self.runs for turn in run.turns]
-        return (
-            -float(np.mean(further)) * self.work.bytes_per_token / self.work.decode_bytes
-            if further and self.work
-            else 0
-        )
+        if not further or self.work is None:
+            return 0.0
+        return -float(np.mean(further)) * self.work.bytes_per_token / self.work.decode_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """Figures of one side, as `labkit compare --json` shows them."""
@@ -253,9 +251,7 @@ class Measurement(Tabular, ResultRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each new token of each run, in milliseconds: `sample_rows`."""
-        import pandas as pd  # imported on use, because it takes half a second
-
-        return pd.DataFrame(self.sample_rows())
+        return frame_of(self.sample_rows())
 
     def table(self) -> ResultTable:
         """The distributions of all samples."""

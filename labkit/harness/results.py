@@ -33,6 +33,7 @@ from labkit.system.errors import RunError, UserError
 from labkit.system.input_file import decoded, read_file
 from labkit.system.json_file import read_json
 from labkit.system.output_folder import reason
+from labkit.system.result_table import frame_of
 from labkit.system.validation import first_problem
 from labkit.system.whole_file import write_whole
 
@@ -133,15 +134,13 @@ def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     Other records, such as regions and plans, are left out with a warning.
     """
-    import pandas as pd  # imported on use, because it takes half a second
-
     records = load_records(path)
     rows = [_rows(record) for record in records]
     without_rows = Counter(record.kind for record, record_rows in zip(records, rows, strict=True) if not record_rows)
     if without_rows:
         kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(without_rows.items()))
         warnings.warn(f"records without rows here are left out: {kinds}; load_records has them", stacklevel=2)
-    return pd.DataFrame([row for record_rows in rows for row in record_rows])
+    return frame_of([row for record_rows in rows for row in record_rows])
 
 
 def _files(folder: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -30,11 +30,6 @@ class StageSpan(FrozenRecord):
     @property
     def ms(self) -> float:
         return self.end_ms - self.begin_ms
-
-
-def end_of_prompt(spans: Iterable[StageSpan]) -> float:
-    """Time at which all prompts had passed the stages."""
-    return max((span.end_ms for span in spans if span.phase is Phase.PREFILL and span.kind in WORK), default=0.0)
 
 
 def bubble_of(spans: Sequence[StageSpan], stages: int, begin: float, end: float) -> float:
@@ -88,7 +83,8 @@ class ScheduleRun(FrozenRecord):
     @property
     def prompt_ms(self) -> float:
         """Time from the call until all prompts had passed; the generation phase begins here."""
-        return end_of_prompt(self.spans)
+        work = (span for span in self.spans if span.phase is Phase.PREFILL and span.kind in WORK)
+        return max((span.end_ms for span in work), default=0.0)
 
     @property
     def end_ms(self) -> float:

@@ -21,6 +21,7 @@ from labkit.harness.environment import Environment
 from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.streaming.records import BatchPoint, StreamCase
 from labkit.statistics.trust import QUIET, Doubt, Trust
+from labkit.system.result_table import frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,10 +234,8 @@ class StreamingPlan(ResultRecord):
         """A row for each predicted batch, each number of resident layers, and each measured batch. Their column
         `figures` is "predicted", "trade" or "measured". Each row has the machine and the case.
         """
-        import pandas as pd  # imported on use, because it takes half a second
-
         head = {"machine": self.environment.machine, **self.case.columns}
-        return pd.DataFrame([head | row for row in self._rows()])
+        return frame_of([head | row for row in self._rows()])
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, as `labkit plan-batch --json` shows them."""
