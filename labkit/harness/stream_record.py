@@ -12,7 +12,7 @@ from pydantic import Field
 
 from labkit.harness.environment import Environment
 from labkit.harness.frozen_record import FrozenRecord, ResultRecord
-from labkit.harness.overlap import Overlap
+from labkit.harness.streaming.spans import Overlap
 from labkit.kernels.layer_stream import StreamSpan
 from labkit.statistics import Ratio, ratio
 from labkit.statistics.summaries import median_of
