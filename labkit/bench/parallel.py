@@ -39,7 +39,7 @@ from labkit.harness.exchange.measure import CALLS, measure_exchange
 from labkit.harness.exchange.measure import ROUNDS as EXCHANGE_ROUNDS
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement, exchange_remarks
 from labkit.harness.exchange.table import kilobytes, microseconds
-from labkit.harness.records import Measurement
+from labkit.harness.records import Measurement, number_or_unknown
 from labkit.system.command import run_command
 
 PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 6, 16  # rounds: epochs
@@ -161,7 +161,7 @@ def _cells(side: Measurement) -> list[str]:
         (side.start_to_ready_s, ".1f"),
         (side.peak_rss_mb, ",.0f"),
     ]
-    return [side.name, *("unknown" if value is None else f"{value:{unit}}" for value, unit in figures)]
+    return [side.name, *(number_or_unknown(value, form) for value, form in figures)]
 
 
 def _sums_table(rows: Sequence[ExchangeMeasurement]) -> str:

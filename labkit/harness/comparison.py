@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from labkit.harness.frozen_record import SCHEMA_VERSION, FrozenRecord
-from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, Measurement
+from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, Measurement, number_or_unknown
 from labkit.harness.runs import Case, SharedWeights
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import Ratio, Trust, Verdict, grade, ratio
@@ -251,7 +251,7 @@ class Comparison(Tabular, FrozenRecord):
             rows=tuple(
                 (
                     row,
-                    *(_number(getattr(side, figure), form) for side in (self.baseline, self.candidate)),
+                    *(number_or_unknown(getattr(side, figure), form) for side in (self.baseline, self.candidate)),
                     str(self.ratio(metric)) if metric else "",
                 )
                 for row, (figure, form, metric) in FIGURES.items()
@@ -336,10 +336,6 @@ class Comparison(Tabular, FrozenRecord):
             "remarks": list(self.remarks),
             "environment": self.candidate.environment.model_dump(mode="json"),
         }
-
-
-def _number(value: float | None, form: str) -> str:
-    return "unknown" if value is None else f"{value:{form}}"
 
 
 def _budget() -> str:

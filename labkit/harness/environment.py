@@ -99,8 +99,8 @@ class Memory(NamedTuple):
 
 
 def read_memory(device: torch.device = CPU) -> Memory:
-    """Resident bytes of this process, or the bytes that PyTorch has allocated on a GPU. Where the system keeps no peak,
-    the peak is the present number.
+    """Resident bytes of this process, or the bytes that PyTorch has allocated on a GPU. The peak is the present number
+    where the system keeps no peak.
     """
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
@@ -110,8 +110,8 @@ def read_memory(device: torch.device = CPU) -> Memory:
 
 
 def anonymous_memory(pid: int | None = None) -> int:
-    """Resident bytes of a process that are not pages of a file; by default of this process. Where the system does not
-    tell them from pages of files, all resident bytes. 0 for a process that has ended.
+    """Resident bytes of a process that are not pages of a file; by default of this process. The number includes pages
+    of files where the system does not count them apart. It is 0 for a process that has ended.
     """
     match = re.search(r"RssAnon:\s+(\d+) kB", _text(f"/proc/{pid or 'self'}/status") or "")
     if match:

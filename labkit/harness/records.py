@@ -257,7 +257,6 @@ class Measurement(Tabular, ResultRecord):
         """The distributions of all samples."""
         metrics = {f"{PER_TOKEN}, ms": "per_token", f"{FIRST_TOKEN}, ms": "ttft", "end to end, ms": "end_to_end"}
         summaries = {row: self.summary(metric) for row, metric in metrics.items()}
-        share = "unknown" if self.floor_share is None else f"{self.floor_share:.0%}"
         return ResultTable(
             title=self.case.title,
             columns=(self.name, "median", "mean", "P95", "samples"),
@@ -266,7 +265,7 @@ class Measurement(Tabular, ResultRecord):
                 for row, summary in summaries.items()
             ),
             notes=(
-                f"{self.tokens_per_s:.1f} tokens / s; share of the limit: {share}",
+                f"{self.tokens_per_s:.1f} tokens / s; share of the limit: {number_or_unknown(self.floor_share, '.0%')}",
                 f"weights: {self.case.origin}; computed by {self.impl}",
                 f"machine: {self.environment.machine}",
             ),
@@ -276,3 +275,8 @@ class Measurement(Tabular, ResultRecord):
         """The sentence that the articles print about the time of the whole call."""
         latency = self.summary("end_to_end")
         return f"P95 latency (ms) - {latency.p95_text}; Average latency (ms) - {latency.mean:.2f} +- {latency.std:.2f};"
+
+
+def number_or_unknown(value: float | None, form: str) -> str:
+    """A figure in this format; "unknown" for None."""
+    return "unknown" if value is None else f"{value:{form}}"

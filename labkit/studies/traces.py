@@ -1,4 +1,4 @@
-"""Captures of decode steps: of vanilla and fused one after the other (or those that labkit includes), and of the ranks
+"""Captures of decode steps: vanilla and fused one after the other, or the captures that labkit includes; and the ranks
 of one model, with a report of each rank, all on one clock.
 """
 

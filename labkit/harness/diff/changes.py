@@ -63,7 +63,7 @@ class Change:
 
     @property
     def basis(self) -> str:
-        """The samples behind the ratio, in words; empty where both times have rounds."""
+        """The samples that the ratio comes from, in words; empty where both times have rounds."""
         if self.scatter is None:
             return ""
         times = {"before": self.before, "after": self.after}
