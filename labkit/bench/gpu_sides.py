@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import load_side
-from labkit.harness.compare.sampling import first_difference
+from labkit.harness.compare.sampling import Turns
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement
@@ -28,7 +28,6 @@ from labkit.harness.rounds import Turn, turns
 from labkit.harness.runs import Case, Run
 from labkit.harness.timing import Times, timed_generate
 from labkit.kernels import gpu
-from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.models.shards import Cut
 from labkit.weights.model_tensors import ModelTensors
@@ -98,22 +97,13 @@ def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Itera
         runs[names[turn.side]].append(Run.of(times, round=turn.round, before=turn.before, after=turn.after))
         tokens[names[turn.side]].append(new_tokens)
         yield []
-    measured = {name: _measurement(name, side, source, case, runs[name]) for name, side in sides.items()}
-    comparisons = []
-    for candidate in OURS:
-        for name in baselines:
-            difference = first_difference(tokens[name], tokens[candidate])
-            comparisons.append(
-                Comparison(
-                    baseline=measured[name],
-                    candidate=measured[candidate],
-                    tokens_equal=difference is None,
-                    first_difference=difference,
-                )
-            )
+    measured = Turns(
+        sides=tuple(_measurement(name, side, source, case, runs[name]) for name, side in sides.items()),
+        tokens=tuple(tokens.values()),
+    )
     sides.clear()
     free_memory()
-    yield comparisons
+    yield [measured.comparison(names.index(name), names.index(candidate)) for candidate in OURS for name in baselines]
 
 
 def free_memory() -> None:
@@ -127,7 +117,7 @@ def _turns(sides: Mapping[str, LoadedSide], source: OnDevice, case: GpuCase) -> 
     """Warms up every side, then yields the turns with the times and the new tokens of the side."""
     generator = torch.Generator().manual_seed(1)
     shape = (case.rounds + 1, case.batch, case.prompt)
-    prompts = torch.randint(1, _config(source).vocab_size, shape, generator=generator).to(source.model.device)
+    prompts = torch.randint(1, source.hf_config.vocab_size, shape, generator=generator).to(source.model.device)
     options: dict[str, Any] = {
         "attention_mask": torch.ones_like(prompts[0]),
         "do_sample": False,
@@ -161,7 +151,7 @@ def _measurement(name: str, side: LoadedSide, source: OnDevice, case: GpuCase, r
             threads=threads,
         ),
         environment=read_environment(threads),
-        work=count_work(_config(source), side.weights, case.batch, case.prompt, case.new),
+        work=count_work(model_config_of(source.hf_config), side.weights, case.batch, case.prompt, case.new),
         runs=tuple(runs),
         nodes=side.graph_nodes,
     )
@@ -170,7 +160,3 @@ def _measurement(name: str, side: LoadedSide, source: OnDevice, case: GpuCase, r
 def _side(name: str, source: OnDevice) -> LoadedSide:
     ours = {"impl": "triton"} if name in OURS else {}
     return load_side(name, cast(ModelSource, source), DTYPE, torch.get_num_threads(), **ours)
-
-
-def _config(source: OnDevice) -> ModelConfig:
-    return model_config_of(source.hf_config)

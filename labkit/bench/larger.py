@@ -45,6 +45,10 @@ from labkit.weights.resolve import resolve
 
 DTYPE = "bfloat16"
 PROMPT, NEW, WARM_UP = 16, 6, 2
+TITLES = (
+    *("side", "ms a token", "first token, ms", "disk, GB/s", "of the disk"),
+    *("cached, MB", "peak, MB", "to streamed"),
+)
 OF_BUDGET = BarUnit("{:.2f} of the memory", "{:g}")
 
 
@@ -98,16 +102,7 @@ def page(comparisons: Sequence[Comparison]) -> str:
         "side in random order. Before a run its files are made cold; the disk is probed before and after it.",
         verdict([(case.model, check) for check in checks(comparisons)]),
         markdown_table(
-            (
-                "side",
-                "ms a token",
-                "first token, ms",
-                "disk, GB/s",
-                "of the disk",
-                "cached, MB",
-                "peak, MB",
-                "to streamed",
-            ),
+            TITLES,
             [
                 *(_row(comparison.baseline, ratio_cell(comparison, "per_token")) for comparison in comparisons),
                 _row(candidate, ""),

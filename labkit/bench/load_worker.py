@@ -66,12 +66,8 @@ def load(
         with torch.inference_mode():
             weights = build_weights(replace(spec, part=part), source)
         seconds = perf_counter() - began
-    result = {
-        "seconds": seconds,
-        "peak": max(peaks, default=before) - before,
-        "packed": matrix_bytes(weights),
-    }
-    sys.stdout.write(json.dumps(result) + "\n")
+    line = {"seconds": seconds, "peak": max(peaks, default=before) - before, "packed": matrix_bytes(weights)}
+    sys.stdout.write(json.dumps(line) + "\n")
 
 
 @contextmanager

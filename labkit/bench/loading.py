@@ -25,15 +25,7 @@ import typer
 from transformers import LlamaConfig
 
 from labkit.bench.bars import BarCheck, BarUnit, at_least, at_most
-from labkit.bench.page import (
-    BenchFiles,
-    checks_table,
-    err,
-    machine_of,
-    markdown_table,
-    page_of,
-    verdict,
-)
+from labkit.bench.page import BenchFiles, Output, checks_table, err, machine_of, markdown_table, page_of, verdict
 from labkit.bench.targets import LOAD_MEMORY, LOAD_PRECISIONS, LOAD_RATIO, LOADED, PACKED_MEMORY
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement, PackedMemory
@@ -138,7 +130,7 @@ def main(
     gigabytes: Annotated[float, typer.Option(min=0.4, help="Size of the model.")] = 2.0,
     ranks: Annotated[int, typer.Option(min=1)] = 2,
     rounds: Annotated[int, typer.Option(min=2, help="Loads of each kind, interleaved.")] = 7,
-    output: Annotated[Path, typer.Option(help="Folder for record and page.")] = Path("profiles"),
+    output: Output = None,
 ) -> None:
     """Measure the loading of a model by several ranks on this machine."""
     environment = read_environment(ranks)

@@ -44,8 +44,7 @@ from labkit.harness.environment import read_environment
 from labkit.harness.regions.case import shape_of
 from labkit.harness.results import load_records
 from labkit.harness.roofline import count_work, probe_bandwidth
-from labkit.harness.turns.looks import EPOCH_S, FEWEST_PAIRS
-from labkit.harness.turns.turn_length import FEWEST_STEPS
+from labkit.harness.turns.looks import EPOCH_S, FEWEST_PAIRS, FEWEST_STEPS
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.command import run_command
 
@@ -122,8 +121,8 @@ def _select(names: Sequence[str] | None) -> list[Target]:
 
 
 def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | None:
-    """Measures a case. If it fails, the console says why, and the case is measured again without its peer. None: that
-    failed, too.
+    """Measures a case. If it fails, the console says why, and the case is measured again without its peer. None: the
+    case failed without its peer, too.
     """
     try:
         return _measure(target, settings)

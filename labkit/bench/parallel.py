@@ -29,14 +29,7 @@ from labkit.bench.page import (
     way_of,
 )
 from labkit.bench.report import tokens
-from labkit.bench.targets import (
-    EXCHANGE_RATIO,
-    EXCHANGE_SIZES,
-    EXCHANGE_US,
-    OF_LIMIT,
-    PARALLEL_MODELS,
-    TO_TWO_THREADS,
-)
+from labkit.bench.targets import EXCHANGE_RATIO, EXCHANGE_SIZES, EXCHANGE_US, OF_LIMIT, PARALLEL_MODELS, TO_TWO_THREADS
 from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
@@ -46,7 +39,7 @@ from labkit.harness.exchange.measure import CALLS, measure_exchange
 from labkit.harness.exchange.measure import ROUNDS as EXCHANGE_ROUNDS
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement, exchange_remarks
 from labkit.harness.exchange.table import kilobytes, microseconds
-from labkit.harness.records import Measurement
+from labkit.harness.records import Measurement, number_or_unknown
 from labkit.system.command import run_command
 
 PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 6, 16  # rounds: epochs
@@ -56,11 +49,7 @@ BASELINES = (SideSpec("hf-eager", 2), ONE, TWO)
 CUT = SideSpec("fused", 1, tp=2)
 
 
-def main(
-    quick: Quick = False,
-    output: Output = None,
-    rounds: EpochCount = ROUNDS,
-) -> None:
+def main(quick: Quick = False, output: Output = None, rounds: EpochCount = ROUNDS) -> None:
     """Measure tensor parallelism on this machine."""
     environment = read_environment(CUT.cores)
     files = BenchFiles.of(machine_of(environment), "parallel", quick=quick, output=output)
@@ -172,7 +161,7 @@ def _cells(side: Measurement) -> list[str]:
         (side.start_to_ready_s, ".1f"),
         (side.peak_rss_mb, ",.0f"),
     ]
-    return [side.name, *("unknown" if value is None else f"{value:{unit}}" for value, unit in figures)]
+    return [side.name, *(number_or_unknown(value, form) for value, form in figures)]
 
 
 def _sums_table(rows: Sequence[ExchangeMeasurement]) -> str:

@@ -99,19 +99,9 @@ def page(rows: Sequence[RegionMeasurement]) -> str:
 
 
 TITLES = (
-    "region",
-    "torch ops",
-    "unfused",
-    "own GEMM",
-    "torch's fused attention",
-    "fused",
-    "one call",
-    "unfused / fused",
-    "unfused / one call",
-    "of the limit",
-    "epochs",
-    "published",
-)
+    "region", "torch ops", "unfused", "own GEMM", "torch's fused attention", "fused", "one call",
+    "unfused / fused", "unfused / one call", "of the limit", "epochs", "published",
+)  # fmt: skip
 
 
 def _cells(row: RegionMeasurement) -> list[str]:

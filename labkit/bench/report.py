@@ -12,7 +12,7 @@ from labkit.bench.bars import SHARE, BarCheck, at_least, at_most, short_of
 from labkit.bench.page import NONE, markdown_table, page_of, ratio_cell, verdict, way_of
 from labkit.bench.targets import FUSED, INT4_ROWS, MEMORY, PRECISIONS, TARGETS, Sides, Target
 from labkit.harness.comparison import Comparison
-from labkit.harness.records import Measurement
+from labkit.harness.records import Measurement, number_or_unknown
 
 TITLES = {FUSED: ""} | {sides: f"{name} weights: " for sides, name in PRECISIONS.items()}
 TITLES[INT4_ROWS] = f"{PRECISIONS[INT4_ROWS]} weights, several sequences: "
@@ -168,14 +168,7 @@ def _peer_table(sides: Sides, measured: Sequence[Row]) -> str:
         )
     both = f"{sides.peer} / {sides.candidate}"
     return markdown_table(
-        (
-            "case",
-            f"per token, {both}",
-            "bar",
-            "first token",
-            "bar",
-            f"tokens of {sides.peer} and {sides.candidate}",
-        ),
+        ("case", f"per token, {both}", "bar", "first token", "bar", f"tokens of {sides.peer} and {sides.candidate}"),
         [
             (
                 row.target.name,
@@ -210,15 +203,11 @@ def _bars(row: Row, *names: str) -> list[str]:
 
 
 def _per_token(side: Measurement) -> str:
-    return f"{_milliseconds(side.per_token_ms)} ({_share(side.floor_share)})"
+    return f"{_milliseconds(side.per_token_ms)} ({number_or_unknown(side.floor_share, '.0%')})"
 
 
 def _first_token(side: Measurement) -> str:
-    return f"{_milliseconds(side.ttft_ms)} ({_share(side.prompt_share)})"
-
-
-def _share(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.0%}"
+    return f"{_milliseconds(side.ttft_ms)} ({number_or_unknown(side.prompt_share, '.0%')})"
 
 
 def _milliseconds(value: float) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +21,8 @@ from labkit.engine import InferenceEngine, init_inference
 from labkit.harness.disk import read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.stream_record import Overlapped, StreamRound
-from labkit.harness.streaming.run import streamed_run
+from labkit.harness.streaming.epoch import slots_filled
+from labkit.harness.timing import TokenClock, timed_generate
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.memory import return_freed_memory
@@ -91,13 +93,34 @@ def _round(engine: InferenceEngine, streamed: StreamedLayers, ids: torch.Tensor,
 
     probe()
     greedy: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "min_new_tokens": new, "max_new_tokens": new}
-    measured = streamed_run(engine, streamed, ids, pause=probe, **greedy)
+    slots_filled(streamed)
+    clock = _PausingClock(probe)
+    times, _ = timed_generate(engine, ids, streamer=clock, stamps_ns=lambda: clock.stamps_ns, **greedy)
+    spans = stream.take_spans()
+    first, last = clock.stamps_ns[0], clock.stamps_ns[-1] + clock.paused_ns
     probe()
     return StreamRound(
         disk_gb_s=(rates[0], rates[1], rates[2]),
-        prompt=Overlapped.of(1, *measured.prompt_ns, measured.spans),
-        decode=Overlapped.of(new - 1, *measured.decode_ns, measured.spans),
+        prompt=Overlapped.of(1, first - round(times.ttft_ms * 1e6), first, spans),
+        decode=Overlapped.of(new - 1, first + clock.paused_ns, last, spans),
     )
+
+
+class _PausingClock(TokenClock):
+    """A clock that calls `pause` after the prompt's token, and leaves this time out of the stamps."""
+
+    def __init__(self, pause: Callable[[], object]) -> None:
+        super().__init__()
+        self._pause, self.paused_ns = pause, 0
+
+    def put(self, value: torch.Tensor) -> None:
+        if value.ndim == 2:
+            return
+        now = perf_counter_ns()
+        self.stamps_ns.append(now - self.paused_ns)
+        if len(self.stamps_ns) == 1:
+            self._pause()
+            self.paused_ns = perf_counter_ns() - now
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -37,10 +36,10 @@ from labkit.nsys.reader.reading import read
 began = time.perf_counter()
 trace = read(sys.argv[1])
 opened = time.perf_counter()
-rows = len(project(trace))
+project(trace)
 ended = time.perf_counter()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-took = {"open_s": opened - began, "project_s": ended - opened, "peak_mib": peak, "rows": rows}
+took = {"open_s": opened - began, "project_s": ended - opened, "peak_mib": peak}
 sys.stdout.write(json.dumps(took))
 """
 
@@ -54,16 +53,6 @@ took = time.perf_counter() - began
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 sys.stdout.write(f"{took} {peak}")
 """
-
-
-@dataclass(frozen=True)
-class Took:
-    """Time and memory of one process."""
-
-    open_s: float
-    project_s: float
-    peak_mib: float
-    rows: int  # of the projection
 
 
 def main(
@@ -107,15 +96,16 @@ def _summary(path: Path, cache: Path) -> tuple[float, float]:
     return seconds, mib
 
 
-def took(path: Path, cache: Path) -> Took:
-    """Opens and projects the export in a new process."""
+def took(path: Path, cache: Path) -> dict[str, float]:
+    """Opens and projects the export in a new process; returns what CHILD prints."""
     command = [sys.executable, "-P", "-c", CHILD, str(path)]
     environment = {**os.environ, "LABKIT_CACHE": str(cache)}
-    return Took(**json.loads(run_child(command, f"{path} could not be read and projected", environment=environment)))
+    figures: dict[str, float] = json.loads(run_child(command, f"{path} could not be read", environment=environment))
+    return figures
 
 
-def _median(processes: Sequence[Took], field: str) -> float:
-    return median(getattr(process, field) for process in processes)
+def _median(processes: Sequence[dict[str, float]], field: str) -> float:
+    return median(process[field] for process in processes)
 
 
 if __name__ == "__main__":

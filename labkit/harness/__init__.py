@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "Case": "labkit.harness.records",
+    "Case": "labkit.harness.runs",
     "Comparison": "labkit.harness.comparison",
     "Measurement": "labkit.harness.records",
     "Progress": "labkit.system.progress",
     "Ratio": "labkit.statistics",
     "RecordsDiff": "labkit.harness.diff.changes",
-    "Run": "labkit.harness.records",
+    "Run": "labkit.harness.runs",
     "Verdict": "labkit.statistics",
     "WorkerError": "labkit.harness.compare.side_process",
     "diff_records": "labkit.harness.diff.diff_records",

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
 
-from pydantic import Field
-
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import ResultRecord
 from labkit.statistics import Ratio, ratio
 
 PHASES = ("import", "load", "prompt", "tokens")  # the parts of a cold start, in their order
 
 
-class ColdStart(FrozenRecord):
+class ColdStart(ResultRecord):
     """Processes that import their library, load a model, read a prompt and generate. In every round each side starts
     once for each length of the prompt, in random order. The files are in the page cache.
 
@@ -24,8 +20,6 @@ class ColdStart(FrozenRecord):
     """
 
     kind: Literal["cold_start"] = "cold_start"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     model: str
     origin: str  # of the weights
     dtype: str

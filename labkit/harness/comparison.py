@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Measurement
-from labkit.harness.runs import Case, FrozenRecord, SharedWeights
+from labkit.harness.frozen_record import SCHEMA_VERSION, FrozenRecord
+from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, Measurement, number_or_unknown
+from labkit.harness.runs import Case, SharedWeights
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_rate_of, pair_logs, pair_rates, pairs_frame, scatter_of
 from labkit.statistics import Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
@@ -25,9 +26,10 @@ from labkit.statistics.sequential import (
     rule_of_epochs,
     sequential_ratio,
 )
+from labkit.statistics.summaries import median_of
 from labkit.statistics.trust import FEWEST_ROUNDS
 from labkit.system.asked_from import offered, on_command_line, setting
-from labkit.system.result_table import Claim, ResultTable, Tabular
+from labkit.system.result_table import Claim, ResultTable, Tabular, frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,8 +190,7 @@ class Comparison(Tabular, FrozenRecord):
             (ours.probes_gb_s, theirs.probes_gb_s)
             for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
         ]
-        ratios = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
-        return float(np.median(ratios)) if ratios else None
+        return median_of(float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -228,15 +229,13 @@ class Comparison(Tabular, FrozenRecord):
         """A row for each new token of each run of both sides, in milliseconds. The first column is the side's role,
         "baseline" or "candidate"; the others are described at `Measurement.sample_rows`.
         """
-        import pandas as pd  # imported on use, because it takes half a second
-
         sides = {"baseline": self.baseline, "candidate": self.candidate}
-        return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
+        return frame_of([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
 
     def pairs_frame(self) -> pd.DataFrame:
         """A row for each pair of turns; none for a comparison in rounds. Columns: epoch and number of the pair, mean
-        step of each side without its first one, their ratio, and the bandwidth probed in the pair; then of each side
-        its place in the order of the pair, in which the probe has one, too, seconds since the first epoch began, and
+        step of each side without its first one, their ratio, and the bandwidth probed in the pair; then for each side
+        the place of its turn in the pair (the probe has a place, too), the seconds since the first epoch began, and the
         first step.
         """
         return pairs_frame(self.baseline.runs, self.candidate.runs)
@@ -252,7 +251,7 @@ class Comparison(Tabular, FrozenRecord):
             rows=tuple(
                 (
                     row,
-                    *(_number(getattr(side, figure), form) for side in (self.baseline, self.candidate)),
+                    *(number_or_unknown(getattr(side, figure), form) for side in (self.baseline, self.candidate)),
                     str(self.ratio(metric)) if metric else "",
                 )
                 for row, (figure, form, metric) in FIGURES.items()
@@ -337,10 +336,6 @@ class Comparison(Tabular, FrozenRecord):
             "remarks": list(self.remarks),
             "environment": self.candidate.environment.model_dump(mode="json"),
         }
-
-
-def _number(value: float | None, form: str) -> str:
-    return "unknown" if value is None else f"{value:{form}}"
 
 
 def _budget() -> str:

@@ -11,23 +11,20 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-from pydantic import ConfigDict
 
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.kernels.build import BuildError, compiler
 from labkit.kernels.gpu import CPU, gpu_name
 from labkit.system.processor import cpu_flags, cpu_name
 from labkit.system.processors import physical_cores
-from labkit.system.validation import Listed
 
 KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
 UNITS = {"K": 10, "M": 20}
 PACKAGES = ("torch", "transformers", "triton", "labkit")
 
 
-class Environment(Listed):
+class Environment(FrozenRecord):
     """Influences on timings other than the code under test. A field is None where the system does not report it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     system: str
     cpu: str
@@ -102,8 +99,8 @@ class Memory(NamedTuple):
 
 
 def read_memory(device: torch.device = CPU) -> Memory:
-    """Resident bytes of this process, or the bytes that PyTorch has allocated on a GPU. The present number stands
-    for a peak that the system does not keep.
+    """Resident bytes of this process, or the bytes that PyTorch has allocated on a GPU. The peak is the present number
+    where the system keeps no peak.
     """
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
@@ -113,8 +110,8 @@ def read_memory(device: torch.device = CPU) -> Memory:
 
 
 def anonymous_memory(pid: int | None = None) -> int:
-    """Resident bytes of a process that are not pages of a file; by default of this process. All resident bytes, if the
-    system does not report that. 0 for a process that has ended.
+    """Resident bytes of a process that are not pages of a file; by default of this process. The number includes pages
+    of files where the system does not count them apart. It is 0 for a process that has ended.
     """
     match = re.search(r"RssAnon:\s+(\d+) kB", _text(f"/proc/{pid or 'self'}/status") or "")
     if match:

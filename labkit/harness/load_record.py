@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.statistics import Ratio, ratio
-from labkit.system.validation import Listed
 
 ONE_FILE, OWN_FILES = "one file for all", "a file for each rank"
 
 
-class PackedMemory(Listed):
+class PackedMemory(FrozenRecord):
     """Bytes that loading a whole model takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     peak: int  # the most anonymous memory while it is loaded
     packed: int  # packed matrices at the end
@@ -29,12 +24,10 @@ class PackedMemory(Listed):
         return self.peak / self.packed
 
 
-class LoadMeasurement(FrozenRecord):
+class LoadMeasurement(ResultRecord):
     """All ranks load their shares of a model at once, each in a fresh process, from files in the page cache."""
 
     kind: Literal["load"] = "load"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     ranks: int
     dtype: str
     model_bytes: int

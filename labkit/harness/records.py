@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,32 +9,30 @@ from pydantic import Field
 
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
+from labkit.harness.frozen_record import ResultRecord
 from labkit.harness.roofline import Work
-from labkit.harness.runs import Case, FrozenRecord, Run
+from labkit.harness.runs import Case, Run
 from labkit.harness.timing import CLOCK
 from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 from labkit.statistics.summaries import median_of
-from labkit.system.result_table import ResultTable, Tabular
+from labkit.system.result_table import ResultTable, Tabular, frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Literal[1] = 1
 METRICS = ("ttft", "per_token", "end_to_end")
 MOST_LEFT_OUT = 0.02  # of the bytes of a step, before a measurement says so
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # phases of samples, in words
 
 
-class Measurement(Tabular, FrozenRecord):
+class Measurement(Tabular, ResultRecord):
     """The runs of one side on one case. Times are in milliseconds, and MB are 10^6 bytes.
 
     A side on several ranks has the time of the slowest rank, step by step, and the memory of the largest rank.
     """
 
     kind: Literal["measurement"] = "measurement"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     name: str
     impl: str
     case: Case
@@ -108,14 +105,12 @@ class Measurement(Tabular, FrozenRecord):
 
     @property
     def read_bandwidth_gb_s(self) -> float | None:
-        probes = [probe for run in self.runs for probe in run.probes_gb_s]
-        return float(np.median(probes)) if probes else None
+        return median_of(probe for run in self.runs for probe in run.probes_gb_s)
 
     @property
     def disk_gb_s(self) -> float | None:
         """The median rate of the disk around the runs."""
-        probes = [probe for run in self.runs for probe in run.disk_gb_s or ()]
-        return float(np.median(probes)) if probes else None
+        return median_of(probe for run in self.runs for probe in run.disk_gb_s or ())
 
     @property
     def disk_share(self) -> float | None:
@@ -208,11 +203,9 @@ class Measurement(Tabular, FrozenRecord):
         epoch may end before a generation does, and the later steps have longer contexts.
         """
         further = [turn.further_tokens for run in self.runs for turn in run.turns]
-        return (
-            -float(np.mean(further)) * self.work.bytes_per_token / self.work.decode_bytes
-            if further and self.work
-            else 0
-        )
+        if not further or self.work is None:
+            return 0.0
+        return -float(np.mean(further)) * self.work.bytes_per_token / self.work.decode_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """Figures of one side, as `labkit compare --json` shows them."""
@@ -258,15 +251,12 @@ class Measurement(Tabular, FrozenRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each new token of each run, in milliseconds: `sample_rows`."""
-        import pandas as pd  # imported on use, because it takes half a second
-
-        return pd.DataFrame(self.sample_rows())
+        return frame_of(self.sample_rows())
 
     def table(self) -> ResultTable:
         """The distributions of all samples."""
         metrics = {f"{PER_TOKEN}, ms": "per_token", f"{FIRST_TOKEN}, ms": "ttft", "end to end, ms": "end_to_end"}
         summaries = {row: self.summary(metric) for row, metric in metrics.items()}
-        share = "unknown" if self.floor_share is None else f"{self.floor_share:.0%}"
         return ResultTable(
             title=self.case.title,
             columns=(self.name, "median", "mean", "P95", "samples"),
@@ -275,7 +265,7 @@ class Measurement(Tabular, FrozenRecord):
                 for row, summary in summaries.items()
             ),
             notes=(
-                f"{self.tokens_per_s:.1f} tokens / s; share of the limit: {share}",
+                f"{self.tokens_per_s:.1f} tokens / s; share of the limit: {number_or_unknown(self.floor_share, '.0%')}",
                 f"weights: {self.case.origin}; computed by {self.impl}",
                 f"machine: {self.environment.machine}",
             ),
@@ -285,3 +275,8 @@ class Measurement(Tabular, FrozenRecord):
         """The sentence that the articles print about the time of the whole call."""
         latency = self.summary("end_to_end")
         return f"P95 latency (ms) - {latency.p95_text}; Average latency (ms) - {latency.mean:.2f} +- {latency.std:.2f};"
+
+
+def number_or_unknown(value: float | None, form: str) -> str:
+    """A figure in this format; "unknown" for None."""
+    return "unknown" if value is None else f"{value:{form}}"

@@ -3,7 +3,7 @@
 Floating-point values are drawn from a normal distribution, integers from the valid indices. A trace has no types for
 tensors in a list, so they are float32. CUDA events time a call on a GPU, perf_counter_ns on a CPU. Each call is
 measured twice: warm, on the same tensors again and again; and cold, as a model meets its weights, on up to 64 copies
-in turns. The copies of all but small tensors are together larger than any cache.
+in turns. Together the copies are larger than any cache, except for small tensors.
 """
 
 from __future__ import annotations

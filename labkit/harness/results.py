@@ -20,10 +20,11 @@ from labkit.harness.cold_start_record import ColdStart
 from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.exchange.records import ExchangeMeasurement, HandOverMeasurement
+from labkit.harness.frozen_record import SCHEMA_VERSION
 from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.pipeline.records import PipelineMeasurement
-from labkit.harness.records import SCHEMA_VERSION, Measurement
+from labkit.harness.records import Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan
@@ -32,6 +33,7 @@ from labkit.system.errors import RunError, UserError
 from labkit.system.input_file import decoded, read_file
 from labkit.system.json_file import read_json
 from labkit.system.output_folder import reason
+from labkit.system.result_table import frame_of
 from labkit.system.validation import first_problem
 from labkit.system.whole_file import write_whole
 
@@ -132,15 +134,13 @@ def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     Other records, such as regions and plans, are left out with a warning.
     """
-    import pandas as pd  # imported on use, because it takes half a second
-
     records = load_records(path)
     rows = [_rows(record) for record in records]
     without_rows = Counter(record.kind for record, record_rows in zip(records, rows, strict=True) if not record_rows)
     if without_rows:
         kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(without_rows.items()))
         warnings.warn(f"records without rows here are left out: {kinds}; load_records has them", stacklevel=2)
-    return pd.DataFrame([row for record_rows in rows for row in record_rows])
+    return frame_of([row for record_rows in rows for row in record_rows])
 
 
 def _files(folder: Path) -> list[Path]:

@@ -5,25 +5,26 @@ bandwidth, and at least FLOPs / the processor's peak rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
 
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.kept_rate import keep_rate
-from labkit.harness.shapes import model_shape
 from labkit.harness.stored_weights import StoredWeights, Weights
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
-from labkit.kernels.decode_step.cases import HeadCase, StepCase
+from labkit.kernels.decode_step.cases import HeadCase, StepCase, layer_cases
 from labkit.kernels.gpu import CPU
+from labkit.kernels.layer_ops import Pass
 from labkit.kernels.probe import Way, fastest_of, peak_gflop_s, rates_now_gb_s, read_bandwidth_gb_s
-from labkit.kernels.shapes import Sizes
+from labkit.kernels.shapes import LayerShape, ModelShape, OpCase, Sizes
+from labkit.kernels.types import Heads
 from labkit.models.config import ModelConfig
-from labkit.system.validation import Listed
+from labkit.stages import Stage
 
 PROBE_SECONDS = 0.05
 ONLY_WAY = Way(reading=0, streams=1)  # to read the memory of a GPU
@@ -31,13 +32,11 @@ Rates = Mapping[Way, float]  # GB/s by way to read; empty: no probe
 NUMBERS = Sizes(matrix=1, vector=0, cache=0, scale=0)  # with these sizes, bytes count the numbers in the matrices
 
 
-class Work(Listed):
+class Work(FrozenRecord):
     """The least work of one generation of a case, counted from the model's shape."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     decode_bytes: float  # of one decode step, averaged over the contexts of the run's steps
-    decode_flops: float  # likewise
+    decode_flops: float  # of one decode step, the same average
     prefill_flops: float
     weight_bytes: int
     kv_bytes: int
@@ -104,6 +103,20 @@ def prefill_flops(config: ModelConfig, batch: int, prompt: int) -> int:
     return StepCase(model_shape(config), past=0, tokens=prompt).flops(batch)
 
 
+def region_bytes(config: ModelConfig, region: Stage, dtype: torch.dtype, batch: int, context: int) -> int:
+    """Bytes that a region must read from memory: its weights once, and for attention the KV cache.
+
+    A layer with a window reads only its window.
+    """
+    sizes = Sizes.of(dtype)
+    return sum(case.bytes(batch, sizes) for case in _in_each_layer(config, region, context)) // config.num_layers
+
+
+def region_flops(config: ModelConfig, region: Stage, batch: int, context: int) -> int:
+    """Multiplications and additions in a region's products."""
+    return sum(case.flops(batch) for case in _in_each_layer(config, region, context)) // config.num_layers
+
+
 def probe_peak(weights: Weights, threads: int, device: torch.device = CPU) -> float | None:
     """Peak GFLOP/s (multiplications and additions) of `threads` threads with the instruction that computes prompts in
     this weight type. None on a GPU, and where the probe cannot be compiled.
@@ -146,6 +159,45 @@ def rates_of_epoch(turns: Sequence[Rates], threads: int) -> list[float | None]:
     if len(turns[0]) > 1:  # of a CPU
         keep_rate(median(rates[fastest] for rates in turns), threads)
     return [rates[fastest] for rates in turns]
+
+
+def layer_shape(config: ModelConfig) -> LayerShape:
+    """Shape of a layer of the model, under the name of its architecture."""
+    return LayerShape(
+        model=config.architecture,
+        hidden=config.hidden_size,
+        heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
+        intermediate=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        norm=config.norm,
+        activation=config.activation,
+        gated=config.gated,
+        rotary=config.rotary.dim if config.rotary else 0,
+        interleaved=config.rotary is not None and config.rotary.interleaved,
+        alibi=config.position == "alibi",
+        biases=config.biases,
+        parallel=config.parallel_residual,
+        shared_norm=config.shared_norm,
+        qk_norm=config.qk_norm,
+        output_norms=config.output_norms,
+    )
+
+
+def model_shape(config: ModelConfig) -> ModelShape:
+    """Shape of the whole model."""
+    return ModelShape(
+        layer=layer_shape(config),
+        windows=config.windows,
+        embedding=config.embedding_size,
+        learned_positions=config.position == "learned",
+        embedding_norm=config.embedding_norm,
+        final_norm=config.final_norm,
+    )
+
+
+def _in_each_layer(config: ModelConfig, region: Stage, context: int) -> Iterator[OpCase]:
+    shape = layer_shape(config)
+    return (layer_cases(shape, Pass(context, window=window))[region] for window in config.windows)
 
 
 def _computes(weights: Weights) -> torch.dtype:

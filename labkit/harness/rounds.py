@@ -24,11 +24,6 @@ class Probed(Generic[Result]):
     before: float | None  # None: no probe
     after: float | None
 
-    @property
-    def bandwidth_gb_s(self) -> float | None:
-        """The mean of both probes."""
-        return None if self.before is None or self.after is None else (self.before + self.after) / 2
-
 
 @dataclass(frozen=True)
 class Turn(Probed[Result]):

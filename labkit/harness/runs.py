@@ -6,20 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
-from pydantic import ConfigDict
 
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.roofline import Work
-from labkit.harness.short_repr import ShortRepr
 from labkit.harness.timing import Times
 from labkit.statistics.summaries import median_of
 
 MOSTLY = 0.9  # share of the weights from which on all of them count as placed anew, or as shared
-
-
-class FrozenRecord(ShortRepr):
-    """An immutable record. It refuses unknown fields when it is read back."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Case(FrozenRecord):
@@ -93,9 +86,9 @@ class TokenTurn(FrozenRecord):
 class Run(FrozenRecord):
     """One timed generation, or one epoch: generations that pause between `turns`, with weights that stay in one place.
 
-    In an epoch `decode_ms` has the steps of all turns but their first ones. `ttft_ms` is the median of `prompts_ms`; an
-    epoch in which no prompt began has that of the epoch before. `end_to_end_ms` is the first token and the steps after
-    it at the epoch's time per token.
+    In an epoch `decode_ms` has all steps of its turns except the first step of each. `ttft_ms` is the median of
+    `prompts_ms`; an epoch in which no prompt began has the `ttft_ms` of the epoch before. `end_to_end_ms` is the first
+    token and the steps after it at the epoch's time per token.
 
     Only a side with limited memory that reads files has the last two fields. The files are made cold before the run,
     but pages that the side maps stay in the page cache.

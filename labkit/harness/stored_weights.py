@@ -6,21 +6,18 @@ from collections import Counter
 from typing import Any
 
 import torch
-from pydantic import ConfigDict
 
 from labkit.engine import InferenceEngine
 from labkit.engine.engine import FusedEngine
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.kernels.types import Linear
 from labkit.models.dtypes import DTYPES
-from labkit.system.validation import Listed
 from labkit.weights.matrices import Outside, matrices_of
 
 
-class StoredWeights(Listed):
+class StoredWeights(FrozenRecord):
     """A type of stored weights and its size in memory."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str  # as the library calls it
     bits: float  # of a number in the layers' matrices, with its share of the scales; the average

@@ -5,18 +5,17 @@ reading and computing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.overlap import Overlap
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
+from labkit.harness.streaming.spans import Overlap
 from labkit.kernels.layer_stream import StreamSpan
 from labkit.statistics import Ratio, ratio
+from labkit.statistics.summaries import median_of
 
 
 class Overlapped(FrozenRecord):
@@ -49,12 +48,10 @@ class StreamRound(FrozenRecord):
     decode: Overlapped
 
 
-class StreamMeasurement(FrozenRecord):
+class StreamMeasurement(ResultRecord):
     """A streamed engine in a process of its own. Bytes count one rank."""
 
     kind: Literal["stream"] = "stream"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     name: str
     model: str
     precision: str
@@ -107,6 +104,4 @@ class StreamMeasurement(FrozenRecord):
         """The part of the shorter activity (reading or computing) that the other hides: the median of the rounds with
         both. None without such a round.
         """
-        shares = [getattr(stream_round, phase).hidden for stream_round in self.rounds]
-        shares = [share for share in shares if share is not None]
-        return float(np.median(shares)) if shares else None
+        return median_of(getattr(stream_round, phase).hidden for stream_round in self.rounds)

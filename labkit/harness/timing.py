@@ -93,7 +93,7 @@ def wait_for_gpu() -> None:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Collects garbage before a run, and not during it."""
+    """Collects garbage before the run in this context, and not during the run."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

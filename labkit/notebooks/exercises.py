@@ -175,7 +175,7 @@ def check_batches(study: KernelStudy, mlp_times: object, attention_times: object
 
     An answer is right within 5 %.
     """
-    from labkit.harness.regions.counting import region_bytes
+    from labkit.harness.roofline import region_bytes
     from labkit.models.dtypes import dtype_of
     from labkit.stages import Stage
 

@@ -1,6 +1,5 @@
 """Figures from raw samples, with their intervals and a grade of trust."""
 
-from labkit.statistics.means import Mean, mean_of_groups
 from labkit.statistics.ratios import (
     CONFIDENCE,
     INDIFFERENCE,
@@ -15,8 +14,10 @@ from labkit.statistics.ratios import (
 from labkit.statistics.summaries import (
     OUTLIER_SAMPLES,
     P95_SAMPLES,
+    Mean,
     Summary,
     first_is_slow,
+    mean_of_groups,
     outliers,
     remarks,
     summarise,

@@ -8,13 +8,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ConfigDict, ValidationError
 
+from labkit.system.cache_root import cache_root
 from labkit.system.json_file import read_json
+from labkit.system.validation import Listed
 from labkit.system.whole_file import write_whole
 
 SCHEMA = 1
-Record = TypeVar("Record", bound=BaseModel)
+
+
+class KeptRecord(Listed):
+    """A record in a file of the cache."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Record = TypeVar("Record", bound=KeptRecord)
+
+
+def kept_file(name: str, folder: Path | None) -> Path | None:
+    """The file of this name in `folder` (None: labkit's cache). None: the user has no cache."""
+    folder = folder or cache_root()
+    return None if folder is None else folder / name
 
 
 def read_kept(file: Path | None, name: str, kind: type[Record]) -> list[Record]:
@@ -30,7 +46,7 @@ def read_kept(file: Path | None, name: str, kind: type[Record]) -> list[Record]:
     return records
 
 
-def write_kept(file: Path, name: str, records: Sequence[BaseModel]) -> None:
+def write_kept(file: Path, name: str, records: Sequence[KeptRecord]) -> None:
     """Writes all records, whole or not at all. Errors: as `write_whole`."""
     entries = [record.model_dump(mode="json") for record in records]
     write_whole(file, json.dumps({"schema": SCHEMA, name: entries}, indent=1))

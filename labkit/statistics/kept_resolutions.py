@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from labkit.statistics.kept_records import read_kept, write_kept
+from labkit.statistics.kept_records import KeptRecord, kept_file, read_kept, write_kept
 from labkit.statistics.resolution import MINUTE_S, Resolution, TellsApart
-from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
 from labkit.system.processor import cpu_name
 from labkit.system.processors import physical_cores
 from labkit.system.shown import shown
-from labkit.system.validation import Listed
 from labkit.system.whole_file import check_output_file
 
 KEPT, NAME = "resolutions.json", "resolutions"
@@ -29,10 +27,8 @@ LARGEST = 10.0  # logarithm of a ratio that no machine shows
 SAME_MEMORY = 0.05  # the system's own part of the memory differs a little from start to start
 
 
-class Machine(Listed):
+class Machine(KeptRecord):
     """A machine, as far as the place of weights in its memory depends on it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cpu: str
     cores: int
@@ -48,10 +44,8 @@ class Machine(Listed):
         return alike and (self.cpu, self.cores) == (other.cpu, other.cores)
 
 
-class KeptResolution(Listed):
+class KeptResolution(KeptRecord):
     """A measured resolution, and what it was measured with."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     machine: Machine
     threads: int
@@ -100,7 +94,7 @@ def kept_resolutions(folder: Path | None = None) -> list[KeptResolution]:
     Damaged entries, and a file that cannot be read, count as not there.
     """
     here = Machine.here()
-    kept = [entry for entry in read_kept(_file(folder), NAME, KeptResolution) if entry.machine.is_same(here)]
+    kept = [entry for entry in read_kept(kept_file(KEPT, folder), NAME, KeptResolution) if entry.machine.is_same(here)]
     return sorted(kept, key=lambda entry: (entry.weight_mb, entry.threads))
 
 
@@ -127,13 +121,8 @@ def keep_resolution(resolution: KeptResolution, folder: Path | None = None) -> P
 
 def check_can_keep(folder: Path | None = None) -> Path:
     """The file of all resolutions, checked for being writable. Errors: as `keep_resolution`."""
-    file = _file(folder)
+    file = kept_file(KEPT, folder)
     if file is None:
         raise UserError("got no home folder, expected one to keep the resolution in; name a folder with LABKIT_CACHE")
     check_output_file(file)
     return file
-
-
-def _file(folder: Path | None) -> Path | None:
-    folder = folder or cache_root()
-    return None if folder is None else folder / KEPT

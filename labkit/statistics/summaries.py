@@ -1,13 +1,15 @@
-"""The distribution of raw samples of one kind, and remarks for a reader of their median."""
+"""The distribution of raw samples of one kind, remarks for a reader of their median, and means of grouped values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy  # loads scipy.stats on first use
 from numpy.typing import NDArray
+
+from labkit.statistics.ratios import CONFIDENCE
 
 OUTLIER_Z = 14.8  # |x - median| / MAD, about ten standard deviations of a normal distribution
 OUTLIER_SAMPLES = 10  # outliers among fewer samples are not reported
@@ -78,3 +80,35 @@ def median_of(numbers: Iterable[float | None]) -> float | None:
     """The median of the numbers that are known; None without one."""
     known = [number for number in numbers if number is not None]
     return float(np.median(known)) if known else None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean and its 95 % interval; `low` and `high` are None if there is only one group."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def map(self, function: Callable[[float], float]) -> Mean:
+        """The mean and interval after a monotonically increasing function."""
+        ends = (None if end is None else float(function(end)) for end in (self.low, self.high))
+        return Mean(float(function(self.value)), *ends)
+
+
+def mean_of_groups(means: Sequence[float], sizes: Sequence[int]) -> Mean:
+    """The mean over all members of groups with these means and sizes. Each group is one observation.
+
+    The interval is Student's, from the spread of the groups' means, weighted by their sizes (Cochran, Sampling
+    Techniques, 3rd edition, 6.3: the variance of a ratio estimate).
+    """
+    values, weights = np.asarray(means, dtype=float), np.asarray(sizes, dtype=float)
+    mean = float(np.average(values, weights=weights))
+    count = len(values)
+    if count < 2:
+        return Mean(mean, None, None)
+    scattered = weights / weights.mean() * (values - mean)
+    reach = float(
+        scipy.stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * np.sqrt(np.sum(scattered**2) / (count - 1) / count)
+    )
+    return Mean(mean, mean - reach, mean + reach)

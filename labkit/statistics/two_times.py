@@ -61,7 +61,7 @@ class CommonRates:
 
 @dataclass(frozen=True)
 class TwoTimes:
-    """What two times of a side show."""
+    """Comparison of a side at two times."""
 
     ratio: Ratio
     before: float  # typical times, whose quotient is the ratio
@@ -104,13 +104,7 @@ def common_rates(before: Epochs, after: Epochs) -> CommonRates | None:
 
 
 def two_times(
-    before: Epochs,
-    after: Epochs,
-    *,
-    noise: float,
-    same: float,
-    ratios: int = 1,
-    common: CommonRates | None = None,
+    before: Epochs, after: Epochs, *, noise: float, same: float, ratios: int = 1, common: CommonRates | None = None
 ) -> TwoTimes:
     """The ratio before / after with its interval over epochs.
 

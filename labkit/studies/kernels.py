@@ -19,6 +19,7 @@ from labkit.harness.regions.measure import LayerBench, schedule_of
 from labkit.harness.regions.records import LadderMeasurement, LayerRecord, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, UNFUSED
 from labkit.harness.regions.vocabulary import REGIONS
+from labkit.harness.timing import wait_for_gpu
 from labkit.kernels.types import float_dtype
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.stages import Phase, message, stage
@@ -26,11 +27,11 @@ from labkit.statistics import Trust
 from labkit.studies.outcome import Outcome, Study
 from labkit.studies.settings import Batch, Model, StudySetting, Threads
 from labkit.system.partly import Show, so_far, unseen
-from labkit.system.progress import Progress, unheard
+from labkit.system.progress import Progress, part_of, unheard
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192
 PEAK_SECONDS = 0.2
-PERCENT = (0, 50, 98, 100)  # of the progress: when the regions, the ladder and the study begin or end
+REGIONS_DONE, LADDER_DONE, ALL = 50, 98, 100  # percent of the work: after the regions, after the ladder, at the end
 
 
 @dataclass(frozen=True)
@@ -142,23 +143,21 @@ def study_kernels(
     """
     schedule_of(rounds or None, None, None)
     follow = progress or unheard
-    follow(0, PERCENT[-1], "building the layers")
+    follow(0, ALL, "building the layers")
     bench = LayerBench(layer_case(model, impl=impl, dtype=dtype, batch=batch, context=context, threads=threads or None))
 
-    def part(number: int, subject: str) -> Progress:
-        begin, end = PERCENT[number : number + 2]
-        return lambda done, of, label: follow(begin + (end - begin) * done // of, PERCENT[-1], f"{subject}: {label}")
-
-    regions = bench.regions(rounds=rounds or None, progress=part(0, "regions"))
+    of_regions = part_of(follow, 0, REGIONS_DONE, ALL, "regions: ")
+    regions = bench.regions(rounds=rounds or None, progress=of_regions)
     show(so_far(KernelStudy, regions=regions))
     ladder = None
     if not regions[0].interrupted:
         with suppress(KeyboardInterrupt):  # the regions are kept
-            ladder = bench.ladder(rounds=rounds or None, progress=part(1, "one region after another"))
+            of_ladder = part_of(follow, REGIONS_DONE, LADDER_DONE, ALL, "one region after another: ")
+            ladder = bench.ladder(rounds=rounds or None, progress=of_ladder)
             show(so_far(KernelStudy, regions=regions, ladder=ladder))
     device = bench.stack.sides[0].hidden_NH.device
     study = KernelStudy(regions, ladder, layer_timeline(bench), peak_gflop_s(bench.case.dtype, device))
-    follow(PERCENT[-1], PERCENT[-1], "done")
+    follow(ALL, ALL, "done")
     return study
 
 
@@ -176,14 +175,9 @@ def peak_gflop_s(dtype: str, device: torch.device) -> float:
     while perf_counter_ns() < until:
         start = perf_counter_ns()
         torch.mm(a, b)
-        _wait(device)
+        wait_for_gpu()
         best = min(best, perf_counter_ns() - start)
     return 2 * size**3 / best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _spans(side: LayerSide) -> list[Span]:
@@ -196,7 +190,7 @@ def _spans(side: LayerSide) -> list[Span]:
         layer += region is REGIONS[0]
         with stage(Phase.DECODE, region, layer):
             yield
-            _wait(side.hidden_NH.device)  # a GPU's work belongs to the region that started it
+            wait_for_gpu()  # a GPU's work belongs to the region that started it
 
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as profiler:
         side.step(around)

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
-from labkit.engine.offload.prepared import folder_for
 from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.disk_sides import ACCELERATE_DISK, HF_DISK, STREAMED
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.side_process import WorkerError
 from labkit.harness.comparison import Comparison
-from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.results import OF_LARGER, save_lines, save_or_warn
-from labkit.harness.runs import Case, FrozenRecord
-from labkit.harness.streaming.make import plan_streaming
+from labkit.harness.runs import Case
+from labkit.harness.streaming.make import plan_streaming, writable_folder
 from labkit.harness.streaming.measured import measured_plan
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import BatchPoint, MemorySample
@@ -34,7 +30,6 @@ from labkit.studies.frames import number
 from labkit.studies.last import read_study
 from labkit.studies.outcome import Notes, Outcome, Study
 from labkit.studies.settings import Model, NewTokens, PromptTokens, StudySetting, Threads
-from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.comma_list import listed, listed_counts
 from labkit.system.errors import UserError
@@ -42,7 +37,7 @@ from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.owned_folder import owned_folder
 from labkit.system.partly import Show, so_far, unseen
-from labkit.system.progress import Progress, unheard
+from labkit.system.progress import Progress, part_of, unheard
 from labkit.weights.precision import precision_of
 
 BASELINES = f"{ACCELERATE_DISK}, {HF_DISK}"
@@ -60,12 +55,10 @@ class LeftOut(FrozenRecord):
     reason: str
 
 
-class StreamingStudy(Study, FrozenRecord):
+class StreamingStudy(Study, ResultRecord):
     """Result of `study_larger_than_memory`."""
 
     kind: Literal["streaming_study"] = "streaming_study"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     plan: StreamingPlan  # predicted, with the measured batches as its points
     too_large: tuple[int, ...] = ()  # requested batches that do not fit
     memory: tuple[MemorySample, ...] = ()  # of the engine's process over time
@@ -183,18 +176,13 @@ def study_larger_than_memory(
     *,
     model: Model = "llama-shape",
     precision: Annotated[
-        str,
-        StudySetting("of the weights, as for `labkit evaluate --dtype`", choices=PRECISIONS, check=precision_of),
+        str, StudySetting("of the weights, as for `labkit evaluate --dtype`", choices=PRECISIONS, check=precision_of)
     ] = "bfloat16",
     memory_gb: Annotated[
         float, StudySetting("GB (10^9 bytes) for weights, slots, caches and workspace together", (0.001, 100_000.0))
     ] = 0.5,
     batches: Annotated[
-        str,
-        StudySetting(
-            "batch sizes, separated by commas; sizes that do not fit are left out",
-            check=parse_batches,
-        ),
+        str, StudySetting("batch sizes, separated by commas; sizes that do not fit are left out", check=parse_batches)
     ] = "1, 4, 16, 48",
     prompt_tokens: PromptTokens = 16,
     new_tokens: NewTokens = 8,
@@ -242,7 +230,7 @@ def study_larger_than_memory(
                 "more memory, or fewer tokens"
             )
         plan, memory = measured_plan(
-            plan, batches=fitting, path=folder, rounds=rounds, progress=_part(follow, 2, MEASURED)
+            plan, batches=fitting, path=folder, rounds=rounds, progress=part_of(follow, 2, MEASURED, ALL)
         )
         too_large = tuple(batch for batch in requested if batch not in fitting)
         known = {"plan": plan, "too_large": too_large, "memory": memory}
@@ -281,9 +269,9 @@ def _compared(
     """
     comparisons, left_out = list[Comparison](), list[LeftOut]()
     for index, name in enumerate(baselines):
-        part = _part(follow, *(MEASURED + (ALL - MEASURED) * done / len(baselines) for done in (index, index + 1)))
+        begin, end = (MEASURED + (ALL - MEASURED) * done / len(baselines) for done in (index, index + 1))
         try:
-            comparisons.append(_against(plan, batch, name, rounds, folder, part))
+            comparisons.append(_against(plan, batch, name, rounds, folder, part_of(follow, begin, end, ALL)))
         except (UserError, WorkerError) as error:
             reason = shorten(str(error).partition("\n")[0], REASON, placeholder=" …")
             left_out.append(LeftOut(side=name, reason=reason))
@@ -319,11 +307,5 @@ def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             )
         yield folder
         return
-    parent = check_output_folder(folder_for(None), what="streamed weights", option=setting("path"))
-    with owned_folder("study-", parent) as folder:
+    with owned_folder("study-", writable_folder(None)) as folder:
         yield folder
-
-
-def _part(follow: Progress, begin: float, end: float) -> Progress:
-    """The progress of a part of the work that goes from `begin` to `end` percent."""
-    return lambda done, total, label: follow(begin + (end - begin) * done / max(total, 1), ALL, label)

@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import SCHEMA_VERSION, ResultRecord
 from labkit.system.errors import UserError
 from labkit.system.input_file import read_file
 from labkit.system.output_folder import reason
@@ -20,7 +19,7 @@ from labkit.system.validation import first_problem
 from labkit.system.whole_file import write_whole
 
 Result = TypeVar("Result")
-Record = TypeVar("Record", bound=FrozenRecord)
+Record = TypeVar("Record", bound=ResultRecord)
 FOLDER = "last"
 
 

@@ -14,11 +14,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.kernels.memory import Heap
 from labkit.kernels.types import Linear, float_dtype
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.shards import shard
 from labkit.system.errors import UserError
 from labkit.system.progress import Progress, unheard
@@ -108,7 +108,7 @@ def reason_against(source: ModelSource, name: str) -> str | None:
     if precision.quant is None:
         return None
     try:
-        check_schemes(shard(_config(source)), Quantization(**precision.quant))
+        check_schemes(shard(model_config_of(source.hf_config)), Quantization(**precision.quant))
     except UserError as error:
         return str(error)
     return None
@@ -132,7 +132,7 @@ def matrix_errors(
     source: ModelSource, names: Sequence[str], progress: Progress | None = None
 ) -> tuple[StoredMatrices, ...]:
     """The errors of the layers' matrices in each of these precisions. The model can have all of them."""
-    config, weights, follow = _config(source), _weights(source), progress or unheard
+    config, weights, follow = model_config_of(source.hf_config), _weights(source), progress or unheard
     precisions = {name: precision_of(name) for name in names}
     errors_by_name: dict[str, list[MatrixError]] = {name: [] for name in names}
     for layer in range(config.num_layers):
@@ -183,10 +183,6 @@ def spread_of(source: ModelSource, layer: int, matrix: str, group: int = GROUP) 
         row_median=float(rows.median()),
         group_median=float(groups.median()),
     )
-
-
-def _config(source: ModelSource) -> ModelConfig:
-    return policy_for(source.hf_config).model_config(source.hf_config)
 
 
 def _weights(source: ModelSource) -> Unsaved:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labkit.statistics import Trust
-from labkit.system.result_table import Claim, ResultTable, Tabular
+from labkit.system.result_table import Claim, ResultTable, Tabular, frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,10 +58,8 @@ class Study(Tabular):
 
     def to_frame(self) -> pd.DataFrame:
         """The rows, each with the case and the machine."""
-        import pandas as pd  # takes half a second, and not every measuring process needs it
-
         head = {"machine": self.outcome.machine, **self.case()}
-        return pd.DataFrame([head | row for row in self.rows()])
+        return frame_of([head | row for row in self.rows()])
 
     def table(self) -> ResultTable:
         """The first rows, and the claim."""

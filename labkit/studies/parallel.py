@@ -20,8 +20,8 @@ from labkit.nsys.analysis.collectives import Collectives, collectives
 from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.outcome import Outcome, Study
-from labkit.studies.rank_capture import capture_ranks
 from labkit.studies.settings import Epochs, FloatDtype, Model, NewTokens, PromptTokens, RankThreads, StudySetting
+from labkit.studies.traces import capture_ranks
 from labkit.system.comma_list import listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
@@ -159,7 +159,7 @@ def study_parallel(
     for comparison in comparisons:
         save_or_warn(comparison, output)
     show(so_far(ParallelStudy, config=config, comparisons=comparisons))
-    if turns.interrupted:  # the records are written, and a capture would go on
+    if turns.interrupted:  # the records are written; without this the capture would begin
         raise KeyboardInterrupt
     (total,) = totals
     follow(total, total + 1, f"capturing {sizes[-1]} ranks")

@@ -18,16 +18,7 @@ from labkit.statistics.ratios import median_ratio
 from labkit.statistics.trust import Doubt
 from labkit.studies.frames import number
 from labkit.studies.outcome import Notes, Outcome, Study
-from labkit.studies.settings import (
-    Batch,
-    FloatDtype,
-    Model,
-    NewTokens,
-    PromptTokens,
-    RankThreads,
-    Rounds,
-    StudySetting,
-)
+from labkit.studies.settings import Batch, FloatDtype, Model, NewTokens, PromptTokens, RankThreads, Rounds, StudySetting
 from labkit.system.comma_list import listed, listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
@@ -227,15 +218,10 @@ def study_pipeline(
     prompt_tokens: PromptTokens = 8,
     new_tokens: NewTokens = 10,
     schedules: Annotated[
-        str,
-        StudySetting(f"some of {ALL_SCHEDULES}, separated by commas", check=parse_schedules),
+        str, StudySetting(f"some of {ALL_SCHEDULES}, separated by commas", check=parse_schedules)
     ] = ALL_SCHEDULES,
     micro_batches: Annotated[
-        str,
-        StudySetting(
-            "numbers of micro-batches of all schedules but naive, separated by commas",
-            check=parse_parts,
-        ),
+        str, StudySetting("numbers of micro-batches of all schedules but naive, separated by commas", check=parse_parts)
     ] = "2, 4, 8",
     rounds: Rounds = 3,
     threads: RankThreads = 0,

@@ -14,14 +14,7 @@ from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sampling import Turns, first_is_decided
 from labkit.harness.evaluation.evaluate import evaluate
 from labkit.harness.results import save_or_warn
-from labkit.studies.matrix_errors import (
-    Spread,
-    StoredMatrices,
-    head_error,
-    matrix_errors,
-    reason_against,
-    spread_of,
-)
+from labkit.studies.matrix_errors import Spread, StoredMatrices, head_error, matrix_errors, reason_against, spread_of
 from labkit.studies.precision_study import PrecisionSide, PrecisionStudy, Refused, layers_of, save_study
 from labkit.studies.settings import Epochs, Model, NewTokens, Question, StudySetting, Threads
 from labkit.system.bounds import check_numbers
@@ -29,7 +22,7 @@ from labkit.system.comma_list import listed
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, so_far, unseen
-from labkit.system.progress import Progress, unheard
+from labkit.system.progress import Progress, part_of, unheard
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
@@ -53,11 +46,7 @@ def study_precision(
     *,
     model: Model = "smollm2-135m",
     precisions: Annotated[
-        str,
-        StudySetting(
-            "names as for `labkit evaluate --dtype`; the first is the baseline",
-            check=parse_precisions,
-        ),
+        str, StudySetting("names as for `labkit evaluate --dtype`; the first is the baseline", check=parse_precisions)
     ] = PRECISIONS,
     tokens: Annotated[int, StudySetting("tokens of the text that each precision predicts", (16, 65_536))] = 2048,
     rounds: Epochs = 0,
@@ -90,7 +79,7 @@ def study_precision(
     follow = progress or unheard
     choices = [name for name in CHOICES if reason_against(source, name) is None]
     layers = dict.fromkeys(layers_of(name) for name in possible if name not in (EXACT, STORED))
-    stored = matrix_errors(source, tuple(dict.fromkeys([*layers, *choices])), _part(follow, 0, ERRORS))
+    stored = matrix_errors(source, tuple(dict.fromkeys([*layers, *choices])), part_of(follow, 0, ERRORS, ALL))
     known: dict[str, Any] = {"refused": refused, "stored": stored, "spread": _spread(source, stored)}
     show(so_far(PrecisionStudy, **known))
     turns = take_turns(
@@ -98,19 +87,19 @@ def study_precision(
         comparison_case(model=model, dtype=EXACT, batch=1, prompt=PROMPT, new=new_tokens, threads=threads),
         Schedule(rounds=rounds or None, budget_s=None if rounds else BUDGET_S, stages=False, question=question),
         decided=first_is_decided,
-        progress=_part(follow, ERRORS, TURNS),
+        progress=part_of(follow, ERRORS, TURNS, ALL),
     )
     known |= {name: getattr(turns, name) for name in ("looks", "why_rounds", "tells_apart", "dropped_pairs")}
     timed = [_timed(source, turns, index, name) for index, name in enumerate(possible)]
     show(so_far(PrecisionStudy, sides=tuple(so_far(PrecisionSide, **fields) for fields in timed), **known))
-    if turns.interrupted:  # a study without qualities is no record, and they take as long again
+    if turns.interrupted:  # a study without evaluations is no record, and they would take as long again
         raise KeyboardInterrupt
     sides = []
     for index, name in enumerate(possible):
         begin, end = (TURNS + (ALL - TURNS) * done / len(possible) for done in (index, index + 1))
         scores = evaluate(
             model, dtype=name, tokens=tokens, window=window_of(tokens), threads=threads,
-            progress=_part(follow, begin, end, f"{name}: "),
+            progress=part_of(follow, begin, end, ALL, f"{name}: "),
         )  # fmt: skip
         sides.append(PrecisionSide(evaluation=scores, **timed[index]))
     study = PrecisionStudy(sides=tuple(sides), **known)
@@ -161,8 +150,3 @@ def _spread(source: ModelSource, stored: Sequence[StoredMatrices]) -> Spread:
     worst = max(rows.errors, key=lambda matrix: matrix.error)
     assert worst.layer is not None
     return spread_of(source, worst.layer, worst.matrix)
-
-
-def _part(follow: Progress, begin: float, end: float, prefix: str = "") -> Progress:
-    """The progress of a part of the work that goes from `begin` to `end` percent."""
-    return lambda done, total, label: follow(begin + (end - begin) * done / max(total, 1), ALL, prefix + label)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +10,9 @@ from pydantic import Field
 
 from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.records import Evaluation
-from labkit.harness.records import SCHEMA_VERSION, Measurement
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
+from labkit.harness.records import Measurement
 from labkit.harness.results import OF_PRECISIONS, save_lines
-from labkit.harness.runs import FrozenRecord
 from labkit.statistics.resolution import TellsApart
 from labkit.studies.frames import number
 from labkit.studies.last import read_study
@@ -45,12 +44,10 @@ class Refused(FrozenRecord):
     reason: str
 
 
-class PrecisionStudy(Study, FrozenRecord):
+class PrecisionStudy(Study, ResultRecord):
     """Result of `study_precision`."""
 
     kind: Literal["precision_study"] = "precision_study"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     sides: tuple[PrecisionSide, ...] = Field(min_length=2)  # in the requested order; the first is the baseline
     refused: tuple[Refused, ...] = ()
     stored: tuple[StoredMatrices, ...] = Field(min_length=1)  # precisions of the sides' layers and of the exercise

@@ -1,4 +1,6 @@
-"""Two captures of the same work, vanilla and fused: taken one after the other, or the captures that labkit includes."""
+"""Captures of decode steps: vanilla and fused one after the other, or the captures that labkit includes; and the ranks
+of one model, with a report of each rank, all on one clock.
+"""
 
 from __future__ import annotations
 
@@ -174,6 +176,52 @@ def capture_pair(
         bundled = bundled_pair()
         remark = f"nothing could be captured here, so these are the captures that come with labkit: {error}"
         return replace(bundled, remarks=(remark, *bundled.remarks))
+
+
+def capture_ranks(
+    model: str,
+    ranks: int,
+    *,
+    steps: int = 8,
+    prompt: int = 32,
+    dtype: str = "float32",
+    threads: int = 1,
+    source: CaptureSource = "auto",
+    output: str | os.PathLike[str] = RUNS,
+    timeout_s: float | None = None,
+    progress: Progress | None = None,
+) -> Capture:
+    """Captures decode steps of the fused engine on several ranks.
+
+    `labkit launch` starts the ranks, each on its own processors if there are enough.
+
+    - ranks, threads: number of ranks, and threads of each.
+    - steps: decode steps.
+    - prompt: tokens of the prompt.
+    - source: as for `profile`.
+    - output: folder for the capture.
+    - timeout_s: limit for the capture.
+
+    Raises the errors of `profile`.
+    """
+    check_numbers(ranks=ranks, steps=steps, prompt=prompt, threads=threads)
+    case = {"impl": "fused", "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1}
+    labkit = Path(sys.executable).with_name("labkit")
+    return profile(
+        [
+            *(str(labkit), "launch", f"--tp={ranks}", f"--threads={threads}", "--no-python"),
+            *own_command(model, "fused", dtype=dtype, prompt=prompt, new=steps + 1, threads=threads, tp=ranks),
+        ],
+        name=f"{Path(model).name}-fused-tp{ranks}",
+        output=output,
+        case=case | {"threads": threads, "tp": ranks},
+        ranks="per-rank",
+        source=source,
+        tax=False,
+        environment={"OMP_NUM_THREADS": str(threads)},
+        timeout_s=timeout_s,
+        progress=progress,
+    )
 
 
 def own_command(model: str, side: str, **options: object) -> list[str]:

@@ -19,6 +19,11 @@ def unheard(done: float, total: float, label: str) -> None:
     """Ignores the progress, for work without a viewer."""
 
 
+def part_of(follow: Progress, begin: float, end: float, whole: float, prefix: str = "") -> Progress:
+    """The progress of a part of the work, from `begin` to `end` of `whole`. Its labels begin with `prefix`."""
+    return lambda done, total, label: follow(begin + (end - begin) * done / max(total, 1), whole, prefix + label)
+
+
 def as_output(done: float, total: float, label: str) -> dict[str, Any]:
     """A display output by MIME type: the state for labkit's own programs, one line of text for other readers."""
     return {MIME_TYPE: {"done": done, "total": total, "label": label}, "text/plain": label}

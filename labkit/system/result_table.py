@@ -8,7 +8,7 @@ import html
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,13 @@ class ResultTable:
             f'<{tag} style="text-align: {side}">{_html(cell)}</{tag}>' for side, cell in zip(sides, cells, strict=True)
         )
         return f"<tr>{inner}</tr>"
+
+
+def frame_of(rows: Iterable[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """A frame of rows: mappings by column, or tuples with these columns."""
+    import pandas as pd  # imported on use, because it takes half a second
+
+    return pd.DataFrame(list(rows), columns=columns)
 
 
 class Tabular(ABC):

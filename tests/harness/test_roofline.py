@@ -9,18 +9,19 @@ from helpers.models.small_models import SMALL_CONFIGS, WINDOW, small_config
 from transformers import GPT2Config
 
 from labkit.harness import roofline
-from labkit.harness.regions.counting import region_bytes, region_flops
 from labkit.harness.roofline import (
     ONLY_WAY,
     count_work,
     decode_bytes,
     decode_flops,
+    layer_shape,
     prefill_flops,
     probe_bandwidth,
     probe_turn,
     rates_of_epoch,
+    region_bytes,
+    region_flops,
 )
-from labkit.harness.shapes import layer_shape
 from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.kernels.probe import Way
 from labkit.kernels.shapes import REAL, LayerShape

@@ -52,7 +52,7 @@ def test_endless_rounds_start_only_the_requested_turns() -> None:
     assert Turn(all_turns[-1].result, None, None, round=2, side=all_turns[-1].side) == all_turns[-1]
 
 
-def test_the_bandwidth_of_a_call_is_the_mean_of_both_probes() -> None:
+def test_a_call_is_probed_before_and_after() -> None:
     probes = iter((10.0, 30.0))
-    assert probed(lambda: "done", partial(next, probes)).bandwidth_gb_s == 20
-    assert probed(lambda: "done", lambda: None).bandwidth_gb_s is None
+    call = probed(lambda: "done", partial(next, probes))
+    assert (call.result, call.before, call.after) == ("done", 10, 30)

@@ -9,8 +9,7 @@ from helpers.studies.comparisons import comparison
 
 from labkit.harness.records import Measurement
 from labkit.harness.regions.case import layer_case
-from labkit.harness.regions.counting import region_bytes
-from labkit.harness.roofline import decode_bytes
+from labkit.harness.roofline import decode_bytes, region_bytes
 from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.notebooks.exercises import BATCH, CONTEXT, check_batches, check_limit, check_sums

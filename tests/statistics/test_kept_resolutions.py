@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labkit.statistics import kept_resolutions as module
+from labkit.statistics import kept_records
 from labkit.statistics.kept_resolutions import (
     KEPT,
     KeptResolution,
@@ -116,7 +116,7 @@ def test_a_folder_that_is_none_is_told_before_the_measurement(tmp_path: Path, mo
     with pytest.raises(OSError, match="Not a directory"):
         check_can_keep(tmp_path / "file")
     assert kept_resolutions(tmp_path / "file") == []
-    monkeypatch.setattr(module, "cache_root", lambda: None)
+    monkeypatch.setattr(kept_records, "cache_root", lambda: None)
     with pytest.raises(ValueError, match=r"got no home folder.*LABKIT_CACHE"):
         check_can_keep()
     assert kept_resolutions() == []

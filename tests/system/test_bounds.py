@@ -18,8 +18,7 @@ from labkit.studies.larger_than_memory import study_larger_than_memory
 from labkit.studies.parallel import study_parallel
 from labkit.studies.pipeline import study_pipeline
 from labkit.studies.precision import study_precision
-from labkit.studies.rank_capture import capture_ranks
-from labkit.studies.traces import capture_pair
+from labkit.studies.traces import capture_pair, capture_ranks
 from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
 

@@ -161,7 +161,9 @@ def _git(root: Path, *arguments: str) -> CompletedProcess[str]:
 
 
 def _look(named: str, installation: Installation) -> dict[str, Any]:
-    """What an installation imports, and the versions of its packages. UserError where it has no labkit."""
+    """The files from which an installation imports labkit and its kernels, and the versions of its packages. UserError
+    where it has no labkit.
+    """
     try:
         done = finished([installation.python, "-P", "-c", LOOK], environment=installation.variables())
     except OSError as error:

@@ -5,71 +5,45 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from labkit.harness.compare.memory_group import MemoryGroup
 from labkit.harness.environment import anonymous_memory
 
 LOOK_S = 0.01
-CGROUP, WATCHED = "a memory cgroup", "a look at anonymous memory every 10 ms"
+WATCHED = "a look at anonymous memory every 10 ms"
 
 
-class MemoryBudget(ABC):
+class MemoryBudget(Protocol):
     """A memory limit of several processes together."""
 
     how: str  # what enforces the limit, in words
 
     @property
-    @abstractmethod
     def exceeded(self) -> bool:
         """Whether a process was killed because it exceeded the limit."""
 
     @property
-    @abstractmethod
     def peak_bytes(self) -> int | None:
         """Peak memory of all processes together, with the files that they map; None where it is not counted."""
 
 
-class InGroup(MemoryBudget):
-    """The limit of a memory cgroup. It counts every page that a process is the first to touch, also pages of files."""
-
-    how = CGROUP
-
-    def __init__(self, group: MemoryGroup) -> None:
-        self._group = group
-
-    @property
-    def exceeded(self) -> bool:
-        return self._group.has_killed
-
-    @property
-    def peak_bytes(self) -> int | None:
-        return self._group.peak_bytes
-
-
-class Watched(MemoryBudget):
+class Watched:
     """A limit enforced by a thread. It kills the processes, each the leader of a session, when their anonymous memory
     has grown by more than `size` bytes. Files that they map do not count.
     """
 
     how = WATCHED
+    peak_bytes = None
 
     def __init__(self, size: int, pids: Sequence[int]) -> None:
-        self._exceeded = False
+        self.exceeded = False
         self._limit, self._pids = _anonymous(pids) + size, pids
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
-
-    @property
-    def exceeded(self) -> bool:
-        return self._exceeded
-
-    @property
-    def peak_bytes(self) -> int | None:
-        return None
 
     def end(self) -> None:
         self._over.set()
@@ -78,7 +52,7 @@ class Watched(MemoryBudget):
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
             if _anonymous(self._pids) > self._limit:
-                self._exceeded = True
+                self.exceeded = True
                 for pid in self._pids:
                     with suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGKILL)
@@ -92,7 +66,7 @@ def memory_budget(size: int, pids: Sequence[int]) -> Iterator[MemoryBudget]:
     """
     if (group := _group(size, pids)) is not None:
         with group:
-            yield InGroup(group)
+            yield group
         return
     watched = Watched(size, pids)
     try:

@@ -1,4 +1,4 @@
-"""How the sides of a comparison choose their tokens: the most likely one, or sampling with some settings."""
+"""The choice of tokens in a comparison: the most likely token, or sampling with settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sample_text(sample: str | Mapping[str, float] | None) -> str:
 
 
 def generation_arguments(sample: str) -> dict[str, Any]:
-    """Arguments of `generate` for these settings. What they leave out has transformers' default: top_k is 50."""
+    """Arguments of `generate` for these settings. Other settings have transformers' defaults: top_k is 50."""
     return {"do_sample": bool(sample), **_settings(sample)}
 
 

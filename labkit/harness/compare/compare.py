@@ -81,7 +81,7 @@ def compare(
     memory_gb: limit of each side's memory beyond its imports, in GB (1e9 bytes), from loading on; None: no limit.
 
     sample: both sides sample with these settings of transformers' `generate`, such as "top_p=0.9,temperature=0.8" or a
-    mapping, and with the same seed. What it leaves out has transformers' default: top_k is 50. None: greedy search.
+    mapping, and with the same seed. Other settings have transformers' defaults: top_k is 50. None: greedy search.
 
     The sides take turns of a few tokens, in epochs; between two epochs both put their weights into new memory, because
     their place alone makes a step 1 to 3 % faster or slower. If a side cannot pause in the middle of a generation,

@@ -57,11 +57,7 @@ class HfDisk(AccelerateHooks):
 
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> LoadedSide:
         model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            device_map={"": "disk"},
-            offload_folder=folder / "offload",
-            trust_remote_code=False,
+            folder, dtype=dtype, device_map={"": "disk"}, offload_folder=folder / "offload", trust_remote_code=False
         )
         return self._side(side, "device_map disk", source, model.eval(), room)
 

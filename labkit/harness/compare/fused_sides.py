@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from labkit.engine import init_inference
+from labkit.engine.parallel.pipeline_stage import PipelineSpan, PipelineStage
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
 from labkit.harness.compare.loader import MemoryLoader
 from labkit.harness.compare.sides import side_row
-from labkit.harness.compare.stage_spans import SpanClock
 from labkit.harness.stored_weights import StoredWeights, stored_by
 from labkit.kernels import gpu
 from labkit.kernels.build import load, unavailable
+from labkit.stages import Stage
 from labkit.system.errors import UserError
 from labkit.weights.build import has_codes
 from labkit.weights.precision import Precision, precision_of
 from labkit.weights.source import ModelSource
+
+BESIDE_LAYERS = {"wait": Stage.RECV, "send": Stage.SEND, "sample": Stage.SAMPLE}
 
 
 class Fused(MemoryLoader):
@@ -62,6 +67,48 @@ class Fused(MemoryLoader):
         impl = f"labkit, {kernels}" + (f" ({reason.partition(':')[0]})" if reason else "")
         stamps = spans.stamps_ns if spans else None
         return LoadedSide(side, impl, weights, engine, source.tokenizer, stage_times, stamps_ns=stamps)
+
+
+class SpanClock:
+    """Times of the tokens and of the waiting in this rank's latest generation on pipeline stages, from the spans of the
+    stages. With a streamer the batch would pass the stages in one piece, so the spans give the times of the tokens.
+    """
+
+    def __init__(self, stage: PipelineStage) -> None:
+        self._stage = stage
+        self._spans: Sequence[PipelineSpan] = ()
+
+    def stamps_ns(self) -> list[int]:
+        """Times at which all rows had their first token, their second and so on (perf_counter_ns), as the last rank
+        noted them. All ranks, on one machine, must call it after a generation.
+        """
+        self._spans = self._stage.take_spans()
+        stamps = [ends_of_tokens(self._spans)]
+        dist.broadcast_object_list(stamps, src=dist.get_world_size() - 1)
+        return stamps[0]
+
+    def beside_layers(self) -> list[StageTime]:
+        """Times of this rank outside of the layers: waiting, sending, choosing tokens."""
+        return times_beside_layers(self._spans)
+
+
+def ends_of_tokens(spans: Sequence[PipelineSpan]) -> list[int]:
+    """Time at which the last micro-batch had its token, by token."""
+    ends: defaultdict[int, int] = defaultdict(int)
+    for span in spans:
+        if span.kind == "sample":
+            ends[span.step] = max(ends[span.step], span.end_ns)
+    return [ends[step] for step in sorted(ends)]
+
+
+def times_beside_layers(spans: Sequence[PipelineSpan]) -> list[StageTime]:
+    """Sums of the spans outside of the layers, by phase and kind."""
+    kinds = dict.fromkeys((span.phase, span.kind) for span in spans if span.kind in BESIDE_LAYERS)
+    times = []
+    for phase, kind in kinds:
+        took = [span.end_ns - span.begin_ns for span in spans if (span.phase, span.kind) == (phase, kind)]
+        times.append(StageTime(phase, BESIDE_LAYERS[kind], None, len(took), sum(took) / 1e6))
+    return times
 
 
 def _precision(side: str) -> Precision | None:

@@ -43,10 +43,7 @@ class HfPipeline(FolderLoader):
         torch.set_num_threads(room.threads)
         stages = dist.get_world_size()
         model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            distributed_config=DistributedConfig(pp_size=stages),
-            trust_remote_code=False,
+            folder, dtype=dtype, distributed_config=DistributedConfig(pp_size=stages), trust_remote_code=False
         )
         impl = impl_of(f"pipeline of {stages} stages", model)
         return LoadedSide(side, impl, dtype, model.eval(), source.tokenizer, may_pause=False)

@@ -130,14 +130,7 @@ def _sampling(
     sharing = WeightSharing(sides) if any(side.spec.installation.version for side in sides) else None
     tells_apart = _tells_apart(sides, schedule)
     return Epochs(
-        sides,
-        schedule,
-        decided,
-        steps,
-        new_tokens=case.new_tokens,
-        tells_apart=tells_apart,
-        show=show,
-        sharing=sharing,
+        sides, schedule, decided, steps, new_tokens=case.new_tokens, tells_apart=tells_apart, show=show, sharing=sharing
     )
 
 

@@ -33,7 +33,7 @@ class Room:
 
 
 class Loader:
-    """Checks the sides whose rows name this class. Its two kinds below also load them."""
+    """Checks the sides whose rows name this class. Its subclasses MemoryLoader and FolderLoader also load them."""
 
     def check_name(self, side: str) -> None:
         """UserError where the side's name contains an unknown part, such as a precision."""

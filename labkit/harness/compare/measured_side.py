@@ -14,8 +14,8 @@ from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
-from labkit.harness.compare.read_files import ReadFiles
 from labkit.harness.compare.side_process import SideProcesses, WorkerError
+from labkit.harness.disk import BLOCK, read_rate_gb_s
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement
 from labkit.harness.roofline import Work, count_work, probe_peak
@@ -27,11 +27,43 @@ from labkit.harness.turns.sharing import SharedBlock
 from labkit.harness.turns.turn_streamer import GO_ON
 from labkit.kernels.probe import probe_winner
 from labkit.system.errors import UserError
+from labkit.system.page_cache import make_cold
 
 CHOOSE_ANOTHER = "name another version, closer to the installed one"
 STAGES = TypeAdapter(tuple[StageTime, ...])
+PROBE_S = 0.2  # of a disk
 PATIENCE, LEAST_PATIENCE_S = 20, 60.0  # a side hangs if it takes this many times as long as its load and warm-up
 Replies = list[dict[str, Any]]  # of all ranks of a side, by rank
+
+
+@dataclass(frozen=True)
+class ReadFiles:
+    """Files of a side, each once, even if it has several names."""
+
+    paths: tuple[Path, ...] = ()
+
+    @classmethod
+    def below(cls, folder: str | None) -> ReadFiles:
+        """All files below a folder; no files for None."""
+        if folder is None:
+            return cls()
+        files = {path.stat().st_ino: path for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+        return cls(tuple(files.values()))
+
+    def make_cold(self) -> int | None:
+        """Removes the files from the page cache. Returns their bytes that are still in it; None where the system does
+        not report that, or without files.
+        """
+        cached = [make_cold(path) for path in self.paths]
+        known = [size for size in cached if size is not None]
+        return sum(known) if known and len(known) == len(cached) else None
+
+    def rate_gb_s(self) -> float | None:
+        """The present rate at which the largest file is read past the page cache; None where all are too short."""
+        largest = max(self.paths, key=lambda path: path.stat().st_size, default=None)
+        if largest is None or largest.stat().st_size < BLOCK:
+            return None
+        return read_rate_gb_s(largest, PROBE_S)
 
 
 @dataclass(frozen=True)
@@ -246,7 +278,8 @@ class MeasuredSide:
         ranks = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(loaded.pop("weights"))
         loaded = {name: value for name, value in loaded.items() if name in Measurement.model_fields}
-        first = self._staged[0] if self._staged else None
+        staged_ms = self._staged[0]["times"] if self._staged else None
+        stage_run = None if staged_ms is None else Run.of(Times(**staged_ms), round=0, before=None, after=None)
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
         return Measurement(
             name=self.name,
@@ -266,7 +299,7 @@ class MeasuredSide:
             rank_stages=tuple(stages) if spec.ranks > 1 and any(stages) else (),
             question=self._schedule.question,
             answer=self._answer,
-            stage_run=_stage_run(first["times"]) if first else None,
+            stage_run=stage_run,
             **loaded,
         )
 
@@ -289,7 +322,3 @@ def slowest(ranks: Sequence[Times]) -> Times:
 
 def _megabytes(size: int | None) -> float | None:
     return None if size is None else size / 1e6
-
-
-def _stage_run(times: dict[str, Any] | None) -> Run | None:
-    return None if times is None else Run.of(Times(**times), round=0, before=None, after=None)

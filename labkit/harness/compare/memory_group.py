@@ -17,6 +17,7 @@ from typing import Self
 from labkit.system.cgroups import own_groups
 
 PREFIX = "labkit-"
+CGROUP = "a memory cgroup"
 NUMBERS = itertools.count()
 EMPTY_S = 5.0  # how long the system may take to note that the last process of a group has ended
 KILLED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -51,6 +52,8 @@ class MemoryGroup:
     first to read. At the limit the system drops pages of files; if that is not enough, it kills a process. Nothing is
     swapped.
     """
+
+    how = CGROUP  # the name of what enforces the limit
 
     def __init__(self, folder: Path, files: Files) -> None:
         """`folder` is a new cgroup."""
@@ -97,8 +100,8 @@ class MemoryGroup:
             return None
 
     @property
-    def has_killed(self) -> bool:
-        """Whether a process of the group was killed because memory ran out."""
+    def exceeded(self) -> bool:
+        """Whether a process of the group was killed because it exceeded the limit."""
         match = KILLED.search((self.folder / self._files.events).read_text())
         return match is not None and int(match[1]) > 0
 

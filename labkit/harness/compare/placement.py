@@ -29,7 +29,7 @@ class PeakMemory:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside does not count, such as a second copy of the weights."""
+        """Memory that is used inside this context does not count, such as a second copy of the weights."""
         self._peak = max(self._peak, read_memory(self._device).peak)
         try:
             yield

@@ -1,4 +1,6 @@
-"""What both ways of sampling have in common: whole runs in rounds, and turns of a few tokens in epochs."""
+"""Common parts of both ways to measure sides beside each other: whole runs in rounds, and turns of a few tokens in
+epochs.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def last_is_decided(turns: Turns) -> bool:
 
 
 def first_is_decided(turns: Turns) -> bool:
-    """Whether there is such a verdict on every other side against the first."""
+    """Whether there is a verdict on every other side against the first, with an interval that is narrow enough to
+    quote.
+    """
     return _are_decided([turns.comparison(0, index) for index in range(1, len(turns.sides))])
 
 
@@ -105,7 +109,7 @@ class Sampling(ABC):
 
     @abstractmethod
     def result(self) -> Turns:
-        """What was measured so far."""
+        """The measurements so far."""
 
     def _measurements(self) -> dict[str, Any]:
         """The fields of `Turns` that do not depend on the way of sampling."""

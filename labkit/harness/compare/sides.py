@@ -111,7 +111,9 @@ ROWS = (
 def _peer(
     peer: str, loader: str, sides: dict[str, str], *, plain: str = "", weights: Weights = "files"
 ) -> tuple[SideRow, ...]:
-    """The rows of a peer. `sides`: sentences by name. `plain`: the side in the dtype of the comparison."""
+    """The rows of a peer. `sides`: sentences by name. `plain`: the side in the dtype of the comparison; by default the
+    side with the peer's name.
+    """
     return tuple(
         SideRow(
             name,
@@ -122,62 +124,39 @@ def _peer(
             models="GGUF" if name.endswith("-gguf") else "listed",
             peer=peer,
             samples=weights == "memory",  # the others generate with a loop of their own
-            own_type=name != plain,
+            own_type=name != (plain or peer),
         )
         for name, sentence in sides.items()
     )
 
 
+LLAMA_CPP_SIDES = {
+    "llama.cpp": "llama.cpp",
+    "llama.cpp-q8_0": "llama.cpp with int8 weights in groups of 32",
+    "llama.cpp-q4_0": "llama.cpp with int4 weights, a scale for each group of 32",
+    "llama.cpp-q4_1": "llama.cpp with int4 weights, a scale and a minimum for each group of 32",
+    "llama.cpp-gguf": "llama.cpp with the model's own GGUF file",
+}
+ONNXRUNTIME_SIDES = {"onnxruntime": "ONNX Runtime", "onnxruntime-int8": "ONNX Runtime with int8 weights"}
+OPENVINO_SIDES = {"openvino": "OpenVINO", "openvino-int8": "OpenVINO with int8 weights"}
+CTRANSLATE2_SIDES = {"ctranslate2": "CTranslate2", "ctranslate2-int8": "CTranslate2 with int8 weights"}
+TORCHAO_SIDES = {
+    "torchao-int8": "torchao, int8 weights, compiled",
+    "torchao-int4": "torchao, int4 weights, compiled",
+}
+BITSANDBYTES_SIDES = {
+    "bitsandbytes-int8": "bitsandbytes' LLM.int8()",
+    "bitsandbytes-nf4": "bitsandbytes' 4-bit NF4",
+}
+DEEPSPEED_SIDES = {"deepspeed-zero": "DeepSpeed's ZeRO-Inference from files"}
 PEER_ROWS = (
-    *_peer(
-        "llama.cpp",
-        "llama_cpp:LlamaCpp",
-        {
-            "llama.cpp": "llama.cpp",
-            "llama.cpp-q8_0": "llama.cpp with int8 weights in groups of 32",
-            "llama.cpp-q4_0": "llama.cpp with int4 weights, a scale for each group of 32",
-            "llama.cpp-q4_1": "llama.cpp with int4 weights, a scale and a minimum for each group of 32",
-            "llama.cpp-gguf": "llama.cpp with the model's own GGUF file",
-        },
-        plain="llama.cpp",
-    ),
-    *_peer(
-        "onnxruntime",
-        "onnxruntime:OnnxRuntime",
-        {"onnxruntime": "ONNX Runtime", "onnxruntime-int8": "ONNX Runtime with int8 weights"},
-        plain="onnxruntime",
-    ),
-    *_peer(
-        "openvino",
-        "openvino:OpenVino",
-        {"openvino": "OpenVINO", "openvino-int8": "OpenVINO with int8 weights"},
-        plain="openvino",
-    ),
-    *_peer(
-        "ctranslate2",
-        "ctranslate2:CTranslate2",
-        {"ctranslate2": "CTranslate2", "ctranslate2-int8": "CTranslate2 with int8 weights"},
-        plain="ctranslate2",
-    ),
-    *_peer(
-        "torchao",
-        "torchao:TorchAo",
-        {"torchao-int8": "torchao, int8 weights, compiled", "torchao-int4": "torchao, int4 weights, compiled"},
-        weights="memory",
-    ),
-    *_peer(
-        "bitsandbytes",
-        "bitsandbytes:BitsAndBytes",
-        {"bitsandbytes-int8": "bitsandbytes' LLM.int8()", "bitsandbytes-nf4": "bitsandbytes' 4-bit NF4"},
-        weights="memory",
-    ),
-    *_peer(
-        "deepspeed",
-        "deepspeed:DeepSpeed",
-        {"deepspeed-zero": "DeepSpeed's ZeRO-Inference from files"},
-        plain="deepspeed-zero",
-        weights="disk",
-    ),
+    *_peer("llama.cpp", "llama_cpp:LlamaCpp", LLAMA_CPP_SIDES),
+    *_peer("onnxruntime", "onnxruntime:OnnxRuntime", ONNXRUNTIME_SIDES),
+    *_peer("openvino", "openvino:OpenVino", OPENVINO_SIDES),
+    *_peer("ctranslate2", "ctranslate2:CTranslate2", CTRANSLATE2_SIDES),
+    *_peer("torchao", "torchao:TorchAo", TORCHAO_SIDES, weights="memory"),
+    *_peer("bitsandbytes", "bitsandbytes:BitsAndBytes", BITSANDBYTES_SIDES, weights="memory"),
+    *_peer("deepspeed", "deepspeed:DeepSpeed", DEEPSPEED_SIDES, plain="deepspeed-zero", weights="disk"),
 )
 SIDES = {row.name: row for row in (*ROWS, *PEER_ROWS)}
 ANY_ARCHITECTURE = tuple(row.name for row in ROWS if row.models == "any")

@@ -28,7 +28,7 @@ class WeightSharing:
 
     @property
     def record(self) -> SharedWeights:
-        """What is shared by now."""
+        """The weights that are shared by now."""
         total_mb = sum(self._bytes.values()) / 1e6
         return SharedWeights(shared_mb=self._shared_mb, total_mb=total_mb, why_not=self._why_not)
 

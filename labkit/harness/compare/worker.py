@@ -46,6 +46,10 @@ from labkit.weights.resolve import resolve
 QUESTION_TOKENS = 256  # the longest question, in its chat template
 RELOADED_TOKENS = 3  # of the untimed run after a side was loaded again
 UNTIMED_SEED = 2**40  # of a prompt that no timed run has
+OPERATIONS = (  # methods of the worker that answer a request of this name
+    *("prepare", "load", "run", "weight_blocks", "begin", "stages", "answer", "peak_memory", "reading"),
+    *("open_exchange", "time_exchange"),
+)
 MEETING = timedelta(minutes=10)  # how long the ranks wait for the slowest to load
 
 
@@ -223,8 +227,8 @@ class Worker:
 
     @property
     def _pauses_to_move(self) -> bool:
-        """Whether a generation of this side can go on with weights in new memory. What another library holds is loaded
-        again, and what is read from a disk may be on its way.
+        """Whether a generation of this side can go on with weights in new memory. It cannot where another library holds
+        the weights, because they are loaded again; and not with layers on a disk, because a read may be on its way.
         """
         return self._side.in_tensors and not self._side.streamed_bytes
 
@@ -287,20 +291,7 @@ def main() -> None:
         return requests.get()
 
     worker = Worker(exchange)
-    operations: dict[str, Callable[..., dict[str, Any]]] = {
-        "prepare": worker.prepare,
-        "load": worker.load,
-        "run": worker.run,
-        **worker.moves,
-        "weight_blocks": worker.weight_blocks,
-        "begin": worker.begin,
-        "stages": worker.stages,
-        "answer": worker.answer,
-        "peak_memory": worker.peak_memory,
-        "reading": worker.reading,
-        "open_exchange": worker.open_exchange,
-        "time_exchange": worker.time_exchange,
-    }
+    operations = worker.moves | {name: getattr(worker, name) for name in OPERATIONS}
     request = requests.get()
     while True:
         try:

@@ -65,7 +65,7 @@ def _epochs(side: TimedSide) -> tuple[TimedEpoch, ...]:
 
 
 def _noise(side: TimedSide) -> float:
-    """How far from 1 the ratio of the side to itself gets, apart from what an interval over its samples shows."""
+    """How far from 1 the ratio of the side to itself gets, for reasons that no interval over its samples shows."""
     if side.epochs:
         return max(side.tells_apart, INDIFFERENCE if side.placed_anew else PROCESS_LUCK)
     return PROCESS_LUCK + (noise_floor(side.rounds) if len(side.rounds) > 1 else 0.0)

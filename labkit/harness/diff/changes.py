@@ -13,7 +13,7 @@ from labkit.harness.records import METRICS
 from labkit.statistics import Ratio, Trust, Verdict
 from labkit.statistics.sequential import PROCESS_LUCK
 from labkit.statistics.two_times import CommonRates
-from labkit.system.result_table import Claim, ResultTable, Tabular
+from labkit.system.result_table import Claim, ResultTable, Tabular, frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ class Change:
 
     @property
     def basis(self) -> str:
-        """What the ratio rests on, in words; empty where both times have rounds."""
+        """The samples that the ratio comes from, in words; empty where both times have rounds."""
         if self.scatter is None:
             return ""
         times = {"before": self.before, "after": self.after}
@@ -117,11 +117,9 @@ class RecordsDiff(Tabular):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each case, with the fields of `Change.as_dict`; the doubts are one text."""
-        import pandas as pd  # imported on use, because it takes half a second
-
         rows = [change.as_dict() for change in self.changes]
         lists = ["rounds", "samples", "at_gb_s"]
-        return pd.DataFrame([row | {"distrust": "; ".join(row["distrust"])} for row in rows]).drop(columns=lists)
+        return frame_of([row | {"distrust": "; ".join(row["distrust"])} for row in rows]).drop(columns=lists)
 
     def table(self) -> ResultTable:
         """The cases with their verdicts; then the doubts, the cases without a counterpart, and other differences."""

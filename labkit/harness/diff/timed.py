@@ -16,7 +16,7 @@ from labkit.harness.regions.records import LadderMeasurement, LayerRecord, Regio
 from labkit.harness.regions.sides import GRAPH, SDPA, UNFUSED
 from labkit.harness.results import AnyRecord
 from labkit.harness.runs import Run, TokenTurn
-from labkit.statistics import ShareOfLimit, taken_cores
+from labkit.statistics import ShareOfLimit
 from labkit.statistics.two_times import TimedEpoch
 
 CaseWords = tuple[tuple[str, str], ...]  # fields, each with its value in words
@@ -141,7 +141,6 @@ def _multiplies_longer(side: Measurement) -> bool:
 
 def _layer_sides(record: LayerRecord) -> list[TimedSide]:
     case, environment = record.case, record.environment
-    needed = case.threads if environment.gpu is None else 1
     region = record.region if isinstance(record, RegionMeasurement) else "all regions"
     return [
         TimedSide(
@@ -160,10 +159,7 @@ def _layer_sides(record: LayerRecord) -> list[TimedSide]:
             created=record.created,
             environment=environment,
             foreign=f"torch {environment.packages.get('torch')}" if name in TORCH_ALONE else "",
-            taken_cores=tuple(
-                taken_cores(others_cores, needed=needed, cores=environment.cores)
-                for others_cores in record.others_cores or ()
-            ),
+            taken_cores=record.taken_cores,
             bandwidth_gb_s=record.read_bandwidth_gb_s,
             epochs=_layer_epochs(record, name),
             placed_anew=record.placed_anew,

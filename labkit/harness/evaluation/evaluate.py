@@ -246,9 +246,5 @@ def _compare(logits: Tensor, reference: Tensor, targets: Tensor) -> WindowScore:
         agreed += int((ours.argmax(dim=1) == theirs.argmax(dim=1)).sum())
     count = len(targets)
     return WindowScore(
-        tokens=count,
-        nll=nll / count,
-        reference_nll=reference_nll / count,
-        kl=kl / count,
-        agreement=agreed / count,
+        tokens=count, nll=nll / count, reference_nll=reference_nll / count, kl=kl / count, agreement=agreed / count
     )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.statistics import Mean, mean_of_groups
-from labkit.system.result_table import ResultTable, Tabular
+from labkit.system.result_table import ResultTable, Tabular, frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,12 +48,10 @@ class WindowScore(FrozenRecord):
     agreement: float  # share of tokens for which both have the same most likely token
 
 
-class Evaluation(Tabular, FrozenRecord):
+class Evaluation(Tabular, ResultRecord):
     """How well a model predicts a text, compared with a more exact reference."""
 
     kind: Literal["evaluation"] = "evaluation"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: EvaluationCase
     environment: Environment
     impl: str
@@ -123,12 +119,10 @@ class Evaluation(Tabular, FrozenRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each window: the machine and the case, the window's index, and the fields of `WindowScore`."""
-        import pandas as pd  # imported on use, because it takes half a second
-
         case = self.case.model_dump(include={"model", "origin", "dtype", "kv_dtype", "against", "text", "threads"})
         head = {"machine": self.environment.machine, **case, "impl": self.impl}
         rows = ({"window": index} | score.model_dump() for index, score in enumerate(self.windows))
-        return pd.DataFrame([head | row for row in rows])
+        return frame_of([head | row for row in rows])
 
     def table(self) -> ResultTable:
         """Perplexity (of trained weights), divergence and agreement, with their intervals over windows."""

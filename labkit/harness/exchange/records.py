@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import ResultRecord
 from labkit.statistics import Ratio, Summary, Trust, grade, ratio, summarise
 
 SHARED_MEMORY, GLOO = "cpp", "reference"  # `impl` of labkit.kernels.all_reduce
 WAYS = {SHARED_MEMORY: "shared memory", GLOO: "gloo"}
 
 
-class ExchangeMeasurement(FrozenRecord):
+class ExchangeMeasurement(ResultRecord):
     """Sums of `bytes` of float32 over `ranks` ranks of one thread each, called from Python."""
 
     kind: Literal["exchange"] = "exchange"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     ranks: int
     bytes: int
     transport: str  # that the impl "cpp" really used
@@ -87,12 +82,10 @@ def exchange_remarks(rows: Sequence[ExchangeMeasurement]) -> list[str]:
     return weaknesses
 
 
-class HandOverMeasurement(FrozenRecord):
+class HandOverMeasurement(ResultRecord):
     """Messages of float32 [rows, width] from a rank to the next rank and back. Each rank has one thread."""
 
     kind: Literal["hand_over"] = "hand_over"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     rows: int
     width: int
     transport: str

@@ -26,7 +26,7 @@ from labkit.system.bounds import check_numbers
 from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.owned_folder import owned_folder
-from labkit.system.progress import Progress, unheard
+from labkit.system.progress import Progress, part_of, unheard
 from labkit.system.whole_file import check_output_file
 
 METHODS = ("hf-eager", "accelerate", "accelerate-int8", "fused", "fused-tp2", "fused-int8", "fused-streamed")
@@ -46,13 +46,7 @@ class GridSettings:
         return self.case.model_copy(update={"batch": batch})
 
     def cell(
-        self,
-        method: str,
-        batch: int,
-        *,
-        turns: Turns | None = None,
-        oom: str = "",
-        refused: str = "",
+        self, method: str, batch: int, *, turns: Turns | None = None, oom: str = "", refused: str = ""
     ) -> MethodCell:
         return MethodCell(
             method=method,
@@ -133,8 +127,7 @@ def bench_methods(
             for batch in batches:
                 cell = cells.get((method, batch))
                 if cell is None or not cell.final:
-                    label = f"{method}, batch {batch}"
-                    of_cell = _within(follow, done, total, label)
+                    of_cell = part_of(follow, done, done + 1, total, f"{method}, batch {batch}: ")
                     cells[method, batch] = _measured(
                         settings, method, batch, replace(schedule, scratch=folder), of_cell
                     )
@@ -191,12 +184,3 @@ def _measured(settings: GridSettings, method: str, batch: int, schedule: Schedul
         raise
     except (UserError, RunError) as error:
         return settings.cell(method, batch, refused=str(error))
-
-
-def _within(progress: Progress, done: int, total: int, label: str) -> Progress:
-    """The progress of one cell, as a part of the whole progress."""
-
-    def follow(part: float, parts: float, step: str) -> None:
-        progress(done + part / max(parts, 1), total, f"{label}: {step}")
-
-    return follow

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, Measurement
-from labkit.harness.runs import Case, FrozenRecord
+from labkit.harness.frozen_record import ResultRecord
+from labkit.harness.records import Measurement
+from labkit.harness.runs import Case
 from labkit.statistics import Ratio, Trust, grade
 from labkit.statistics.ratios import median_ratio
 from labkit.statistics.sequential import rule_of_epochs, typical_time
 from labkit.statistics.trust import busy
 
 
-class MethodCell(FrozenRecord):
+class MethodCell(ResultRecord):
     """A method on a case. Exactly one of `measured`, `oom` and `refused` is set.
 
     A method that can pause is measured in epochs: turns of a few tokens, each with a probe of the memory next to it,
@@ -27,8 +27,6 @@ class MethodCell(FrozenRecord):
     """
 
     kind: Literal["method_cell"] = "method_cell"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     method: str  # its name on the command line
     case: Case
     cycles: int  # epochs, or timed calls after one that is not timed

@@ -10,7 +10,7 @@ from labkit.harness.records import Measurement
 from labkit.published import NOT_MEASURED_HERE, published
 from labkit.statistics import Trust
 from labkit.statistics.sequential import PROCESS_LUCK
-from labkit.system.result_table import ResultTable, Tabular
+from labkit.system.result_table import ResultTable, Tabular, frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,14 +91,8 @@ class MethodGrid(Tabular):
         return ResultTable(
             title="All figures",
             columns=(
-                "method",
-                "batch",
-                "ms a step",
-                "ms a token",
-                "tokens / s",
-                "of the limit",
-                "s to ready",
-                "peak memory, MB",
+                *("method", "batch", "ms a step", "ms a token", "tokens / s"),
+                *("of the limit", "s to ready", "peak memory, MB"),
             ),
             rows=tuple(rows),
             notes=(
@@ -115,9 +109,7 @@ class MethodGrid(Tabular):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each cell."""
-        import pandas as pd  # imported on use, because it takes half a second
-
-        return pd.DataFrame([cell.as_dict() for cell in self.cells])
+        return frame_of([cell.as_dict() for cell in self.cells])
 
     def page(self) -> str:
         """All tables as a page of Markdown."""

@@ -79,9 +79,14 @@ class StepLaw:
         return cls(min(step_ms.values()), min(ms / rows for rows, ms in step_ms.items()))
 
 
+def check_schedule_name(name: str) -> None:
+    """UserError for an unknown schedule."""
+    if name not in SCHEDULES:
+        raise UserError(f"unknown schedule {name!r}; expected one of {', '.join(SCHEDULES)}")
+
+
 def _check(schedule: str, **counts: int) -> None:
-    if schedule not in SCHEDULES:
-        raise UserError(f"unknown schedule {schedule!r}; expected one of {', '.join(SCHEDULES)}")
+    check_schedule_name(schedule)
     for name, count in counts.items():
         if count < 1:
             raise UserError(f"got {name} = {count}, expected at least 1")

@@ -15,12 +15,13 @@ from typing import Any
 
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
 from labkit.harness.environment import read_environment
-from labkit.harness.pipeline.formulas import SCHEDULES
+from labkit.harness.pipeline.formulas import SCHEDULES, check_schedule_name
 from labkit.harness.pipeline.on_rank import Generated, PipelineTurns, RankFindings, Setting, take_turns_on_rank
 from labkit.harness.pipeline.records import MS, PipelineCase, PipelineMeasurement, ScheduleRun, StageSpan, WayPoint
 from labkit.launcher.shares import threads_each
 from labkit.launcher.spawn import launch
 from labkit.stages import Phase
+from labkit.statistics.summaries import median_of
 from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import RunError, UserError
 from labkit.system.partly import Show, so_far, unseen
@@ -98,12 +99,11 @@ def _measured(
     findings: Sequence[RankFindings], runs: dict[int, list[ScheduleRun]], chosen: Sequence[ScheduleRun]
 ) -> dict[str, Any]:
     """The fields of a measurement that come from its schedules. chosen: one run of each of the first settings."""
-    known = [rank.others_cores for rank in findings if rank.others_cores is not None]
     rounds = [runs[number] for number in range(len(chosen))]
     return {
         "layers": findings[0].layers,
         "pinned": all(rank.pinned for rank in findings),
-        "others_cores": median(known) if known else None,
+        "others_cores": median_of(rank.others_cores for rank in findings),
         "runs": tuple(chosen),
         "bubbles": tuple(tuple(run.bubble for run in setting_runs) for setting_runs in rounds),
         "rates": tuple(tuple(run.tokens_per_s for run in setting_runs) for setting_runs in rounds),
@@ -114,8 +114,8 @@ def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: i
     """The settings to measure: naive once, and each other schedule with each number of micro-batches. UserError for an
     unknown schedule, no schedule or number, more micro-batches than rows, and fewer than two stages.
     """
-    if unknown := [name for name in schedules if name not in SCHEDULES]:
-        raise UserError(f"unknown schedule {unknown[0]!r}; expected one of {', '.join(SCHEDULES)}")
+    for name in schedules:
+        check_schedule_name(name)
     if not schedules or not micro_batches:
         raise UserError("got no schedule, or no number of micro-batches; expected at least one of each")
     check_number("stages", stages, least=2)

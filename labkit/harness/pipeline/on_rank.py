@@ -21,7 +21,7 @@ from labkit.engine import init_inference
 from labkit.engine.engine import FusedEngine
 from labkit.engine.options import PipelineParallel
 from labkit.engine.parallel.pipeline_stage import PipelineSpan, PipelineStage
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.timing import TokenClock
 from labkit.models.dtypes import dtype_of
 from labkit.system.others_clock import OthersClock

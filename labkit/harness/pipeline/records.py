@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from labkit.harness.environment import Environment
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.pipeline.formulas import bubble, prompt_bubble
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
 from labkit.stages import Phase
 
 WORK = ("compute", "sample")  # not part of the bubble: a stage's layers, and the choice of tokens
@@ -32,11 +30,6 @@ class StageSpan(FrozenRecord):
     @property
     def ms(self) -> float:
         return self.end_ms - self.begin_ms
-
-
-def end_of_prompt(spans: Iterable[StageSpan]) -> float:
-    """Time at which all prompts had passed the stages."""
-    return max((span.end_ms for span in spans if span.phase is Phase.PREFILL and span.kind in WORK), default=0.0)
 
 
 def bubble_of(spans: Sequence[StageSpan], stages: int, begin: float, end: float) -> float:
@@ -90,7 +83,8 @@ class ScheduleRun(FrozenRecord):
     @property
     def prompt_ms(self) -> float:
         """Time from the call until all prompts had passed; the generation phase begins here."""
-        return end_of_prompt(self.spans)
+        work = (span for span in self.spans if span.phase is Phase.PREFILL and span.kind in WORK)
+        return max((span.end_ms for span in work), default=0.0)
 
     @property
     def end_ms(self) -> float:
@@ -152,12 +146,10 @@ class WayPoint(FrozenRecord):
     runs: tuple[float, ...] = Field(min_length=1)
 
 
-class PipelineMeasurement(FrozenRecord):
+class PipelineMeasurement(ResultRecord):
     """Generations with several schedules, which take turns in the same processes."""
 
     kind: Literal["pipeline"] = "pipeline"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: PipelineCase
     environment: Environment
     layers: tuple[int, ...]  # of each stage

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Literal
 
-from labkit.harness.pipeline.formulas import SCHEDULES
+from labkit.harness.pipeline.formulas import check_schedule_name
 from labkit.harness.pipeline.records import StageSpan, bubble_of
 from labkit.stages import Phase
 from labkit.system.errors import UserError
@@ -71,8 +71,7 @@ def in_order(order: Sequence[int], stage_ms: Sequence[float]) -> tuple[StageSpan
 
 
 def _check(schedule: str, stage_ms: Sequence[float], tokens: Sequence[int], micro_batches: int) -> None:
-    if schedule not in SCHEDULES:
-        raise UserError(f"unknown schedule {schedule!r}; expected one of {', '.join(SCHEDULES)}")
+    check_schedule_name(schedule)
     if not stage_ms or not all(0 < ms < float("inf") for ms in stage_ms):
         raise UserError(f"got stage_ms = {list(stage_ms)}, expected a time above 0 for each stage")
     if micro_batches < 1 or (schedule == "naive" and micro_batches > 1):

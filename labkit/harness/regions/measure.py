@@ -19,7 +19,6 @@ from labkit.harness.environment import read_environment
 from labkit.harness.quiet import wait_until_quiet
 from labkit.harness.regions.case import layer_case, shape_of
 from labkit.harness.regions.clocks import Samples
-from labkit.harness.regions.counting import region_bytes, region_flops
 from labkit.harness.regions.layer_side import LayerSide, OneCall
 from labkit.harness.regions.layer_stack import LayerStack, layer_stack
 from labkit.harness.regions.on_gpu import GpuCalls, Graph
@@ -27,7 +26,7 @@ from labkit.harness.regions.records import LadderMeasurement, LayerCase, LayerRe
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA
 from labkit.harness.regions.vocabulary import REGIONS, RUNGS, WITH_GEMM
 from labkit.harness.results import save_lines
-from labkit.harness.roofline import probe_turn
+from labkit.harness.roofline import probe_turn, region_bytes, region_flops
 from labkit.harness.turns.calls import CallEpochs, CallRounds
 from labkit.kernels.build import load
 from labkit.models.dtypes import dtype_of

@@ -19,6 +19,7 @@ import torch
 from labkit.harness.regions.clocks import Samples
 from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.sides import GRAPH
+from labkit.harness.timing import wait_for_gpu
 from labkit.stages import Stage
 from labkit.system.rounding import ceil_div
 
@@ -108,15 +109,11 @@ class GpuCalls:
 
     def _eager_ns(self, calls: list[Call]) -> int:
         with torch.inference_mode():
-            self._wait()
+            wait_for_gpu()
             start = perf_counter_ns()
             _run(calls)
-            self._wait()
+            wait_for_gpu()
             return round((perf_counter_ns() - start) / len(calls))
-
-    def _wait(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize()
 
 
 def _run(calls: list[Call]) -> None:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
-from labkit.harness.runs import FrozenRecord
 from labkit.harness.turns.pairs import EpochScatter, Logs, by_epoch, scatter_of
 from labkit.stages import Stage
 from labkit.statistics import Ratio, ShareOfLimit, Trust, Verdict, grade, ratio, taken_cores
@@ -46,11 +43,9 @@ class LayerCase(FrozenRecord):
     layers: int
 
 
-class LayerRecord(FrozenRecord):
+class LayerRecord(ResultRecord):
     """Timings of a case's layers."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: LayerCase
     environment: Environment
     bytes: int  # that must be read from memory
@@ -159,10 +154,14 @@ class LayerRecord(FrozenRecord):
 
     def trust_of(self, ratio: Ratio, share: float | None = None) -> Trust:
         """Whether to believe a ratio of two sides. `share`: the candidate's share of the limit."""
-        needed, cores = self.case.threads if self.environment.gpu is None else 1, self.environment.cores
-        taken = [taken_cores(others_cores, needed=needed, cores=cores) for others_cores in self.others_cores or ()]
         shares = [] if share is None else [ShareOfLimit("the fused side", share)]
-        return grade(ratio, self.count, taken_cores=taken, shares=shares, unit=self.unit)
+        return grade(ratio, self.count, taken_cores=self.taken_cores, shares=shares, unit=self.unit)
+
+    @property
+    def taken_cores(self) -> tuple[float, ...]:
+        """Processors that the layers needed and other programs kept busy, by epoch, else by round."""
+        needed, cores = self.case.threads if self.environment.gpu is None else 1, self.environment.cores
+        return tuple(taken_cores(others, needed=needed, cores=cores) for others in self.others_cores or ())
 
     @property
     def floor_us(self) -> float | None:

@@ -47,12 +47,7 @@ class TimedWay:
 
 
 def time_ways(
-    model: str,
-    *,
-    dtype: str = "float32",
-    batch: int = 1,
-    rounds: int = ROUNDS,
-    progress: Progress | None = None,
+    model: str, *, dtype: str = "float32", batch: int = 1, rounds: int = ROUNDS, progress: Progress | None = None
 ) -> tuple[TimedWay, ...]:
     """Times decode steps of `batch` sequences of a model. The ways take turns, in random order, in `rounds` epochs.
 

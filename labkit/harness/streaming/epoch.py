@@ -17,10 +17,8 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from labkit.harness.streaming.records import StreamEpoch, StreamTurn
-from labkit.harness.streaming.run import slots_filled
 from labkit.harness.timing import collector_paused
-from labkit.harness.turns.looks import epoch_goes_on
-from labkit.harness.turns.turn_length import FEWEST_STEPS, next_steps, usual_steps
+from labkit.harness.turns.looks import FEWEST_STEPS, epoch_goes_on, next_steps, usual_steps
 from labkit.harness.turns.turn_streamer import GO_ON, LeftError, TurnStreamer
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream, StreamSpan
@@ -37,8 +35,8 @@ class Rates(NamedTuple):
 
 
 class MeasuredEpoch(NamedTuple):
-    """An epoch, its steps without the first ones of turns, and what its stream did in the first prompt and turn, which
-    follow each other without a pause.
+    """An epoch, its steps without the first step of each turn, and the spans of its stream in the first prompt and in
+    the turn that follows without a pause.
     """
 
     record: StreamEpoch
@@ -125,3 +123,16 @@ class _Epoch:
         self._before = after
         if not self._steps_per_turn:
             self._steps_per_turn = usual_steps(min(counted))
+
+
+def slots_filled(streamed: StreamedLayers | None) -> int:
+    """Waits until the reader has filled all slots for the next step. Returns the number of blocks that it has read, and
+    drops earlier spans.
+    """
+    if streamed is None:
+        return 0
+    stream = streamed.stream
+    assert isinstance(stream, LayerStream)
+    stream.rest()
+    stream.take_spans()
+    return stream.blocks_read

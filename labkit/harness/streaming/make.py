@@ -26,7 +26,6 @@ from labkit.system.output_folder import check_output_folder
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.quantise import LAYER, Quantization, check_schemes, stored_bytes
 from labkit.weights.resolve import resolve
-from labkit.weights.source import ModelSource
 from labkit.weights.spec import WeightSpec
 
 
@@ -75,31 +74,25 @@ def plan_streaming(
     footprint.for_weights(memory_gb * 1e9, 1, prompt, prompt + new, slots)  # UserError where not even one sequence fits
     has_given_rates = disk_gb_s is not None or gflop_s is not None
     rates = StreamRates(
-        disk_gb_s=folder_rate_gb_s(_writable(path)) if disk_gb_s is None else disk_gb_s,
+        disk_gb_s=folder_rate_gb_s(writable_folder(path)) if disk_gb_s is None else disk_gb_s,
         gflop_s=peak_gflop_s(spec.dtype, threads) if gflop_s is None else gflop_s,
         memory_gb_s=None if has_given_rates else probe_bandwidth(threads),
     )
     return StreamingPlan(
-        case=_case(source, model, precision, memory_gb, prompt, new, slots, threads),
+        case=StreamCase(
+            model=model,
+            origin=source.origin,
+            precision=precision,
+            memory_gb=memory_gb,
+            prompt_tokens=prompt,
+            new_tokens=new,
+            slots=slots,
+            threads=threads,
+        ),
         environment=read_environment(threads),
         footprint=footprint,
         work=_work(spec, footprint, prompt, new),
         rates=rates,
-    )
-
-
-def _case(
-    source: ModelSource, model: str, precision: str, memory_gb: float, prompt: int, new: int, slots: int, threads: int
-) -> StreamCase:
-    return StreamCase(
-        model=model,
-        origin=source.origin,
-        precision=precision,
-        memory_gb=memory_gb,
-        prompt_tokens=prompt,
-        new_tokens=new,
-        slots=slots,
-        threads=threads,
     )
 
 
@@ -129,5 +122,6 @@ def bytes_per_weight(spec: WeightSpec) -> float:
     return stored / sum(math.prod(shape) for shape in shapes.values())
 
 
-def _writable(path: str | os.PathLike[str] | None) -> Path:
+def writable_folder(path: str | os.PathLike[str] | None) -> Path:
+    """The folder for packed weights, made if needed: `path`, or labkit's own. UserError if it is not writable."""
     return check_output_folder(folder_for(path), what="streamed weights", option=setting("path"))

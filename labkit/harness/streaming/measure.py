@@ -5,11 +5,14 @@ This runs in a process of its own (`labkit.harness.streaming.worker`), so its me
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from time import perf_counter
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,9 +23,8 @@ from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import load_side
 from labkit.harness.disk import BLOCK, folder_rate_gb_s, read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.streaming.epoch import MeasuredEpoch, Rates, measure_epoch
-from labkit.harness.streaming.memory_watch import MemoryWatch
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import BatchPoint, LayerSpan, MemorySample
 from labkit.harness.streaming.spans import run_spans
@@ -30,12 +32,14 @@ from labkit.harness.timing import timed_generate
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.memory import return_freed_memory
 from labkit.kernels.probe import peak_gflop_s
+from labkit.statistics.summaries import median_of
 from labkit.system.others_clock import SHORTEST_S, OthersClock
 from labkit.system.progress import Progress
 from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 
+WATCHED_EVERY_S = 0.05
 PROBE_S = 0.1  # seconds of the disk's probe, between two turns
 WARM_UP = 2  # new tokens of the untimed run, in which every layer is compared with its digest
 
@@ -55,6 +59,34 @@ class StreamFindings(FrozenRecord):
 
     points: tuple[BatchPoint, ...]
     memory: tuple[MemorySample, ...]  # from the first batch on
+
+
+class MemoryWatch:
+    """A context in which a thread samples the memory of this process every 50 ms.
+
+    batch: the batch of the samples from now on.
+    before: bytes that the process held at the beginning; the samples do not count them.
+    """
+
+    def __init__(self) -> None:
+        return_freed_memory()
+        self.before, self.batch, self.samples = read_memory().now, 0, list[MemorySample]()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="labkit-memory")
+
+    def __enter__(self) -> Self:
+        self._begun = perf_counter()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(WATCHED_EVERY_S):
+            taken = max(0, read_memory().now - self.before)
+            self.samples.append(MemorySample(second=perf_counter() - self._begun, bytes=taken, batch=self.batch))
 
 
 def measure(order: StreamOrder, follow: Progress) -> StreamFindings:
@@ -147,7 +179,6 @@ def _point(batch: int, epochs: Sequence[_BatchEpoch]) -> BatchPoint:
     """The point of a batch, from its epochs."""
     records = tuple(epoch.measured.record for epoch in epochs)
     turns = [turn for record in records for turn in record.turns]
-    known = [epoch.others_cores for epoch in epochs if epoch.others_cores is not None]
     typical = sorted(epochs, key=lambda epoch: epoch.measured.record.step_ms)[(len(epochs) - 1) // 2]
     return BatchPoint(
         batch=batch,
@@ -159,7 +190,7 @@ def _point(batch: int, epochs: Sequence[_BatchEpoch]) -> BatchPoint:
         gflop_s=(turns[0].gflop_s, turns[-1].gflop_s),
         peak_bytes=max(epoch.peak_bytes for epoch in epochs),
         epochs=records,
-        others_cores=median(known) if known else None,
+        others_cores=median_of(epoch.others_cores for epoch in epochs),
         spans=typical.spans,
     )
 

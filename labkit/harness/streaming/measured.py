@@ -6,16 +6,14 @@ import json
 import os
 import sys
 
-from labkit.engine.offload.prepared import folder_for
 from labkit.harness.compare.installation import FIXED
+from labkit.harness.streaming.make import writable_folder
 from labkit.harness.streaming.measure import StreamFindings, StreamOrder, typical_rates
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import MemorySample
-from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.child import child_lines
 from labkit.system.errors import UserError
-from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, unheard
 
 EPOCHS_OF_BATCH = 3  # of each batch
@@ -49,8 +47,7 @@ def measured_plan(
                 f"got batch {batch:,} in {plan.case.memory_gb:g} GB, expected at most {plan.largest_batch:,}: allow "
                 "more memory, or fewer tokens"
             )
-    folder = check_output_folder(folder_for(path), what="streamed weights", option=setting("path"))
-    order = StreamOrder(plan=plan, folder=str(folder), batches=batches, seed=seed, rounds=rounds)
+    order = StreamOrder(plan=plan, folder=str(writable_folder(path)), batches=batches, seed=seed, rounds=rounds)
     findings = _findings(order, progress or unheard)
     rates = plan.rates.model_copy(update=typical_rates(findings.points)._asdict())
     return plan.model_copy(update={"points": findings.points, "rates": rates}), findings.memory

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,10 +18,10 @@ from pydantic import Field
 
 from labkit.engine.offload.footprint import Footprint
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.streaming.records import BatchPoint, StreamCase
 from labkit.statistics.trust import QUIET, Doubt, Trust
+from labkit.system.result_table import frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,12 +73,10 @@ class PlannedStep:
         return DISK if self.disk_ms > self.compute_ms else COMPUTE
 
 
-class StreamingPlan(FrozenRecord):
+class StreamingPlan(ResultRecord):
     """Rates of all batches for a model in a memory budget: predicted, and measured for the batches of `points`."""
 
     kind: Literal["streaming_plan"] = "streaming_plan"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: StreamCase
     environment: Environment
     footprint: Footprint
@@ -95,7 +92,7 @@ class StreamingPlan(FrozenRecord):
     @property
     def free_rows(self) -> float:
         """r*: the number of rows at which computing a streamed layer takes as long as reading it."""
-        return rows_of(self.work.bytes_per_weight, self.rates)
+        return self.rates.gflop_s * self.work.bytes_per_weight / (2 * self.rates.disk_gb_s)
 
     @property
     def free_batch(self) -> int | None:
@@ -237,10 +234,8 @@ class StreamingPlan(FrozenRecord):
         """A row for each predicted batch, each number of resident layers, and each measured batch. Their column
         `figures` is "predicted", "trade" or "measured". Each row has the machine and the case.
         """
-        import pandas as pd  # imported on use, because it takes half a second
-
         head = {"machine": self.environment.machine, **self.case.columns}
-        return pd.DataFrame([head | row for row in self._rows()])
+        return frame_of([head | row for row in self._rows()])
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, as `labkit plan-batch --json` shows them."""
@@ -293,11 +288,6 @@ class StreamingPlan(FrozenRecord):
 
     def _sequence_bytes(self, batch: int) -> int:
         return self.footprint.beside_weights(batch, self.case.prompt_tokens, self.case.tokens)
-
-
-def rows_of(bytes_per_weight: float, rates: StreamRates) -> float:
-    """r* = F * s / (2 * D)."""
-    return rates.gflop_s * bytes_per_weight / (2 * rates.disk_gb_s)
 
 
 def growing(most: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from labkit.harness.runs import FrozenRecord
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.statistics import Ratio, Trust, grade, taken_cores
 from labkit.statistics.ratios import median_ratio
 from labkit.statistics.sequential import EPOCHS, typical_time
@@ -89,7 +89,7 @@ class BatchPoint(FrozenRecord):
     ttft_ms: float  # median over epochs; in older records of the median run
     decode_ms: tuple[float, ...] = Field(min_length=1)  # all steps that count; in older records of the median run
     disk_gb_s: tuple[float, float]  # next to the first and to the last turn or run
-    gflop_s: tuple[float, float]  # of the processor, likewise
+    gflop_s: tuple[float, float]  # of the processor, next to the first and to the last turn or run
     peak_bytes: int  # beyond the imports
     epochs: tuple[StreamEpoch, ...] = ()  # empty in older records
     runs_ms: tuple[float, ...] = ()  # median step of every run of an older record; empty in the oldest, with one run
@@ -137,7 +137,7 @@ class BatchPoint(FrozenRecord):
 
     @property
     def processor(self) -> float:
-        """GFLOP/s of the processor, likewise."""
+        """GFLOP/s of the processor: the median over turns, or the mean of an older record's two probes."""
         return float(np.median([turn.gflop_s for turn in self.turns] or self.gflop_s))
 
     @property

@@ -1,14 +1,46 @@
-"""Spans of a stream's run, with their slots and steps."""
+"""Spans of a stream's run, with their slots and steps, and the overlap of reading and computing layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from labkit.harness.overlap import Overlap
 from labkit.harness.streaming.records import LayerSpan
 from labkit.kernels.layer_stream import StreamSpan
 
+Interval = tuple[float, float]  # (begin, end)
+Span = tuple[str, float, float]  # (kind, begin, end), in any unit of time
 MOST_STEPS = 4  # passes that are kept, with the prompt's
+
+
+class Overlap(NamedTuple):
+    """How long layers were read and computed."""
+
+    read: float
+    compute: float
+    busy: float  # at least one of the two
+
+    @classmethod
+    def within(cls, begin: float, end: float, spans: Iterable[Span]) -> Overlap:
+        """Counts reading and computing between two times; a longer span counts with its part between them. Spans of
+        other kinds do not count.
+        """
+        clipped = [(kind, max(first, begin), min(last, end)) for kind, first, last in spans]
+        read, compute = (
+            [(first, last) for kind, first, last in clipped if kind == counted and first < last]
+            for counted in ("read", "compute")
+        )
+        return cls(_covered(read), _covered(compute), _covered([*read, *compute]))
+
+    @property
+    def hidden(self) -> float | None:
+        """The part of the shorter activity (reading or computing) that coincided with the other, 0 to 1. None: nothing
+        was read, or nothing computed.
+        """
+        shorter = min(self.read, self.compute)
+        if shorter <= 0:
+            return None
+        return min(1.0, max(0.0, (self.read + self.compute - self.busy) / shorter))  # rounding may pass 0 or 1
 
 
 def run_spans(noted: Sequence[StreamSpan], blocks: Sequence[int], slots: int, filled: int) -> tuple[LayerSpan, ...]:
@@ -61,3 +93,12 @@ def hidden_share(spans: Sequence[LayerSpan]) -> float | None:
     begin = min(span.begin_ms for span in spans if span.kind != "read" and span.step == first_step)
     end = max(span.end_ms for span in computing)
     return Overlap.within(begin, end, ((span.kind, span.begin_ms, span.end_ms) for span in spans)).hidden
+
+
+def _covered(intervals: Sequence[Interval]) -> float:
+    """The length of the union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total

@@ -30,7 +30,8 @@ def predicted_table(plan: StreamingPlan) -> ResultTable:
         claim=Claim(
             f"The largest batch that fits is {plan.largest_batch:,}.",
             "bold",
-            f"{free_sentence(plan)} {_rows_sentence(plan)}",
+            f"{free_sentence(plan)} If all weights are streamed, it does from r* = F s / (2 D) = {plan.free_rows:,.0f} "
+            "rows on.",
         ),
         notes=_notes(plan),
     )
@@ -43,14 +44,8 @@ def measured_table(plan: StreamingPlan) -> ResultTable:
     return ResultTable(
         title=f"{plan.case.title}; measured",
         columns=(
-            "sequences",
-            "layers in memory",
-            "first token, ms",
-            "a step, ms",
-            "tokens/s",
-            "of the most",
-            "D",
-            "GB",
+            *("sequences", "layers in memory", "first token, ms", "a step, ms"),
+            *("tokens/s", "of the most", "D", "GB"),
         ),
         rows=tuple(_measured(plan, point) for point in plan.points),
         claim=Claim(f"Measured: the most tokens/s at batch {best.batch:,}", "bold", _against_largest(plan, best)),
@@ -94,10 +89,6 @@ def free_sentence(plan: StreamingPlan) -> str:
         return "With one sequence the whole model fits into memory, so nothing is streamed."
     reached = "which fits" if plan.free_batch <= plan.largest_batch else "which does not fit"
     return f"Computing takes as long as the disk from {plan.free_batch:,} sequences on, {reached}."
-
-
-def _rows_sentence(plan: StreamingPlan) -> str:
-    return f"If all weights are streamed, it does from r* = F s / (2 D) = {plan.free_rows:,.0f} rows on."
 
 
 def three_digits(value: float) -> str:

@@ -25,9 +25,8 @@ from labkit.harness.compare.weight_sharing import WeightSharing
 from labkit.harness.quiet import disturbance
 from labkit.harness.roofline import Rates, probe_turn, rates_of_epoch
 from labkit.harness.runs import Run, TokenTurn
-from labkit.harness.turns.looks import FEWEST_PAIRS, epoch_goes_on
+from labkit.harness.turns.looks import FEWEST_PAIRS, FEWEST_STEPS, epoch_goes_on, next_steps, usual_steps
 from labkit.harness.turns.placing import place_probe_anew
-from labkit.harness.turns.turn_length import FEWEST_STEPS, next_steps, usual_steps
 from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import EPOCHS
 
@@ -48,9 +47,9 @@ def why_not(sides: Sequence[MeasuredSide], new_tokens: int, memory_gb: float | N
 
 @dataclass
 class _SideEpoch:
-    """What one side has measured in the present epoch."""
+    """Measurements of one side in the present epoch."""
 
-    goes_on: bool  # with the generation of the epoch before
+    goes_on: bool  # whether it begins in the middle of the previous epoch's generation
     turns: list[TokenTurn] = field(default_factory=list)
     prompts_ms: list[float] = field(default_factory=list)
     decode_ms: list[float] = field(default_factory=list)
@@ -151,7 +150,7 @@ class Epochs(Sampling):
         )
 
     def _label(self) -> str:
-        """What is going on, with the ratio so far where there are two sides, and what disturbs it."""
+        """The number of the epoch, the ratio so far where there are two sides, and what disturbs the measurement."""
         done = len(self._epochs)
         label = self._schedule.numbered("epoch", done + 1, self.rule)
         if done >= self.rule.first_look and len(self.sides) == 2:

@@ -1,7 +1,10 @@
-"""How many rounds or epochs are enough: a fixed number, or looks at them until they answer the schedule's question."""
+"""How many rounds or epochs are enough: a fixed number, or looks at them until they answer the schedule's question. And
+how many steps a turn has: enough that its first step, which does not count, is the smaller part of its time.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
@@ -11,12 +14,26 @@ from labkit.statistics.sequential import Rule
 
 FEWEST_PAIRS, MOST_PAIRS = 4, 24  # of an epoch
 EPOCH_S = 1.0  # after which an epoch with enough pairs ends
+TURN_MS = 30  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
+FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
 Epoch = TypeVar("Epoch")
 
 
 def epoch_goes_on(pairs: int, started: float, fewest: int = FEWEST_PAIRS) -> bool:
     """Whether an epoch that has `pairs` pairs gets another one. `started`: when it began, by `monotonic`."""
     return pairs < fewest or (pairs < MOST_PAIRS and monotonic() - started < EPOCH_S)
+
+
+def usual_steps(fastest_ms: float) -> int:
+    """The steps of a turn, for the fastest step of all sides."""
+    return min(max(1 + math.ceil(TURN_MS / fastest_ms), FEWEST_STEPS), MOST_STEPS)
+
+
+def next_steps(left: int, usual: int) -> int:
+    """The steps of the next turn, if a generation has `left` more: the last turn takes all of them, so that none is too
+    short.
+    """
+    return left if left < usual + FEWEST_STEPS - 1 else usual
 
 
 class Looks:

@@ -127,14 +127,14 @@ def _without(span: AddressRange, left_out: list[AddressRange]) -> Iterator[Addre
 
 
 def _mappings() -> list[Mapping]:
-    found: list[Mapping] = []
+    mappings: list[Mapping] = []
     for line in SMAPS.read_text().splitlines():
         if header := MAPPING.match(line):
             begin, end, rights = header.groups()
-            found.append(Mapping(int(begin, 16), int(end, 16), rights.startswith("rw") and rights[3] == "p", False))
+            mappings.append(Mapping(int(begin, 16), int(end, 16), rights.startswith("rw") and rights[3] == "p", False))
         elif line.startswith("VmFlags:"):
-            found[-1] = found[-1]._replace(huge="hg" in line.split())
-    return found
+            mappings[-1] = mappings[-1]._replace(huge="hg" in line.split())
+    return mappings
 
 
 def _pieces(span: AddressRange, mappings: list[Mapping]) -> Iterator[Piece]:

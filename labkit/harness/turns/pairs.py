@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from labkit.harness.runs import Run
 from labkit.statistics.rates import RatioByRate, ratio_by_rate
 from labkit.statistics.sequential import centre
+from labkit.system.result_table import frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,8 +64,6 @@ def pairs_frame(baseline: Sequence[Run], candidate: Sequence[Run]) -> pd.DataFra
     """A row for each pair of turns, with the columns `PAIR_COLUMNS`. It has no rows where whole generations were
     timed.
     """
-    import pandas as pd  # imported on use, because it takes half a second
-
     rows = [
         (
             *(of_candidate.round, theirs.pair, ours.step_ms, theirs.step_ms, ours.step_ms / theirs.step_ms),
@@ -74,7 +73,7 @@ def pairs_frame(baseline: Sequence[Run], candidate: Sequence[Run]) -> pd.DataFra
         for of_baseline, of_candidate in zip(baseline, candidate, strict=True)
         for ours, theirs in zip(of_baseline.turns, of_candidate.turns, strict=True)
     ]
-    return pd.DataFrame(rows, columns=list(PAIR_COLUMNS))
+    return frame_of(rows, PAIR_COLUMNS)
 
 
 def scatter_of(logs: Sequence[Logs]) -> EpochScatter | None:

@@ -14,10 +14,10 @@ from helpers.sweeps import sweep
 from transformers import LlamaConfig
 
 from labkit.harness.compare import budget
-from labkit.harness.compare.budget import CGROUP, WATCHED, memory_budget
+from labkit.harness.compare.budget import WATCHED, memory_budget
 from labkit.harness.compare.compare import comparison_case
 from labkit.harness.compare.interleave import take_turns
-from labkit.harness.compare.memory_group import PREFIX, MemoryGroup
+from labkit.harness.compare.memory_group import CGROUP, PREFIX, MemoryGroup
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.side_process import OutOfBudgetError, SideProcesses, WorkerError
 from labkit.harness.runs import Case

@@ -12,10 +12,10 @@ import labkit
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
 from labkit.harness.compare import compare as module
 from labkit.harness.compare.compare import compare_with_each, comparison_case
+from labkit.harness.compare.fused_sides import ends_of_tokens, times_beside_layers
 from labkit.harness.compare.interleave import Turns, take_turns
 from labkit.harness.compare.loader import FolderLoader, loader_of
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
-from labkit.harness.compare.stage_spans import ends_of_tokens, times_beside_layers
 from labkit.harness.runs import Case
 from labkit.stages import Phase, Stage
 from labkit.weights.resolve import resolve

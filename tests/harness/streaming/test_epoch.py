@@ -14,7 +14,7 @@ from labkit.harness.streaming import epoch as module
 from labkit.harness.streaming.epoch import FEWEST_TURNS, MeasuredEpoch, Rates, measure_epoch
 from labkit.harness.streaming.records import BatchPoint, StreamEpoch, StreamTurn
 from labkit.harness.streaming.table import measured_table
-from labkit.harness.turns import looks, turn_length, turn_streamer
+from labkit.harness.turns import looks, turn_streamer
 
 FIRST_MS, STEP_MS, AFTER_PAUSE_MS = 50, 20, 5  # after a pause the slots are full, so a step takes less time
 
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(turn_streamer, "perf_counter_ns", made_up.perf_counter_ns)
     for clocked in (module, looks):
         monkeypatch.setattr(clocked, "monotonic", made_up.monotonic)
-    monkeypatch.setattr(turn_length, "TURN_MS", 45)
+    monkeypatch.setattr(looks, "TURN_MS", 45)
     for name, value in (("EPOCH_S", 2.0), ("MOST_PAIRS", 16)):
         monkeypatch.setattr(looks, name, value)
     return made_up

@@ -20,8 +20,7 @@ from labkit.harness.runs import Run, SharedWeights
 from labkit.harness.turns import epochs as module
 from labkit.harness.turns import looks
 from labkit.harness.turns.epochs import LEAST_PROMPTS, Epochs, why_not
-from labkit.harness.turns.looks import FEWEST_PAIRS, MOST_PAIRS
-from labkit.harness.turns.turn_length import FEWEST_STEPS
+from labkit.harness.turns.looks import FEWEST_PAIRS, FEWEST_STEPS, MOST_PAIRS
 from labkit.statistics.resolution import TellsApart
 from labkit.studies.comparison_words import notes
 

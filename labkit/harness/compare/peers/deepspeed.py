@@ -47,11 +47,7 @@ class DeepSpeed(Peer):
     package = "deepspeed"
     requirements = (
         "deepspeed==0.19.6",
-        "hjson==3.1.0",
-        "py-cpuinfo==9.0.0",
-        "msgpack==1.2.4",
-        "einops==0.8.2",
-        "ninja==1.13.2",
+        *("hjson==3.1.0", "py-cpuinfo==9.0.0", "msgpack==1.2.4", "einops==0.8.2", "ninja==1.13.2"),
     )
     dtypes = ("float32", "bfloat16")
 

@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from labkit.harness.compare.peers.linears import put_linears
+from labkit.harness.compare.peers.in_memory import put_linears
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.weights.source import ModelSource
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import Room
-from labkit.harness.compare.peers.linears import put_linears
 from labkit.harness.compare.peers.peer import Peer
 from labkit.harness.stored_weights import StoredWeights, name_of
 from labkit.weights.source import ModelSource
@@ -56,3 +56,17 @@ def stored(
         head_bits=bits([head]),
         computes=computes,
     )
+
+
+def put_linears(model: PreTrainedModel) -> None:
+    """Replaces each `Conv1D` of the model, as GPT-2 has them, by an equal `nn.Linear`, which libraries can quantise."""
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            model.set_submodule(path, _linear(module))
+
+
+def _linear(module: Conv1D) -> nn.Linear:
+    inputs, outputs = module.weight.shape
+    linear = nn.Linear(inputs, outputs, device="meta")
+    linear.weight, linear.bias = nn.Parameter(module.weight.T.contiguous()), module.bias
+    return linear

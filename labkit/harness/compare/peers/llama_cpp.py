@@ -24,7 +24,6 @@ import torch
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
 from labkit.harness.compare.loader import Room
 from labkit.harness.compare.peers.folder import installed, packages_in, sources_in
-from labkit.harness.compare.peers.gguf_file import quantise, stored_in
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.peer import Peer
 from labkit.harness.compare.peers.pip import Pip
@@ -49,6 +48,9 @@ PYTHON, SOURCES = "LABKIT_LLAMA_CPP_PYTHON", "LABKIT_LLAMA_CPP_SOURCES"
 CONVERTER = "convert_hf_to_gguf.py"
 OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # names of types in the converter
 INT8 = "q8_0"
+# Types in which prompts are computed. Matrices of other types are multiplied with rows rounded to int8.
+FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+HEADS = ("output.weight", "token_embd.weight")  # the second name is that of a tied head
 FILE, PLAIN, STORED = "model.gguf", "plain.gguf", "stored.json"
 FIND = "import importlib.util as u; found = u.find_spec('llama_cpp'); print(found.origin if found else '')"
 NATIVE = ("-DGGML_NATIVE=ON",)
@@ -186,6 +188,32 @@ class GgufModel(GreedySteps):
         return np.ctypeslib.as_array(pointer, (1, self.config.vocab_size))
 
 
+def quantise(api: Any, plain: Path, target: Path, kind: str) -> None:
+    """Writes the model of `plain` with weights of the type `kind`, such as "Q4_0", as llama.cpp's `llama-quantize`
+    does. It chooses another type for the LM head, and for matrices with rows that are no whole number of blocks.
+    """
+    settings = api.llama_model_quantize_default_params()
+    settings.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    if status := api.llama_model_quantize(str(plain).encode(), str(target).encode(), settings):
+        raise RunError(f"llama.cpp cannot write {kind}: llama_model_quantize failed with status {status}")
+
+
+def stored_in(file: Path, gguf: Any) -> StoredWeights:
+    """Stored types of the matrices in a file. `gguf` is the package of this name."""
+    reader = gguf.GGUFReader(file)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    head = next(tensors[name] for name in HEADS if name in tensors)
+    layers = [tensor for name, tensor in tensors.items() if name.startswith("blk.") and len(tensor.shape) > 1]
+    name = _type_of(reader, gguf) or max(layers, key=lambda tensor: int(tensor.n_elements)).tensor_type.name
+    return StoredWeights(
+        name=name,
+        bits=_bits(layers),
+        head=head.tensor_type.name,
+        head_bits=_bits([head]),
+        computes=FLOATS.get(name, "int8"),
+    )
+
+
 def _free(api: Any, model: Any, context: Any) -> None:
     api.llama_free(context)
     api.llama_model_free(model)
@@ -223,3 +251,13 @@ def _packages_of(python: str) -> Path | None:
 def _set_vocab_size(converter: Any) -> None:
     converter._set_vocab_none()
     converter.gguf_writer.add_vocab_size(converter.hparams["vocab_size"])
+
+
+def _type_of(reader: Any, gguf: Any) -> str | None:
+    """Type that the file names itself, such as "Q4_K_M"; None where it names none."""
+    field = reader.fields.get("general.file_type")
+    return None if field is None else gguf.LlamaFileType(field.contents()).name.partition("_")[2]
+
+
+def _bits(tensors: list[Any]) -> float:
+    return 8 * sum(int(tensor.n_bytes) for tensor in tensors) / sum(int(tensor.n_elements) for tensor in tensors)

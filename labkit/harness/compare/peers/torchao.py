@@ -60,9 +60,7 @@ def _int4() -> Any:
     """Configuration with a scale and a zero for each group. torchao calls it a prototype. The other int4 configurations
     are for GPUs only, or, for int8 times int4, need C++ kernels that no published package has.
     """
-    from torchao.prototype.quantization.int4 import (  # type: ignore[import-not-found]
-        PrototypeInt4WeightOnlyConfig,
-    )
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig  # type: ignore[import-not-found]
 
     return PrototypeInt4WeightOnlyConfig(group_size=GROUP)
 

@@ -12,8 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.peers.bitsandbytes import BITSANDBYTES_NF4, BitsAndBytes
-from labkit.harness.compare.peers.in_memory import InMemory, stored
-from labkit.harness.compare.peers.linears import put_linears
+from labkit.harness.compare.peers.in_memory import InMemory, put_linears, stored
 from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.peers.torchao import TORCHAO_INT4, TORCHAO_INT8, TorchAo
 from labkit.harness.compare.plan import Schedule

@@ -15,7 +15,6 @@ from labkit.harness.compare import interleave
 from labkit.harness.compare.compare import compare, compare_with_each, comparison_case
 from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.loader import Room
-from labkit.harness.compare.peers.gguf_file import quantise, stored_in
 from labkit.harness.compare.peers.llama_cpp import (
     CONVERTER,
     LLAMA_CPP,
@@ -25,6 +24,8 @@ from labkit.harness.compare.peers.llama_cpp import (
     PYTHON,
     SOURCES,
     LlamaCpp,
+    quantise,
+    stored_in,
 )
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.stored_weights import StoredWeights
