@@ -73,6 +73,11 @@ def mirrors(name: str) -> Callable[[type[Struct]], type[Struct]]:
     return keep
 
 
+def fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """The fields of a mirror, as C++ declares them: a type, and the names of consecutive fields of this type."""
+    return [(name, kind) for kind, names in groups for name in names.split()]
+
+
 def same_in_cpp(constants: Mapping[str, int]) -> None:
     """Declares constants that C++ has too, by their names or expressions in its namespace. They are compared when the
     kernels are compiled, as structs are.

@@ -5,40 +5,26 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import addressof, c_int64, c_void_p
+from ctypes import addressof
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from ..build import mirrors
+from ..build import LONG, POINTER, fields, mirrors
 from ..choice import CScoreRule, ScoreRule
 from ..types import pointer
 
 
 @mirrors("ChoiceAhead")
 class CChoiceAhead(ctypes.Structure):
-    _fields_ = [
-        ("text", c_void_p),
-        ("length", c_int64),
-        ("text_stride", c_int64),
-        ("rules", c_void_p),
-        ("rules_before", c_void_p),
-        ("state", c_void_p),
-    ]
+    _fields_ = fields((POINTER, "text"), (LONG, "length text_stride"), (POINTER, "rules rules_before state"))
 
 
 @mirrors("AheadArgs")
 class CAheadArgs(ctypes.Structure):
-    _fields_ = [
-        ("most", c_int64),
-        ("marks", c_void_p),
-        ("ended", c_void_p),
-        ("chosen", c_void_p),
-        ("pad", c_int64),
-        ("choice", c_void_p),
-    ]
+    _fields_ = fields((LONG, "most"), (POINTER, "marks ended chosen"), (LONG, "pad"), (POINTER, "choice"))
 
 
 @dataclass(frozen=True)
@@ -67,7 +53,7 @@ def c_address(choice: TextRules | None, most: int) -> Iterator[int | None]:
         yield None
         return
     rules_of_steps = [choice.rules(choice.length + step) for step in range(most)]
-    before = (c_int64 * (most + 1))(*accumulate(map(len, rules_of_steps), initial=0))
+    before = (LONG * (most + 1))(*accumulate(map(len, rules_of_steps), initial=0))
     rules = (CScoreRule * before[most])(*(rule.c for rules_of_step in rules_of_steps for rule in rules_of_step))
     state = torch.get_rng_state() if choice.samples else None
     c_choice = CChoiceAhead(

@@ -1,30 +1,25 @@
 """Tokens that go through a layer together, and their mirror in C."""
 
 import ctypes
-from ctypes import c_int64, c_void_p
 from typing import NamedTuple
 
 from torch import Tensor
 
 from ..abi import CRows
-from ..build import mirrors
+from ..build import LONG, POINTER, fields, mirrors
 from ..types import Rows, pointer
 
 
 @mirrors("Chunk")
 class CChunk(ctypes.Structure):
-    _fields_ = [
-        ("rows", CRows),
-        ("past", c_int64),
-        ("tokens", c_void_p),
-        ("keep", c_int64),
-        ("logits", c_void_p),
-        ("argmax", c_void_p),
-        ("hidden", c_void_p),
-        ("inputs", c_void_p),
-        ("outputs", c_void_p),
-        ("first_sequence", c_int64),
-    ]
+    _fields_ = fields(
+        (CRows, "rows"),
+        (LONG, "past"),
+        (POINTER, "tokens"),
+        (LONG, "keep"),
+        (POINTER, "logits argmax hidden inputs outputs"),
+        (LONG, "first_sequence"),
+    )
 
 
 class ChunkArgs(NamedTuple):
