@@ -8,8 +8,8 @@ from typing import Any
 
 
 def lazy_parts(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package. `homes` maps each name to the module that has it, or that is
-    it. `dir` lists all names before any is loaded, so that completion shows them.
+    """The `__getattr__` and the `__dir__` of a package. `homes` maps each name to the module that has it, or to the
+    module of that name. `dir` lists all names before any is loaded, so that completion shows them.
     """
 
     def part(name: str) -> Any:

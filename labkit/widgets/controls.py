@@ -27,7 +27,7 @@ STOPPED = "Stopped; the figures show the previous run, if there was one."
 
 
 class Stopped(KeyboardInterrupt):
-    """The Stop button was pressed. What keeps a part of a result after Ctrl-C keeps it now, too."""
+    """The Stop button was pressed. Code that keeps a part of a result after Ctrl-C keeps it after Stop, too."""
 
 
 class Controls:
