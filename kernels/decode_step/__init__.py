@@ -30,8 +30,7 @@ from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
 from ..types import NO_ROTARY, Rotary, pointer
-from .ahead import CAheadArgs, TextRules, c_address
-from .chunks import CChunk, ChunkArgs
+from .arguments import CAheadArgs, CChunk, ChunkArgs, TextRules, c_address
 from .weights import LAYER_STAGES, STAGES_PER_LAYER, DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
