@@ -2,7 +2,7 @@
 
 import ctypes
 import mmap
-from typing import Self, TypeAlias
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +36,15 @@ def reserved(capacity: int) -> Tensor:
     return memory[-memory.data_ptr() % HUGE_PAGE :][:capacity]
 
 
+class Place(Protocol):
+    """Memory for weights."""
+
+    device: torch.device
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor."""
+
+
 class Heap:
     """Memory of a device, a piece for each tensor."""
 
@@ -43,7 +52,6 @@ class Heap:
         self.device = device
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
 
@@ -75,9 +83,6 @@ class Arena:
             raise MemoryError(f"an arena of {len(self._memory)} bytes is full; {list(shape)} x {dtype} don't fit")
         self._next = begin + aligned(size)
         return self._memory[begin:end].view(dtype).view(shape)
-
-
-Place: TypeAlias = Heap | Arena  # memory for weights
 
 
 def aligned(size: int) -> int:

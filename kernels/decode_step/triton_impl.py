@@ -6,6 +6,7 @@ writes them for the next step, so that a recorded step, a CUDA graph, can be rep
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from torch import Tensor
 
@@ -50,7 +51,7 @@ class TritonStep:
             fetched = nullcontext() if kv_pass is None else kv_pass.resident(index, around(Stage.FETCH_KV, index))
             with self._in_memory(index, layer, first_turn, around) as resident, fetched:
                 regions = TritonRegions(resident, self.model, self.launch, inputs, cache, hidden)
-                hidden = run_layer(regions, lambda stage, layer=index: around(stage, layer))
+                hidden = run_layer(regions, partial(_around_region, around, index))
         if w.head is None:
             self.ends.move_on(inputs, around)
             return normalise(w.final_norm, hidden)
@@ -64,3 +65,7 @@ class TritonStep:
         if self.streamed is None:
             return nullcontext(layer)
         return self.streamed.resident(index, layer, first_turn, around(Stage.FETCH, index))
+
+
+def _around_region(around: Around, layer: int, region: Stage) -> AbstractContextManager[object]:
+    return around(region, layer)
