@@ -2,16 +2,21 @@
 
 `impl` names the implementation. "reference" is the unfused sequence of torch ops, and the oracle of the tests. "cpp" is
 the fused C++ kernel, compiled for this machine on first use (`build`). "triton" is the fused GPU kernel.
+
+This file imports every op: the key of a compiled library depends on the structs that the ops declare, and the library
+gets the argument types of their functions when it is loaded. An op that is imported later would need another library.
 """
 
 from . import build
 from .attention import attention
+from .choice.continuations import continue_beams
 from .decode_step import DecodeStep, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 from .gemm import gemm
 from .mailbox import Message, Ring
 from .mlp_gemm import mlp_gemm
 from .qkv_gemm import qkv_gemm
 from .residual_add import residual_add
+from .slot_copies import copy_slots
 
 __all__ = [
     "DecodeStep",
@@ -23,6 +28,8 @@ __all__ = [
     "Ring",
     "attention",
     "build",
+    "continue_beams",
+    "copy_slots",
     "gemm",
     "mlp_gemm",
     "qkv_gemm",

@@ -1,105 +1,69 @@
 """The structs of `abi.h` in ctypes. The records of `types` make them on demand."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float
 
-from .build import mirrors
+from .build import INT, LONG, POINTER, fields, mirrors
 
 
 @mirrors("Norm")
 class CNorm(ctypes.Structure):
-    _fields_ = [("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
+    _fields_ = fields((INT, "kind"), (c_float, "eps"), (POINTER, "weight bias"))
 
 
 @mirrors("Linear")
 class CLinear(ctypes.Structure):
-    _fields_ = [
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("outputs", c_int64),
-        ("inputs", c_int64),
-        ("scales", c_void_p),
-        ("group", c_int64),
-        ("bits", c_int32),
-        ("asymmetric", c_int32),
-        ("activation_bits", c_int32),
-    ]
+    _fields_ = fields(
+        (POINTER, "weight bias"),
+        (LONG, "outputs inputs"),
+        (POINTER, "scales"),
+        (LONG, "group"),
+        (INT, "bits asymmetric activation_bits"),
+    )
 
 
 @mirrors("Rows")
 class CRows(ctypes.Structure):
-    _fields_ = [
-        ("batch", c_int32),
-        ("tokens", c_int32),
-        ("positions", c_void_p),
-        ("first", c_void_p),
-        ("visible", c_void_p),
-        ("key_positions", c_void_p),
-        ("visible_stride", c_int64),
-        ("alike", c_int64),
-        ("shared", c_int64),
-    ]
+    _fields_ = fields(
+        (INT, "batch tokens"), (POINTER, "positions first visible key_positions"), (LONG, "visible_stride alike shared")
+    )
 
 
 @mirrors("Heads")
 class CHeads(ctypes.Structure):
-    _fields_ = [("query", c_int32), ("kv", c_int32), ("dim", c_int32), ("padded_dim", c_int32)]
+    _fields_ = fields((INT, "query kv dim padded_dim"))
 
 
 @mirrors("Cache")
 class CCache(ctypes.Structure):
-    _fields_ = [
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("capacity", c_int64),
-        ("past", c_int64),
-        ("key_scales", c_void_p),
-        ("value_scales", c_void_p),
-    ]
+    _fields_ = fields((POINTER, "keys values"), (LONG, "capacity past"), (POINTER, "key_scales value_scales"))
 
 
 @mirrors("Rotary")
 class CRotary(ctypes.Structure):
-    _fields_ = [("cosine", c_void_p), ("sine", c_void_p), ("dim", c_int32), ("interleaved", c_int32)]
+    _fields_ = fields((POINTER, "cosine sine"), (INT, "dim interleaved"))
 
 
 @mirrors("QkvWeights")
 class CQkvWeights(ctypes.Structure):
-    _fields_ = [("norm", CNorm), ("proj", CLinear), ("q_norm", c_void_p), ("k_norm", c_void_p), ("qk_eps", c_float)]
+    _fields_ = fields((CNorm, "norm"), (CLinear, "proj"), (POINTER, "q_norm k_norm"), (c_float, "qk_eps"))
 
 
 @mirrors("AttentionParams")
 class CAttentionParams(ctypes.Structure):
-    _fields_ = [
-        ("scale", c_float),
-        ("window", c_int32),
-        ("causal", c_int32),
-        ("slopes", c_void_p),
-        ("cap", c_float),
-    ]
+    _fields_ = fields((c_float, "scale"), (INT, "window causal"), (POINTER, "slopes"), (c_float, "cap"))
 
 
 @mirrors("MlpWeights")
 class CMlpWeights(ctypes.Structure):
-    _fields_ = [
-        ("norm", CNorm),
-        ("up", CLinear),
-        ("activation", c_int32),
-        ("gated", c_int32),
-        ("addend_norm", CNorm),
-    ]
+    _fields_ = fields((CNorm, "norm"), (CLinear, "up"), (INT, "activation gated"), (CNorm, "addend_norm"))
 
 
 @mirrors("DenseMlp")
 class CDenseMlp(ctypes.Structure):
-    _fields_ = [("region", CMlpWeights), ("out", CLinear), ("out_norm", CNorm)]
+    _fields_ = fields((CMlpWeights, "region"), (CLinear, "out"), (CNorm, "out_norm"))
 
 
 @mirrors("Layer")
 class CLayer(ctypes.Structure):
-    _fields_ = [
-        ("qkv", CQkvWeights),
-        ("attention", CAttentionParams),
-        ("attn_out", CLinear),
-        ("mlp", CDenseMlp),
-    ]
+    _fields_ = fields((CQkvWeights, "qkv"), (CAttentionParams, "attention"), (CLinear, "attn_out"), (CDenseMlp, "mlp"))

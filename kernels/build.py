@@ -73,6 +73,11 @@ def mirrors(name: str) -> Callable[[type[Struct]], type[Struct]]:
     return keep
 
 
+def fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """The fields of a mirror, as C++ declares them: a type, and the names of consecutive fields of this type."""
+    return [(name, kind) for kind, names in groups for name in names.split()]
+
+
 def same_in_cpp(constants: Mapping[str, int]) -> None:
     """Declares constants that C++ has too, by their names or expressions in its namespace. They are compared when the
     kernels are compiled, as structs are.
@@ -315,23 +320,23 @@ def load(weight_type: str) -> ctypes.CDLL:
 
 
 def in_use(weight_type: str) -> ctypes.CDLL:
-    """As `load`, but it looks for edited sources only twice a second, because a kernel's call lasts microseconds, and
-    the look milliseconds.
+    """As `load`, but looks for edited sources only twice a second: a look takes milliseconds, and a kernel's call
+    microseconds.
     """
     library, until = _in_use.get((weight_type, os.environ.get("LABKIT_ISA")), (None, 0.0))
     return library if library is not None and monotonic() < until else load(weight_type)
 
 
 def in_use_already() -> ctypes.CDLL | None:
-    """As `in_use`, for a weight type that this process uses already, as ops without weights need; None: no type yet."""
+    """As `in_use`, for the weight type that this process began to use last; None: it uses none yet. For ops without
+    weights, which every library has.
+    """
     used = [weight_type for weight_type, isa in _in_use if isa == os.environ.get("LABKIT_ISA")]
     return in_use(used[-1]) if used else None
 
 
 def any_library() -> ctypes.CDLL:
-    """A library for what does not depend on the weight type: the one in use, or else that of float32. Raises
-    BuildError.
-    """
+    """A library for ops without weights: the one in use, or else the library of float32. Raises BuildError."""
     return in_use_already() or load("float32")
 
 

@@ -49,8 +49,8 @@ R = TypeVar("R")
 
 
 class ArgumentCheck:
-    """A call while its arguments are checked, with what the arguments so far say about the later ones: sizes by name,
-    the device, the rows, and the types that a floating cache or a packed matrix may have.
+    """Checks the arguments of a call. Keeps facts from the arguments so far, which later arguments must fit: sizes by
+    name, the device, the rows, and the types that a floating cache or a packed matrix may have.
     """
 
     def __init__(self, op: str, impl: str) -> None:
@@ -122,8 +122,8 @@ Check = Callable[[str, Any, ArgumentCheck], None]
 
 
 def checked(**table: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator that makes a public op, which checks its arguments, of an op that does not. table: a check for each
-    argument, in running order; `impl` and `threads`, if the op has them, are checked before.
+    """A decorator that makes an op check its arguments. table: a check for each argument, in running order; `impl` and
+    `threads`, if the op has them, are checked before.
     """
 
     def around(op: Callable[P, R]) -> Callable[P, R]:

@@ -14,7 +14,7 @@ from labkit.system.errors import UserError
 from labkit.system.rounding import BLOCK, ceil_div, round_up
 
 from . import build
-from .build import INT, LONG, POINTER, same_in_cpp
+from .build import INT, LONG, POINTER, fields, same_in_cpp
 
 build.declare("labkit_quantise", POINTER, INT, INT, INT)
 
@@ -129,16 +129,11 @@ def codes_of(weight: Tensor, scales: Tensor, group: int, *, bits: int = 8) -> Te
 class CQuantising(ctypes.Structure):
     """The arguments of `labkit_quantise`, see quantise.cpp."""
 
-    _fields_ = (
-        ("rows", POINTER),
-        ("outputs", LONG),
-        ("inputs", LONG),
-        ("row_stride", LONG),
-        ("group", LONG),
-        ("bits", INT),
-        ("asymmetric", INT),
-        ("scales", POINTER),
-        ("codes", POINTER),
+    _fields_ = fields(
+        (POINTER, "rows"),
+        (LONG, "outputs inputs row_stride group"),
+        (INT, "bits asymmetric"),
+        (POINTER, "scales codes"),
     )
 
 

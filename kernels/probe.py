@@ -5,7 +5,6 @@ The limit is the fastest of several ways to read, because no single way is the f
 only as the kernels do would flatter them wherever both are slow.
 """
 
-import ctypes
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -128,11 +127,8 @@ def _pass_gb_s(way: Way, threads: int) -> float:
 
 
 def _gb_s(data: Tensor, way: Way, threads: int) -> float:
-    return data.numel() / _library().labkit_read_ns(data.data_ptr(), data.numel(), threads, way.reading, way.streams)
-
-
-def _library() -> ctypes.CDLL:
-    return build.in_use("float32")
+    library = build.in_use("float32")
+    return data.numel() / library.labkit_read_ns(data.data_ptr(), data.numel(), threads, way.reading, way.streams)
 
 
 @cache

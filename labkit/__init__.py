@@ -15,30 +15,7 @@ if TYPE_CHECKING:
     from labkit.weights.resolve import resolve
 
 __version__ = "0.1.0"
-__all__ = [
-    "Conversation",
-    "InferenceEngine",
-    "RankError",
-    "compare",
-    "evaluate",
-    "init_inference",
-    "launch",
-    "measure_latency",
-    "resolve",
-]
-
-_HOME = {
-    "Conversation": "labkit.conversation",
-    "InferenceEngine": "labkit.engine",
-    "init_inference": "labkit.engine",
-    "RankError": "labkit.launcher.rank_process",
-    "compare": "labkit.harness.compare.compare",
-    "evaluate": "labkit.harness.evaluation.evaluate",
-    "launch": "labkit.launcher.spawn",
-    "measure_latency": "labkit.harness",
-    "resolve": "labkit.weights.resolve",
-}
-_PACKAGES = ("conversation", "figures", "harness", "notebooks", "nsys", "stages", "widgets")
+_MODULES = ("conversation", "figures", "harness", "notebooks", "nsys", "stages", "widgets")
 
 # Torch and the engine are loaded on first use, so that `import labkit` and the trace tools stay light.
-__getattr__, __dir__ = lazy_parts(__name__, _HOME | {name: f"labkit.{name}" for name in _PACKAGES})
+__all__, __getattr__, __dir__ = lazy_parts(__name__, _MODULES)

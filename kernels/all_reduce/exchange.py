@@ -7,7 +7,7 @@ the other ranks by torch.distributed. Either way each rank adds up the same part
 
 import ctypes
 import mmap
-from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_double, c_uint64
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from labkit.system.errors import UserError
 from labkit.system.rounding import round_up
 
 from .. import build
-from ..build import LONG, POINTER
+from ..build import INT, LONG, POINTER, fields
 from ..codes import row_stride
 from ..gloo_group import GlooGroup
 from ..other_ranks import LINE, TOGETHER, LostRankError, RankFailedError, SharedRanks, lines_bytes
@@ -31,26 +31,21 @@ build.same_in_cpp({"kRankStopped": RANK_STOPPED, "kRankFailed": RANK_FAILED})
 build.declare("labkit_all_reduce", POINTER, POINTER, LONG, POINTER)
 build.declare("labkit_all_gather", POINTER, POINTER, LONG, POINTER)
 ROUND_BITS = 40  # of the number of a meeting; after a failed call meetings get numbers that no rank has used before
-BRING = ctypes.CFUNCTYPE(c_int32, c_int32, c_int64)
+BRING = ctypes.CFUNCTYPE(INT, INT, LONG)
 Transport = Literal["shared memory", "gloo"]
 
 
 @build.mirrors("Exchange")
 class CExchange(ctypes.Structure):
-    _fields_ = [
-        ("rank", c_int32),
-        ("ranks", c_int32),
-        ("arrivals", c_void_p),
-        ("slots", c_void_p),
-        ("spare", c_void_p),
-        ("slot_bytes", c_int64),
-        ("bring", c_void_p),
-        ("timeout_s", c_double),
-        ("round", c_uint64),
-        ("failure", c_int32),
-        ("failed_rank", c_int32),
-        ("failed_calls", c_int32),
-    ]
+    _fields_ = fields(
+        (INT, "rank ranks"),
+        (POINTER, "arrivals slots spare"),
+        (LONG, "slot_bytes"),
+        (POINTER, "bring"),
+        (c_double, "timeout_s"),
+        (c_uint64, "round"),
+        (INT, "failure failed_rank failed_calls"),
+    )
 
 
 def slot_bytes(rows: int, width: int, vocab: int) -> int:
@@ -98,7 +93,7 @@ class Exchange:
             slots=self._slots.data_ptr(),
             spare=self._spare.data_ptr(),
             slot_bytes=self.slot_bytes,
-            bring=ctypes.cast(self._bring, c_void_p),
+            bring=ctypes.cast(self._bring, POINTER),
             timeout_s=timeout_s,
         )
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from .. import build, checks, gpu
 from ..build import INT, POINTER
-from ..dispatch import choose
 from ..types import AttentionParams, Heads, LayerCache, Rows, pointer
 from .reference import attention as reference
 
@@ -41,23 +40,16 @@ def attention(
 
     cpp: with many new tokens, queries and probabilities are rounded to bfloat16 where the kernels' activations are.
     """
-    run = choose("attention", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
-    return run(queries, params, heads, rows, cache, threads)
-
-
-def _cpp(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int) -> Tensor:
+    if impl == "reference":
+        return reference(queries, params, heads, rows, cache)
     context = torch.empty_like(queries)
-    stored = torch.float32 if cache.key_scales is not None else cache.keys.dtype  # every library reads int8 slots
-    build.in_use(str(stored).removeprefix("torch.")).labkit_attention(
-        byref(params.c), byref(heads.c), byref(rows.c), byref(cache.c), pointer(queries), pointer(context), threads
-    )
-    return context
-
-
-def _triton(
-    queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int
-) -> Tensor:
+    if impl == "cpp":
+        stored = torch.float32 if cache.key_scales is not None else cache.keys.dtype  # every library reads int8 slots
+        build.in_use(str(stored).removeprefix("torch.")).labkit_attention(
+            byref(params.c), byref(heads.c), byref(rows.c), byref(cache.c), pointer(queries), pointer(context), threads
+        )
+        return context
     gpu.require()
     from .triton_impl import attention as run
 
-    return run(queries, params, heads, rows, cache, torch.empty_like(queries), gpu.default_launcher())
+    return run(queries, params, heads, rows, cache, context, gpu.default_launcher())

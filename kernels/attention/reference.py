@@ -14,7 +14,6 @@ def attention(
     heads: Heads,
     rows: Rows,
     cache: LayerCache,
-    threads: int = 1,
     all_seen: bool = False,
 ) -> Tensor:
     """Computes in the type of the queries. `all_seen`: the caller knows that no slot is hidden, so no mask is made."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from ctypes import c_int64
 from dataclasses import dataclass
 from typing import Protocol
 
 from .. import build
-from ..build import INT, LONG, POINTER
+from ..build import INT, LONG, POINTER, fields
 from ..slot_stream import ENDS, READ_ERROR, WRITE_ERROR, Fetching, SlotStream, awaited
 from ..types import LayerCache
 from .file import CacheFile, CacheShape
@@ -25,7 +24,7 @@ build.declare("labkit_cache_stream_open", INT, LONG, POINTER, LONG, LONG, POINTE
 
 @build.mirrors("Section")
 class CSection(ctypes.Structure):
-    _fields_ = [("rows", c_int64), ("row_bytes", c_int64), ("token_bytes", c_int64)]
+    _fields_ = fields((LONG, "rows row_bytes token_bytes"))
 
 
 class CacheStream(SlotStream):

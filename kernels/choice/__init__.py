@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import byref, c_double, c_uint64
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import inf
@@ -21,7 +21,7 @@ from torch import Tensor
 from labkit.system.errors import UserError, UserTypeError
 
 from .. import build
-from ..build import INT, LONG, POINTER, mirrors, same_in_cpp
+from ..build import INT, LONG, POINTER, fields, mirrors, same_in_cpp
 from ..checks import ArgumentCheck, checked, flag
 
 PENALTY_OF_TEXT, PENALTY_OF_IDS, TEMPERATURE, SET_SCORES, ONLY_TOKENS, BIAS, DECAY, NGRAM = range(8)
@@ -40,18 +40,12 @@ build.declare(
 
 @mirrors("ScoreRule")
 class CScoreRule(ctypes.Structure):
-    _fields_ = [("kind", c_int32), ("keep", c_int32), ("value", c_double), ("ids", c_void_p), ("count", c_int64)]
+    _fields_ = fields((INT, "kind keep"), (c_double, "value"), (POINTER, "ids"), (LONG, "count"))
 
 
 @mirrors("TwisterState")
 class CTwisterState(ctypes.Structure):
-    _fields_ = [
-        ("seed", c_uint64),
-        ("left", c_int32),
-        ("seeded", c_int32),
-        ("next", c_uint64),
-        ("words", c_uint64 * WORDS),
-    ]
+    _fields_ = fields((c_uint64, "seed"), (INT, "left seeded"), (c_uint64, "next"), (c_uint64 * WORDS, "words"))
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,7 @@ inline void weigh(Candidates& of) {
   of.weight = sum_of(of.weights, of.count);
 }
 
-// Calls use(i) for the scores from `begin` on that is_large() approves of. It asks about the largest one of a block
-// first.
+// Calls use(i) for each score from `begin` on with is_large(score). It tests the largest score of a block first.
 template <class IsLarge, class Use>
 void for_each_large(const float* scores, int64_t begin, int64_t count, IsLarge&& is_large, Use&& use) {
   int64_t i = begin;
@@ -110,8 +109,9 @@ struct Crossing {
   double mean_rank;  // of a token drawn by weight
 };
 
-// The first candidates by key(i), a number from 0 on, that have this share of the weights and are `keep` at least. Keys
-// are distances to the best token, so most of the mass is in few of the buckets, of which one or two are sorted.
+// The first candidates in the order of key(i), which is at least 0: as many as reach this share of the weights, and at
+// least `keep`. Keys are distances to the best token, so a few buckets have most of the mass, and only one or two are
+// sorted.
 template <class Key>
 Crossing crossing(const Candidates& of, double mass, int64_t keep, Key&& key) {
   constexpr int64_t kBuckets = 2048;

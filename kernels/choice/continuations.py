@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_int64, c_void_p
+from ctypes import byref
 
 import torch
 from torch import Tensor
 
 from .. import build
-from ..build import INT, LONG, POINTER, mirrors
+from ..build import INT, LONG, POINTER, fields, mirrors
 from . import CScoreRule, ScoreRule
 
 build.declare("labkit_continue_beams", POINTER, LONG, LONG, POINTER, POINTER, INT, allocates=True)
@@ -18,17 +18,14 @@ build.declare("labkit_continue_beams", POINTER, LONG, LONG, POINTER, POINTER, IN
 
 @mirrors("BeamCall")
 class CBeamCall(ctypes.Structure):
-    _fields_ = [
-        ("log_probs", c_void_p),
-        ("scores", c_void_p),
-        ("beams", c_int64),
-        ("vocab", c_int64),
-        ("tokens", c_void_p),
-        ("length", c_int64),
-        ("stride", c_int64),
-        ("rules", c_void_p),
-        ("rule_count", c_int64),
-    ]
+    _fields_ = fields(
+        (POINTER, "log_probs scores"),
+        (LONG, "beams vocab"),
+        (POINTER, "tokens"),
+        (LONG, "length stride"),
+        (POINTER, "rules"),
+        (LONG, "rule_count"),
+    )
 
 
 def continue_beams(

@@ -13,7 +13,7 @@ namespace labkit {
 struct TwisterState {
   static constexpr int kWords = 624;
   uint64_t seed;
-  int32_t left;  // words until the state is made anew, one more than are unread
+  int32_t left;  // 1 + number of unread words; at 1 the state is made anew
   int32_t seeded;
   uint64_t next;  // index of the next word
   uint64_t words[kWords];

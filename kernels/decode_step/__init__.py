@@ -7,7 +7,7 @@ stages. Its reference is the sequence of reference ops.
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from ctypes import byref, c_int32, c_int64, c_void_p
+from ctypes import byref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from labkit.system.errors import UserError
 from .. import build, checks
 from ..abi import CCache, CRotary
 from ..all_reduce import Exchange
-from ..build import LONG, POINTER
+from ..build import INT, LONG, POINTER, fields
 from ..cache_stream import CachePass, CacheStream
 from ..dispatch import MOST_THREADS
 from ..layer_stream import LayerStream
@@ -30,8 +30,7 @@ from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
 from ..types import NO_ROTARY, Rotary, pointer
-from .ahead import CAheadArgs, TextRules, c_address
-from .chunks import CChunk, ChunkArgs
+from .arguments import CAheadArgs, CChunk, ChunkArgs, TextRules, c_address
 from .weights import LAYER_STAGES, STAGES_PER_LAYER, DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
@@ -57,24 +56,18 @@ build.declare("labkit_workspace_bytes", POINTER, LONG, LONG, LONG, result=True)
 
 @build.mirrors("StepArgs")
 class CStepArgs(ctypes.Structure):
-    _fields_ = [
-        ("chunks", c_void_p),
-        ("num_chunks", c_int64),
-        ("rotary", CRotary),
-        ("caches", c_void_p),
-        ("times", c_void_p),
-        ("workspace", c_void_p),
-        ("threads", c_int32),
-        ("exchange", c_void_p),
-        ("own_logits", c_int32),
-        ("reading", c_int32),
-        ("stream", c_void_p),
-        ("blocks", c_void_p),
-        ("first_slot", c_void_p),
-        ("kv_stream", c_void_p),
-        ("kv_turn", c_int64),
-        ("kv_slot", c_void_p),
-    ]
+    _fields_ = fields(
+        (POINTER, "chunks"),
+        (LONG, "num_chunks"),
+        (CRotary, "rotary"),
+        (POINTER, "caches times workspace"),
+        (INT, "threads"),
+        (POINTER, "exchange"),
+        (INT, "own_logits reading"),
+        (POINTER, "stream blocks first_slot kv_stream"),
+        (LONG, "kv_turn"),
+        (POINTER, "kv_slot"),
+    )
 
 
 @dataclass(frozen=True)
@@ -167,7 +160,7 @@ class DecodeStep:
         )
         if streamed:
             assert isinstance(streamed.stream, LayerStream)
-            self._blocks = (c_int64 * len(streamed.blocks))(*streamed.blocks)
+            self._blocks = (LONG * len(streamed.blocks))(*streamed.blocks)
             self._args.stream = streamed.stream.address
             self._args.blocks = ctypes.addressof(self._blocks)
             self._args.first_slot = streamed.stream.memory(0).data_ptr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from labkit.stages import Stage
 
 from ..abi import CDenseMlp, CHeads, CLayer, CLinear, CNorm
-from ..build import mirrors, same_in_cpp
+from ..build import INT, LONG, POINTER, fields, mirrors, same_in_cpp
 from ..layer_ops import LAYER_OPS
 from ..types import NO_NORM, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
 
@@ -29,45 +29,34 @@ same_in_cpp(
 
 @mirrors("Embedding")
 class CEmbedding(ctypes.Structure):
-    _fields_ = [
-        ("table", c_void_p),
-        ("packed", CLinear),
-        ("size", c_int64),
-        ("begin", c_int64),
-        ("rows", c_int64),
-        ("norm", CNorm),
-        ("project_in", CLinear),
-        ("positions", c_void_p),
-        ("position_offset", c_int32),
-        ("scale", c_float),
-    ]
+    _fields_ = fields(
+        (POINTER, "table"),
+        (CLinear, "packed"),
+        (LONG, "size begin rows"),
+        (CNorm, "norm"),
+        (CLinear, "project_in"),
+        (POINTER, "positions"),
+        (INT, "position_offset"),
+        (c_float, "scale"),
+    )
 
 
 @mirrors("Head")
 class CHead(ctypes.Structure):
-    _fields_ = [
-        ("project_out", CLinear),
-        ("matrix", CLinear),
-        ("begin", c_int64),
-        ("vocab", c_int64),
-        ("cap", c_float),
-    ]
+    _fields_ = fields((CLinear, "project_out matrix"), (LONG, "begin vocab"), (c_float, "cap"))
 
 
 @mirrors("Model")
 class CModel(ctypes.Structure):
-    _fields_ = [
-        ("num_layers", c_int64),
-        ("hidden", c_int64),
-        ("intermediate", c_int64),
-        ("heads", CHeads),
-        ("parallel_residual", c_int32),
-        ("residual_from_norm", c_int32),
-        ("layers", c_void_p),
-        ("embedding", CEmbedding),
-        ("final_norm", CNorm),
-        ("head", CHead),
-    ]
+    _fields_ = fields(
+        (LONG, "num_layers hidden intermediate"),
+        (CHeads, "heads"),
+        (INT, "parallel_residual residual_from_norm"),
+        (POINTER, "layers"),
+        (CEmbedding, "embedding"),
+        (CNorm, "final_norm"),
+        (CHead, "head"),
+    )
 
 
 @dataclass(frozen=True)

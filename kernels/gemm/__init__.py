@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from labkit.system.rounding import round_up
 
 from .. import build, gpu
-from ..build import INT, LONG, POINTER
+from ..build import INT, LONG, POINTER, fields
 from ..checks import checked, floats, unchecked
 from ..checks import linear as linear_fits
 from ..codes import (
@@ -28,7 +28,6 @@ from ..codes import (
     unpack_words,
 )
 from ..codes import pack_words as words_of_codes
-from ..dispatch import choose
 from ..types import Linear, pointer
 from . import layout_checks
 from .reference import gemm as reference
@@ -57,16 +56,7 @@ build.declare("labkit_pack", POINTER, POINTER, INT, INT)
 class CPackedFrom(ctypes.Structure):
     """A matrix that `labkit_pack` reads, see packing.cpp."""
 
-    _fields_ = (
-        ("first", POINTER),
-        ("second", POINTER),
-        ("outputs", LONG),
-        ("inputs", LONG),
-        ("row_stride", LONG),
-        ("column_stride", LONG),
-        ("size", INT),
-        ("lanes", INT),
-    )
+    _fields_ = fields((POINTER, "first second"), (LONG, "outputs inputs row_stride column_stride"), (INT, "size lanes"))
 
 
 @checked(linear=linear_fits, x=floats("rows", "width"))
@@ -75,21 +65,15 @@ def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
 
     Reads every weight once for up to 12 rows (AVX-512): bytes = outputs * inputs * element size.
     """
-    return choose("gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)(x, linear, threads)
-
-
-def _cpp(x: Tensor, linear: Linear, threads: int) -> Tensor:
-    out = torch.empty(x.shape[0], linear.outputs)
-    library = build.in_use(linear.weight_type)
-    library.labkit_gemm(byref(linear.c), pointer(x), x.shape[0], pointer(out), threads)
-    return out
-
-
-def _triton(x: Tensor, linear: Linear, threads: int) -> Tensor:
+    if impl == "reference":
+        return reference(x, linear)
+    out = torch.empty(x.shape[0], linear.outputs, device=x.device)
+    if impl == "cpp":
+        build.in_use(linear.weight_type).labkit_gemm(byref(linear.c), pointer(x), x.shape[0], pointer(out), threads)
+        return out
     gpu.require()
     from .triton_impl import gemm as run
 
-    out = torch.empty(x.shape[0], linear.outputs, device=x.device)
     return run(x, linear, out, gpu.default_launcher())
 
 

@@ -6,6 +6,6 @@ from ..plain import linear
 from ..types import Linear
 
 
-def gemm(x: Tensor, weights: Linear, threads: int = 1) -> Tensor:
-    """x W^T + b with the weight in layout "rows". Ignores `threads`: torch uses its own number."""
+def gemm(x: Tensor, weights: Linear) -> Tensor:
+    """x W^T + b with the weight in layout "rows"."""
     return linear(x, weights)

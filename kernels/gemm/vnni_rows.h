@@ -38,8 +38,8 @@ struct Segment {
   int64_t next_group(const Quantised& matrix) const { return group + (end == (group + 1) * matrix.group()); }
 };
 
-// A tile's data of a row's segment. One operand of the instruction is unsigned, so codes are counted from 0 on. Unless
-// the group has a minimum, the sums begin with the negative of what this offset adds to them.
+// A segment of one row in a tile. One operand of the instruction is unsigned, so codes are counted from 0 on. This
+// offset adds a constant to the sums. Unless the group has a minimum, they start at minus this constant.
 struct Portion {
   float scale, total;  // total: the sum of the segment's activations
   int32_t starts[2];   // of the sums of high and of low terms

@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Sequence
-from ctypes import c_int64, c_uint64
+from ctypes import c_uint64
 from pathlib import Path
 from time import sleep
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .. import build
-from ..build import INT, LONG, POINTER
+from ..build import INT, LONG, POINTER, fields
 from ..slot_stream import ALTERED, ENDS, PAGE, READ_ERROR, SlotStream, StreamSpan
 
 __all__ = ["PAGE", "Block", "LayerStream", "StreamSpan", "digest_of"]
@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 @build.mirrors("Block")
 class CBlock(ctypes.Structure):
-    _fields_ = [("layer", c_int64), ("offset", c_int64), ("bytes", c_int64), ("digest", c_uint64)]
+    _fields_ = fields((LONG, "layer offset bytes"), (c_uint64, "digest"))
 
 
 class LayerStream(SlotStream):

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,45 +19,13 @@ from labkit.system.rounding import round_up
 
 from ..memory import reserved
 from ..slot_stream.queues import DeviceSpans, Mark, Queues, queues_of
-from . import Block, StreamSpan
-
-
-class HostBlocks(Protocol):
-    """The host's source of blocks: `LayerStream` or `HeldBlocks`. For the calls see `LayerStream`."""
-
-    slots: int
-    slot_bytes: int
-    blocks: tuple[Block, ...]
-
-    @property
-    def path(self) -> Path | None: ...
-
-    @property
-    def close(self) -> Callable[[], object]: ...
-
-    @property
-    def failed(self) -> bool: ...
-
-    @property
-    def read_s(self) -> float: ...
-
-    def begin_pass(self) -> int: ...
-
-    def wait(self, turn: int) -> None: ...
-
-    def filled(self, turn: int) -> bool: ...
-
-    def memory(self, turn: int) -> Tensor: ...
-
-    def release(self, turn: int) -> None: ...
-
-    def check(self) -> None: ...
-
-    def take_spans(self) -> list[StreamSpan]: ...
+from . import Block, LayerStream, StreamSpan
 
 
 class HeldBlocks:
-    """Blocks of one size, all in the host's memory. The creator fills `memory(number)` of each block."""
+    """Blocks of one size, all in the host's memory, with the interface of `LayerStream`. The creator fills
+    `memory(number)` of each block.
+    """
 
     path, failed, read_s = None, False, 0.0
 
@@ -91,6 +58,9 @@ class HeldBlocks:
         return []
 
     def close(self) -> None: ...
+
+
+HostBlocks: TypeAlias = LayerStream | HeldBlocks  # the host's source of blocks
 
 
 class UnderWay(NamedTuple):

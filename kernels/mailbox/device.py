@@ -38,7 +38,9 @@ from torch import Tensor
 from labkit.system.errors import UserError
 
 from ..other_ranks import LOOK_S, TOGETHER, LostRankError
+from .memory import SharedMailboxes
 from .message import Message
+from .reference import GlooMailboxes
 
 ON_DEVICE = 1 << 20  # is added to the kind of a message whose rows come by NCCL
 SENT = -2  # kind of the messages after a failed call that say what was sent
@@ -47,22 +49,6 @@ MOST_LEFT = 2 * MOST_UNDER_WAY  # messages drained after a failed call: NCCL may
 WATCHDOG = timedelta(days=14)  # NCCL ends a process whose sends are not received; all waits in labkit have a limit
 
 Passed = Callable[[], bool]  # whether an event has happened; once true, later work on the device comes after the event
-
-
-class HostMailboxes(Protocol):
-    """The mailboxes of the host."""
-
-    def send(self, message: Message) -> None: ...
-
-    def receive(self) -> Message: ...
-
-    def flush(self) -> None: ...
-
-    def look(self, waited_s: float) -> None: ...
-
-    def fail_call(self, reason: str) -> None: ...
-
-    def begin_call(self) -> None: ...
 
 
 class Links(Protocol):
@@ -83,7 +69,7 @@ class Links(Protocol):
 class DeviceMailboxes:
     """See `SharedMailboxes`. Rows are kept until they have arrived, `most_bytes` of them at most."""
 
-    def __init__(self, host: HostMailboxes, links: Links, most_bytes: int) -> None:
+    def __init__(self, host: SharedMailboxes | GlooMailboxes, links: Links, most_bytes: int) -> None:
         self._host, self._links, self._most_bytes = host, links, most_bytes
         self._under_way: deque[tuple[Passed, Tensor]] = deque()
         self._bytes = 0

@@ -8,7 +8,6 @@ from torch import Tensor
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
 from ..checks import checked, flag, floats, maybe, mlp_weights
-from ..dispatch import choose
 from ..types import MlpWeights, pointer
 from .reference import mlp_gemm as reference
 
@@ -40,49 +39,28 @@ def mlp_gemm(
     act = activation(norm(sum) W^T + b), gated: activation(gate) * up. Columns of act past the true I (padding of an
     interleaved gated matrix) are zero.
     """
-    run = choose("mlp_gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
-    return run(hidden, addend, addend_bias, weights, residual_from_norm, threads)
-
-
-def _cpp(
-    hidden: Tensor,
-    addend: Tensor | None,
-    addend_bias: Tensor | None,
-    weights: MlpWeights,
-    residual_from_norm: bool,
-    threads: int,
-) -> tuple[Tensor, Tensor]:
+    if impl == "reference":
+        return reference(hidden, addend, addend_bias, weights, residual_from_norm)
     width = weights.up.outputs // (2 if weights.gated else 1)
-    act, residual = torch.empty(len(hidden), width), torch.empty_like(hidden)
-    build.in_use(weights.up.weight_type).labkit_mlp_gemm(
-        byref(weights.c),
-        pointer(hidden),
-        pointer(addend),
-        pointer(addend_bias),
-        residual_from_norm,
-        len(hidden),
-        pointer(act),
-        pointer(residual),
-        threads,
-    )
-    return act, residual
-
-
-def _triton(
-    hidden: Tensor,
-    addend: Tensor | None,
-    addend_bias: Tensor | None,
-    weights: MlpWeights,
-    residual_from_norm: bool,
-    threads: int,
-) -> tuple[Tensor, Tensor]:
+    act = torch.empty(len(hidden), width, device=hidden.device)
+    if impl == "cpp":
+        residual = torch.empty_like(hidden)
+        build.in_use(weights.up.weight_type).labkit_mlp_gemm(
+            byref(weights.c),
+            pointer(hidden),
+            pointer(addend),
+            pointer(addend_bias),
+            residual_from_norm,
+            len(hidden),
+            pointer(act),
+            pointer(residual),
+            threads,
+        )
+        return act, residual
     gpu.require()
     from .triton_impl import mlp_gemm as run
 
-    width = weights.up.outputs // (2 if weights.gated else 1)
-    act = torch.empty(len(hidden), width, device=hidden.device)
-    changed = addend is not None or residual_from_norm
-    residual = torch.empty_like(hidden) if changed else None
+    changed = torch.empty_like(hidden) if addend is not None or residual_from_norm else None
     launch = gpu.default_launcher()
-    run(hidden, addend, addend_bias, weights, act, residual, launch, residual_from_norm=residual_from_norm)
-    return act, hidden if residual is None else residual
+    run(hidden, addend, addend_bias, weights, act, changed, launch, residual_from_norm=residual_from_norm)
+    return act, hidden if changed is None else changed

@@ -23,7 +23,6 @@ def mlp_gemm(
     addend_bias: Tensor | None,
     weights: MlpWeights,
     residual_from_norm: bool = False,
-    threads: int = 1,
     multiply: Callable[[Tensor, Linear], Tensor] = linear,
 ) -> tuple[Tensor, Tensor]:
     if addend is not None:

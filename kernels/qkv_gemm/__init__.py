@@ -7,7 +7,6 @@ from torch import Tensor
 
 from .. import build, checks, gpu
 from ..build import INT, POINTER
-from ..dispatch import choose
 from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, pointer
 from .reference import qkv_gemm as reference
 
@@ -41,50 +40,27 @@ def qkv_gemm(
 
     The residual is `hidden`, or the normed rows if the model adds these (`residual_from_norm`).
     """
-    run = choose("qkv_gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
-    return run(hidden, weights, heads, rotary, rows, cache, residual_from_norm, threads)
-
-
-def _cpp(
-    hidden: Tensor,
-    weights: QkvWeights,
-    heads: Heads,
-    rotary: Rotary | None,
-    rows: Rows,
-    cache: LayerCache,
-    residual_from_norm: bool,
-    threads: int,
-) -> tuple[Tensor, Tensor]:
-    queries, residual = torch.empty(len(hidden), heads.query * heads.dim), torch.empty_like(hidden)
-    build.in_use(weights.proj.weight_type).labkit_qkv_gemm(
-        byref(weights.c),
-        byref(rotary.c if rotary else NO_ROTARY),
-        byref(heads.c),
-        byref(rows.c),
-        byref(cache.c),
-        pointer(hidden),
-        residual_from_norm,
-        pointer(queries),
-        pointer(residual),
-        threads,
-    )
-    return queries, residual
-
-
-def _triton(
-    hidden: Tensor,
-    weights: QkvWeights,
-    heads: Heads,
-    rotary: Rotary | None,
-    rows: Rows,
-    cache: LayerCache,
-    residual_from_norm: bool,
-    threads: int,
-) -> tuple[Tensor, Tensor]:
+    if impl == "reference":
+        return reference(hidden, weights, heads, rotary, rows, cache, residual_from_norm)
+    queries = torch.empty(len(hidden), heads.query * heads.dim, device=hidden.device)
+    if impl == "cpp":
+        residual = torch.empty_like(hidden)
+        build.in_use(weights.proj.weight_type).labkit_qkv_gemm(
+            byref(weights.c),
+            byref(rotary.c if rotary else NO_ROTARY),
+            byref(heads.c),
+            byref(rows.c),
+            byref(cache.c),
+            pointer(hidden),
+            residual_from_norm,
+            pointer(queries),
+            pointer(residual),
+            threads,
+        )
+        return queries, residual
     gpu.require()
     from .triton_impl import qkv_gemm as run
 
-    queries = torch.empty(len(hidden), heads.query * heads.dim, device=hidden.device)
-    residual = torch.empty_like(hidden) if residual_from_norm else None
-    run(hidden, weights, heads, rotary, rows, cache, queries, residual, gpu.default_launcher())
-    return queries, hidden if residual is None else residual
+    normed = torch.empty_like(hidden) if residual_from_norm else None
+    run(hidden, weights, heads, rotary, rows, cache, queries, normed, gpu.default_launcher())
+    return queries, hidden if normed is None else normed

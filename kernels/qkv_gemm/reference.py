@@ -19,7 +19,6 @@ def qkv_gemm(
     rows: Rows,
     cache: LayerCache,
     residual_from_norm: bool = False,
-    threads: int = 1,
     multiply: Callable[[Tensor, Linear], Tensor] = linear,
 ) -> tuple[Tensor, Tensor]:
     normed = normalise(weights.norm, hidden)

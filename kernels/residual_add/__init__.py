@@ -10,7 +10,6 @@ from labkit.system.errors import UserError
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
 from ..checks import checked, floats, maybe, norm
-from ..dispatch import choose
 from ..types import NO_NORM, Norm, pointer
 from .reference import residual_add as reference
 
@@ -44,48 +43,26 @@ def residual_add(
     """
     if mlp_norm.kind != "none" and attn_out is not None:
         raise UserError("got attn_out and mlp_norm, expected one of them: only an MLP's own output is normed")
-    run = choose("residual_add", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
-    return run(residual, mlp_out, mlp_bias, attn_out, attn_bias, mlp_norm, threads)
-
-
-def _cpp(
-    residual: Tensor,
-    mlp_out: Tensor,
-    mlp_bias: Tensor | None,
-    attn_out: Tensor | None,
-    attn_bias: Tensor | None,
-    mlp_norm: Norm,
-    threads: int,
-) -> Tensor:
+    if impl == "reference":
+        return reference(residual, mlp_out, mlp_bias, attn_out, attn_bias, mlp_norm)
     out = torch.empty_like(residual)
-    build.in_use("float32").labkit_residual_add(
-        pointer(residual),
-        pointer(attn_out),
-        pointer(attn_bias),
-        pointer(mlp_out),
-        pointer(mlp_bias),
-        byref(mlp_norm.c),
-        residual.shape[0],
-        residual.shape[1],
-        pointer(out),
-        threads,
-    )
-    return out
-
-
-def _triton(
-    residual: Tensor,
-    mlp_out: Tensor,
-    mlp_bias: Tensor | None,
-    attn_out: Tensor | None,
-    attn_bias: Tensor | None,
-    mlp_norm: Norm,
-    threads: int,
-) -> Tensor:
+    if impl == "cpp":
+        build.in_use("float32").labkit_residual_add(
+            pointer(residual),
+            pointer(attn_out),
+            pointer(attn_bias),
+            pointer(mlp_out),
+            pointer(mlp_bias),
+            byref(mlp_norm.c),
+            residual.shape[0],
+            residual.shape[1],
+            pointer(out),
+            threads,
+        )
+        return out
     gpu.require()
     from .triton_impl import add_normed, add_rows
 
     if mlp_norm.kind != "none":
-        return add_normed(residual, mlp_out, mlp_bias, mlp_norm, torch.empty_like(residual), gpu.default_launcher())
-    parts, biases = [residual, attn_out, mlp_out], [attn_bias, mlp_bias]
-    return add_rows(parts, biases, torch.empty_like(residual), gpu.default_launcher())
+        return add_normed(residual, mlp_out, mlp_bias, mlp_norm, out, gpu.default_launcher())
+    return add_rows([residual, attn_out, mlp_out], [attn_bias, mlp_bias], out, gpu.default_launcher())

@@ -13,7 +13,6 @@ def residual_add(
     attn_out: Tensor | None = None,
     attn_bias: Tensor | None = None,
     mlp_norm: Norm = NO_NORM,
-    threads: int = 1,
 ) -> Tensor:
     if attn_out is not None:
         residual = residual + (attn_out if attn_bias is None else attn_out + attn_bias)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_int64
+from ctypes import byref
 from typing import NamedTuple
 
 from .. import build
 from ..abi import CCache
-from ..build import INT, LONG, POINTER, mirrors
+from ..build import INT, LONG, POINTER, fields, mirrors
 
 AT_ONCE = 1 << 20  # bytes that one thread copies before another one has woken up
 
@@ -18,7 +18,7 @@ build.declare("labkit_copy_slots", POINTER, LONG, LONG, LONG, POINTER, LONG, LON
 
 @mirrors("SlotCopy")
 class CSlotCopy(ctypes.Structure):
-    _fields_ = [("to", c_int64), ("from", c_int64), ("begin", c_int64)]
+    _fields_ = fields((LONG, "to from begin"))
 
 
 class SlotCopy(NamedTuple):

@@ -8,7 +8,6 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from ctypes import c_int64
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from labkit.system.errors import RunError
 
 from .. import build
-from ..build import LONG, POINTER
+from ..build import LONG, POINTER, fields
 from ..memory import reserved
 from ..other_ranks import UnexplainedError
 
@@ -54,23 +53,17 @@ class StreamSpan(NamedTuple):
 
 @build.mirrors("Span")
 class CSpan(ctypes.Structure):
-    _fields_ = [("kind", c_int64), ("layer", c_int64), ("begin_ns", c_int64), ("end_ns", c_int64)]
+    _fields_ = fields((LONG, "kind layer begin_ns end_ns"))
 
 
 @build.mirrors("StreamState")
 class CState(ctypes.Structure):
-    _fields_ = [
-        ("blocks_read", c_int64),
-        ("bytes_read", c_int64),
-        ("read_ns", c_int64),
-        ("blocks_written", c_int64),
-        ("bytes_written", c_int64),
-        ("direct", c_int64),
-        ("failure", c_int64),
-        ("error_number", c_int64),
-        ("failed_layer", c_int64),
-        ("failed_offset", c_int64),
-    ]
+    _fields_ = fields(
+        (LONG, "blocks_read bytes_read read_ns"),
+        (LONG, "blocks_written bytes_written"),
+        (LONG, "direct"),
+        (LONG, "failure error_number failed_layer failed_offset"),
+    )
 
 
 class SlotStream:

@@ -137,7 +137,7 @@ def _source(module: str) -> ast.Module:
 
 @cache
 def _loaded(name: str) -> Any:
-    """The command of click for a function or a typer group. To make it takes longer than many commands run."""
+    """The command of click for a function or a typer group. Making it takes longer than many commands run."""
     home = HOMES[name]
     target = getattr(import_module(f"labkit.cli.{home.module}"), home.name)
     if not isinstance(target, typer.Typer):

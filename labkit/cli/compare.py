@@ -97,7 +97,7 @@ def compare(
             sample=sample,
             rounds=rounds,
             budget_s=budget_s,
-            precision=None if precision is None else fraction("precision", precision),
+            precision=fraction("precision", precision),
             wait_quiet_s=wait_quiet,
             question=question,
             seed=seed,

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
 from labkit.nsys.tables.catalogue import TITLES, unit_of
@@ -61,11 +60,6 @@ def markdown(frame: pd.DataFrame, columns: Sequence[str]) -> str:
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of the whole frame as JSON objects; a missing value is null."""
     return json.loads(frame.to_json(orient="records"))
-
-
-def fit(console: Console) -> int:
-    """The width available to tables."""
-    return max(console.width, 40)
 
 
 def _written(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, list[str]]]:

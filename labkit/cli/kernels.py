@@ -18,16 +18,7 @@ from labkit.system.terminal import terminal
 
 out = terminal()
 err = terminal(stderr=True)
-OF_REGIONS = (
-    "impl",
-    "model",
-    "dtype",
-    "batch",
-    "context",
-    "threads",
-    "budget_s",
-    "precision",
-)  # options that all_reduce has no use for
+OF_REGIONS = ("impl", "model", "dtype", "batch", "context", "threads", "budget_s", "precision")  # not of all_reduce
 OF_SUMS = ("ranks",)  # options of all_reduce alone
 
 
@@ -78,7 +69,7 @@ def kernels(
             regions=op,
             rounds=rounds,
             budget_s=budget_s,
-            precision=None if precision is None else fraction("precision", precision),
+            precision=fraction("precision", precision),
             wait_quiet_s=wait_quiet,
             output=output,
             progress=follow,

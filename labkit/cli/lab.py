@@ -47,8 +47,7 @@ def lab(
     Ctrl-C ends it.
     """
     from labkit.notebooks.copies import copy_notebooks
-    from labkit.notebooks.lab import lab_command
-    from labkit.notebooks.start_page import write_start_page
+    from labkit.notebooks.lab import lab_command, write_start_page
 
     typer.echo(f"lab: {shown(str(copy_notebooks(folder)))}; Ctrl-C ends it")
     write_start_page(folder)

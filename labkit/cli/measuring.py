@@ -51,8 +51,10 @@ WaitQuiet = Annotated[
 ]
 
 
-def fraction(name: str, text: str) -> float:
-    """The fraction that an option gives as "2%" or "0.02". UserError for anything else."""
+def fraction(name: str, text: str | None) -> float | None:
+    """The fraction of an option that is "2%" or "0.02"; None without the option. UserError for any other text."""
+    if text is None:
+        return None
     number = text.strip().removesuffix("%")
     try:
         return float(number) / (1 if number == text.strip() else 100)

@@ -11,7 +11,7 @@ import pandas as pd
 import typer
 
 from labkit.cli.forms import Form
-from labkit.cli.frames import fit, markdown, rows, terminal_table
+from labkit.cli.frames import markdown, rows, terminal_table
 from labkit.nsys.tables.catalogue import TraceTable
 from labkit.nsys.tables.kernel_names import brief
 from labkit.nsys.tables.trace_tables import catalogued
@@ -71,7 +71,7 @@ def _print(table: TraceTable, frame: pd.DataFrame, rows: pd.DataFrame, ranks_kno
         out.print(table.title, style="bold")
         out.print("\n".join(_sentences(table, rows)))
         return
-    out.print(terminal_table(*_for_people(table, frame, rows, ranks_known), fit(out), table.title))
+    out.print(terminal_table(*_for_people(table, frame, rows, ranks_known), out.width, table.title))
     if len(rows) < len(frame):
         err.print(f"{len(rows)} of {len(frame):,} rows; --top 0 shows all", style="dim")
 

@@ -8,13 +8,4 @@ if TYPE_CHECKING:
     from labkit.conversation.answer import Answer, speak
     from labkit.conversation.conversation import ContextFullError, Conversation
 
-__all__ = ["Answer", "ContextFullError", "Conversation", "speak"]
-
-_HOME = {
-    "Answer": "labkit.conversation.answer",
-    "ContextFullError": "labkit.conversation.conversation",
-    "Conversation": "labkit.conversation.conversation",
-    "speak": "labkit.conversation.answer",
-}
-
-__getattr__, __dir__ = lazy_parts(__name__, _HOME)
+__all__, __getattr__, __dir__ = lazy_parts(__name__)

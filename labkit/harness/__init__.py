@@ -16,39 +16,5 @@ if TYPE_CHECKING:
     from labkit.statistics import Ratio, Verdict
     from labkit.system.progress import Progress
 
-__all__ = [
-    "Case",
-    "Comparison",
-    "Measurement",
-    "Progress",
-    "Ratio",
-    "RecordsDiff",
-    "Run",
-    "Verdict",
-    "WorkerError",
-    "diff_records",
-    "load_records",
-    "load_results",
-    "measure_latency",
-    "save",
-]
-
-_HOME = {
-    "Case": "labkit.harness.runs",
-    "Comparison": "labkit.harness.comparison",
-    "Measurement": "labkit.harness.records",
-    "Progress": "labkit.system.progress",
-    "Ratio": "labkit.statistics",
-    "RecordsDiff": "labkit.harness.diff.changes",
-    "Run": "labkit.harness.runs",
-    "Verdict": "labkit.statistics",
-    "WorkerError": "labkit.harness.compare.side_process",
-    "diff_records": "labkit.harness.diff.diff_records",
-    "load_records": "labkit.harness.results",
-    "load_results": "labkit.harness.results",
-    "measure_latency": "labkit.harness.latency",
-    "save": "labkit.harness.results",
-}
-
 # Each part is loaded on first use: figures import the names of a region's sides from this package, without torch.
-__getattr__, __dir__ = lazy_parts(__name__, _HOME)
+__all__, __getattr__, __dir__ = lazy_parts(__name__)

@@ -41,7 +41,7 @@ def check_agreement(facts: Mapping[str, object], group: dist.ProcessGroup | None
         return
     by_rank = [dict(_leaves(json.loads(text))) for text in gathered]
     names = dict.fromkeys(name for leaves in by_rank for name in leaves)
-    differing = [name for name in names if _differs(name, by_rank)]
+    differing = [name for name in names if len({leaves.get(name) for leaves in by_rank}) > 1]
     lines = [_difference(name, by_rank) for name in differing[:SHOWN]]
     if (more := len(differing) - SHOWN) > 0:
         lines.append(f"and {more} more")
@@ -57,10 +57,6 @@ def _leaves(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, json.dumps(value)
-
-
-def _differs(name: str, by_rank: list[dict[str, str]]) -> bool:
-    return len({leaves.get(name) for leaves in by_rank}) > 1
 
 
 def _difference(name: str, by_rank: list[dict[str, str]]) -> str:

@@ -13,7 +13,6 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
@@ -70,8 +69,4 @@ def loopback_store() -> TCPStore:
 
 def register() -> None:
     """Registers the rendezvous with torchrun under its name."""
-    rendezvous_handler_registry.register(LOOPBACK, _handler)
-
-
-def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    return LoopbackRendezvous(parameters.run_id)
+    rendezvous_handler_registry.register(LOOPBACK, lambda parameters: LoopbackRendezvous(parameters.run_id))

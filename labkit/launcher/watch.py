@@ -7,7 +7,6 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
 from typing import Self
 
 from labkit.launcher.machines import Machines
@@ -34,9 +33,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
         if self._machines is not None:

@@ -9,26 +9,4 @@ if TYPE_CHECKING:
     from labkit.notebooks.failure import Failure, NotebookError
     from labkit.notebooks.parameters import Parameter, ParameterError, checked_values, read_parameters
 
-__all__ = [
-    "Failure",
-    "NotebookError",
-    "Parameter",
-    "ParameterError",
-    "RunReport",
-    "checked_values",
-    "read_parameters",
-    "run_notebook",
-]
-
-_HOME = {
-    "Failure": "labkit.notebooks.failure",
-    "NotebookError": "labkit.notebooks.failure",
-    "Parameter": "labkit.notebooks.parameters",
-    "ParameterError": "labkit.notebooks.parameters",
-    "RunReport": "labkit.notebooks.execution",
-    "checked_values": "labkit.notebooks.parameters",
-    "read_parameters": "labkit.notebooks.parameters",
-    "run_notebook": "labkit.notebooks.execution",
-}
-
-__getattr__, __dir__ = lazy_parts(__name__, _HOME)
+__all__, __getattr__, __dir__ = lazy_parts(__name__)

@@ -26,7 +26,7 @@ from labkit.notebooks.carried import find_notebook
 from labkit.notebooks.failure import Failure, NotebookError
 from labkit.notebooks.injected import with_parameters
 from labkit.notebooks.parameters import checked_values, read_parameters
-from labkit.notebooks.report import html_report
+from labkit.notebooks.report import html_report, outputs_of_type
 from labkit.system.errors import RunError, UserError
 from labkit.system.input_file import read_file
 from labkit.system.json_file import parse_json
@@ -98,7 +98,8 @@ def run_notebook(
         page = html_report(notebook, title=path.stem, parameters=values, seconds=seconds, failure=failure)
         _write_whole({executed: content, html: page})
     status: Literal["passed", "failed"] = "failed" if failure else "passed"
-    return RunReport(status, executed, html, values, seconds, failure, _headlines(notebook))
+    headlines = tuple(outputs_of_type(notebook, HEADLINE_MIME_TYPE))
+    return RunReport(status, executed, html, values, seconds, failure, headlines)
 
 
 def _read(path: Path) -> NotebookNode:
@@ -233,11 +234,6 @@ def _execute(notebook: NotebookNode, progress: Progress | None, timeout_s: float
         if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None and not skipped:
             return Failure(position, _first_line(cell), "was not executed")
     return None
-
-
-def _headlines(notebook: NotebookNode) -> tuple[str, ...]:
-    outputs = (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
-    return tuple(data[HEADLINE_MIME_TYPE] for data in outputs if HEADLINE_MIME_TYPE in data)
 
 
 def _first_line(cell: NotebookNode) -> str:

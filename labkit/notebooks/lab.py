@@ -1,15 +1,42 @@
-"""JupyterLab on copies of the notebooks."""
+"""JupyterLab on copies of the notebooks, and its start page: the notebooks in order, with duration and requirements."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from labkit.notebooks.start_page import NAME
+from labkit.notebooks.carried import ENDING, carried_notebooks, title
+from labkit.system.markdown import markdown_table
 from labkit.system.output_folder import runs_of
+from labkit.system.whole_file import write_whole
+
+START = "00_start.ipynb"  # a notebook with one text cell, which JupyterLab shows and does not edit
+# Minutes of a run with default settings on two cores, and requirements besides labkit.
+NEEDS = {
+    "01_vanilla_vs_fused": (2, "nothing more"),
+    "02_kernel_by_kernel": (1, "nothing more"),
+    "03_timelines": (2, "Nsight Systems if installed, else torch.profiler"),
+    "04_tensor_parallel": (3, "two cores"),
+    "05_precision": (8, "nothing more"),
+    "06_larger_than_memory": (4, "2 GB on the disk"),
+    "07_pipeline": (4, "two cores"),
+}
+PAGE = """# The notebooks of labkit
+
+These are copies: change and run them as you like. Open one and run its cells (menu *Run*, *Run All Cells*). Then change
+the controls near its top and press their button *Run*: every figure follows.
+
+Begin with the first notebook, which runs anywhere. You can read the others in any order. Results go to the folder
+`runs`.
+
+{table}
+
+Minutes are for a run with the default settings on two cores without a GPU. Each notebook ends with exercises.
+"""
 
 
 def lab_command(
@@ -22,7 +49,7 @@ def lab_command(
     inside = "".join(f"{part}/" for part in folder.resolve().relative_to(root).parts)
     options = {
         "ServerApp.root_dir": str(root),
-        "LabApp.default_url": quote(f"/lab/tree/{inside}{NAME}"),
+        "LabApp.default_url": quote(f"/lab/tree/{inside}{START}"),
         "Application.log_level": "ERROR",
         "ServerApp.answer_yes": "True",
         "KernelManager.transport_encryption": "auto",
@@ -37,3 +64,17 @@ def lab_command(
         options["ServerApp.allow_root"] = "True"
     words = (f"--{name}={value}" for name, value in options.items())
     return [sys.executable, "-P", "-m", "labkit.notebooks.lab_server", *words, *more]
+
+
+def write_start_page(folder: Path) -> Path:
+    """Writes the start page into a folder of copies and returns its path."""
+    rows = []
+    for name, path in carried_notebooks().items():
+        minutes, needs = NEEDS.get(name, ("", ""))
+        rows.append((f"[{name}]({quote(name)}{ENDING})", title(path), str(minutes), needs))
+    text = PAGE.format(table=markdown_table(("notebook", "question", "minutes", "needs"), rows))
+    cell = {"cell_type": "markdown", "id": "start", "metadata": {}, "source": text}
+    about = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
+    page = folder / START
+    write_whole(page, json.dumps({"cells": [cell], "metadata": about, "nbformat": 4, "nbformat_minor": 5}, indent=1))
+    return page

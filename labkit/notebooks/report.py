@@ -1,5 +1,6 @@
 """Converts an executed notebook to one HTML file that needs no network and no other file."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +13,6 @@ from nbformat import NotebookNode
 from traitlets.config import Config
 
 from labkit.figures.page import POLICY, Figures, stylesheet
-from labkit.notebooks.contained import contained
 from labkit.notebooks.failure import Failure
 from labkit.studies.settings import setting_words
 from labkit.system.progress import OUTCOME_MIME_TYPE
@@ -22,6 +22,11 @@ PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 # The template does not show the kinds in _LIVE_KINDS: a page without a kernel cannot run them.
 _KINDS = (PLOTLY_MIME_TYPE, "text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
 _LIVE_KINDS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
+
+# Comments, and elements whose content is raw text. Without an end tag they reach to the end of the page.
+OPENING = re.compile(
+    r"<!--|<(script|style|textarea|title|xmp|iframe|noembed|noframes|noscript|plaintext)\b[^>]*>", re.IGNORECASE
+)
 
 
 class _Exporter(HTMLExporter):
@@ -56,7 +61,7 @@ def html_report(
     exporter.register_filter("contained", contained)
     slot = f"figures-{uuid4().hex}"  # replaced by the figures' script at the end; unique
     heading, notebook = split_heading(notebook)
-    outcomes = _outcomes(notebook)
+    outcomes: list[dict[str, Any]] = outputs_of_type(notebook, OUTCOME_MIME_TYPE)
     used = {name: value for outcome in outcomes for name, value in outcome.get("of", {}).items() if name in parameters}
     parameters = {**parameters, **used}
     facts = {
@@ -89,6 +94,29 @@ def split_heading(notebook: NotebookNode) -> tuple[str | None, NotebookNode]:
     return heading.removeprefix("# ").strip(), NotebookNode(notebook | {"cells": [cell, *notebook.cells[1:]]})
 
 
-def _outcomes(notebook: NotebookNode) -> list[dict[str, Any]]:
+def outputs_of_type(notebook: NotebookNode, mime_type: str) -> list[Any]:
+    """The data of this type in the outputs of all cells."""
     outputs = (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
-    return [data[OUTCOME_MIME_TYPE] for data in outputs if OUTCOME_MIME_TYPE in data]
+    return [data[mime_type] for data in outputs if mime_type in data]
+
+
+def contained(html: str) -> str:
+    """`html` with the openings of unclosed comments and raw-text elements turned into text. They would swallow the rest
+    of the page.
+    """
+    parts, position = [], 0
+    while opening := OPENING.search(html, position):
+        parts.append(html[position : opening.start()])
+        name = opening[1]
+        end = re.compile(rf"</{name}\s*>" if name else "-->", re.IGNORECASE).search(html, opening.end())
+        if end is None:
+            parts.append(f"&lt;{opening[0][1:]}")
+            position = opening.end()
+            continue
+        inside = html[opening.end() : end.start()]
+        if (name or "").lower() == "script" and "<!--" in inside:
+            # After "<!--" a browser also counts script tags inside the script's text.
+            inside = re.sub(r"<(?=script)", r"\\x3c", inside, flags=re.IGNORECASE)
+        parts += [opening[0], inside, end[0]]
+        position = end.end()
+    return "".join([*parts, html[position:]])

@@ -31,7 +31,7 @@ def on_command_line() -> bool:
 
 
 def offered(*parameters: str) -> tuple[str, ...]:
-    """The parameters that the running command has as options; all of them where nobody has noted its options."""
+    """The parameters that the running command has as options; all of them if its options are not known."""
     options = _options.get()
     return tuple(name for name in parameters if not options or name in options)
 

@@ -39,15 +39,14 @@ def run_child(command: Sequence[str], failed: str, *, environment: Mapping[str, 
     """
     completed = finished(command, environment=environment)
     if completed.returncode:
-        last = "\n".join(completed.stderr.splitlines()[-LAST_LINES:])
-        raise RunError(f"{failed}\n{last}")
+        raise _error(failed, completed.returncode, completed.stderr)
     return completed.stdout
 
 
 def child_lines(
     command: Sequence[str], failed: str, *, given: str = "", environment: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Yields the lines that `command` prints, as it prints them. `given` is its stdin.
+    """Yields the lines that `command` prints, as it prints them, without an incomplete last line. `given` is its stdin.
 
     RunError as from `run_child`. The command is ended when nobody takes more lines, or the thread is interrupted.
     """
@@ -59,8 +58,7 @@ def child_lines(
             code = process.wait()
         if code:
             stderr.seek(0)
-            last = "\n".join(stderr.read().splitlines()[-LAST_LINES:])
-            raise RunError(f"{failed}{_cause(code)}\n{last}".rstrip())
+            raise _error(failed, code, stderr.read())
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
@@ -78,7 +76,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
             yield from (line.decode() for line in lines)
 
 
-def _cause(code: int) -> str:
-    if code != -signal.SIGKILL:
-        return ""
-    return ": its process was killed, as the system does when memory runs out"
+def _error(failed: str, code: int, stderr: str) -> RunError:
+    killed = ": its process was killed, as the system does when memory runs out" * (code == -signal.SIGKILL)
+    last = "\n".join(stderr.splitlines()[-LAST_LINES:])
+    return RunError(f"{failed}{killed}\n{last}".rstrip())

@@ -1,4 +1,4 @@
-"""Work that one process at a time does, so that others find its result instead of doing it again."""
+"""Work that one process does, so that other processes find its result instead of doing it again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LOOK_S = 0.05
 
 @contextmanager
 def one_process(lock: Path, most_s: float) -> Iterator[None]:
-    """Context that only one process enters at a time, of the processes that name the same file. The file is removed at
+    """A context that one process at a time enters, among all processes that name the same file. The file is removed at
     the end.
 
-    After `most_s` seconds a process no longer waits, because the other one may hang. It doesn't wait either if the file
-    can't be made or locked.
+    After `most_s` seconds a process enters without the lock, because the other process may hang. So does a process that
+    can't make or lock the file.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What a file is instead of its content, by its first bytes."""
+"""Recognises empty files and pointers of Git LFS by their first bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from labkit.system.input_file import open_file
 
-HEAD = 1024  # bytes that tell
+HEAD = 1024  # bytes
 POINTER = b"version https://git-lfs"
 
 

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ast
+from collections.abc import Callable, Collection
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def lazy_parts(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package. `homes` maps each name to the module that has it, or that is
-    it. `dir` lists all names before any is loaded, so that completion shows them.
+def lazy_parts(
+    package: str, modules: Collection[str] = ()
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__all__`, `__getattr__` and `__dir__` of a package that imports its parts only `if TYPE_CHECKING`.
+
+    The names and their modules are read from these imports, so that each is written once. `dir` lists all names before
+    any part is loaded, so that completion shows them. modules: of the package; further names, which are not in
+    `__all__`.
     """
+    homes = _type_checking_imports(package)
+    public = sorted(homes)
+    homes |= {name: f"{package}.{name}" for name in modules}
 
     def part(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(homes[name])
-        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+        return module if name in modules else getattr(module, name)
 
     def names() -> list[str]:
         return sorted({*homes, *(name for name in vars(import_module(package)) if name.startswith("__"))})
 
-    return part, names
+    return public, part, names
+
+
+def _type_checking_imports(package: str) -> dict[str, str]:
+    """The names that the package's source imports in its `if` block, each with its module."""
+    source = Path(str(import_module(package).__file__)).read_text(encoding="utf-8")
+    imports = [node for block in ast.parse(source).body if isinstance(block, ast.If) for node in block.body]
+    return {name.name: str(node.module) for node in imports if isinstance(node, ast.ImportFrom) for name in node.names}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from labkit.system.shown import shown
 
-# Characters that begin markup in a text of one line. Brackets alone do not, and an underscore within a word does not.
+# Characters that begin markup in a text of one line. Brackets alone and an underscore within a word begin none.
 MARKUP = re.compile(r"[\\|<*`~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)|^(?:#+|>|[-+](?= ))")
 
 

@@ -19,7 +19,7 @@ BINDINGS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 def usable_processors() -> int:
     """Number of processors that this process may use, at least 1. A quota is rounded up to whole processors."""
     quota = _quota_here()
-    allowed = _allowed()
+    allowed = os.cpu_count() or 1 if _mask_misleads() else len(os.sched_getaffinity(0))
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
@@ -49,10 +49,6 @@ def _quota_of(folder: Path, version: int) -> float | None:
 @cache
 def _quota_here() -> float | None:
     return cpu_quota(own_groups("cpu"))
-
-
-def _allowed() -> int:
-    return os.cpu_count() or 1 if _mask_misleads() else len(os.sched_getaffinity(0))
 
 
 @cache

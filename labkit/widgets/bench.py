@@ -46,7 +46,7 @@ class StudyBench(Generic[Result]):
     study: ClassVar[Callable[..., Any]]
     declared: ClassVar[Mapping[str, StudySetting]]  # settings of the study, by name
     kind: ClassVar[type]  # class of the results
-    _newest: ClassVar[dict[str, StudyBench[Any]]] = {}  # by class; it offers the results of older benches, too
+    _newest: ClassVar[dict[str, StudyBench[Any]]] = {}  # of each class; it also offers the results of older benches
 
     def __init_subclass__(cls) -> None:
         cls.declared, cls.kind = settings_of(cls.study), get_type_hints(cls.study)["return"]

@@ -27,7 +27,7 @@ STOPPED = "Stopped; the figures show the previous run, if there was one."
 
 
 class Stopped(KeyboardInterrupt):
-    """The Stop button was pressed. What keeps a part of a result after Ctrl-C keeps it now, too."""
+    """The Stop button was pressed. Code that keeps a part of a result after Ctrl-C keeps it after Stop, too."""
 
 
 class Controls:
@@ -45,6 +45,7 @@ class Controls:
         self._thread: threading.Thread | None = None
         self._ending = threading.Lock()
         self._interruptible = False
+        self._show_last: Callable[[], None]  # shows the offered result
         self._inputs = {name: _input(declared[name], value) for name, value in settings.items()}
         self._run = ipw.Button(description="Run", button_style="primary", icon="play", layout=BUTTON)
         self._end = ipw.Button(description="Stop", icon="stop", disabled=True, layout=BUTTON)
@@ -58,6 +59,7 @@ class Controls:
         self._label = ipw.HTML(html.escape(OFFER))
         self._run.on_click(lambda _: self.start())
         self._end.on_click(lambda _: self.stop())
+        self._last.on_click(lambda _: self._show_last())
         columns = {"grid_template_columns": "repeat(auto-fit, minmax(min(400px, 100%), 400px))", "grid_gap": "4px 24px"}
         grid = ipw.GridBox(list(self._inputs.values()), layout=columns)
         # The label has its own line: next to the buttons a long message would squeeze them.
@@ -79,7 +81,7 @@ class Controls:
 
     def offer(self, show: Callable[[], None], words: str) -> None:
         """Offers an earlier result with a button next to Run, in these words, until something is measured or shown."""
-        self._last.on_click(lambda _: show())
+        self._show_last = show
         self._last.layout.display = None
         self.say(f"{OFFER} {words}")
 

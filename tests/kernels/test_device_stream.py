@@ -158,7 +158,7 @@ def test_after_a_pass_that_was_left_the_next_begins_with_the_first_layer(host: s
 def test_a_pass_that_fails_goes_on_without_waiting_and_the_next_is_whole() -> None:
     for seed in range(30):
         gpu, contents = PlayedGpu(seed), Contents()
-        host = HastyHost(3, gpu.random)
+        host: Any = HastyHost(3, gpu.random)
         stream = DeviceStream(host, 2, CPU, gpu)
         compute_pass(stream, gpu, contents)
         first = stream.begin_pass()

@@ -18,8 +18,7 @@ from helpers.sweeps import swept
 from jupyter_client import BlockingKernelClient
 
 from labkit.notebooks.carried import carried_notebooks
-from labkit.notebooks.lab import lab_command
-from labkit.notebooks.start_page import NEEDS
+from labkit.notebooks.lab import NEEDS, lab_command
 
 
 def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(

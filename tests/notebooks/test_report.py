@@ -10,8 +10,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from labkit.figures.theme import finish
 from labkit.notebooks import Failure
-from labkit.notebooks.contained import contained
-from labkit.notebooks.report import PLOTLY_MIME_TYPE, html_report
+from labkit.notebooks.report import PLOTLY_MIME_TYPE, contained, html_report
 from labkit.system.progress import OUTCOME_MIME_TYPE
 from labkit.widgets.live import as_bundle
 
