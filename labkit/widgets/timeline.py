@@ -118,11 +118,11 @@ class Timeline(anywidget.AnyWidget):
                 self.send(*self._packed(level, index))
         elif kind == "search":
             self._search(message, reply)
-        elif kind in ("details", "at", "beside"):
+        elif kind in ("details", "at", "neighbour"):
             event = {
                 "details": lambda: message["event"],
                 "at": lambda: events.nearest(self._lanes, message["lane"], message["time"]),
-                "beside": lambda: events.neighbour(self._lanes, message["event"], message["by"]),
+                "neighbour": lambda: events.neighbour(self._lanes, message["event"], message["by"]),
             }[kind]()
             details = events.details(self._lanes, event) if event >= 0 else None  # -1: the lane has no event
             self.send(reply | {"kind": "details", "details": details})

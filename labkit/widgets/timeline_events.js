@@ -77,7 +77,7 @@ export class Events {
   }
 
   /** The event `by` places further in the same lane; at the lane's end, the last one. */
-  beside(event, by) {
+  neighbour(event, by) {
     const lane = this.lane[event];
     return Math.min(Math.max(event + by, this.bounds[lane]), this.bounds[lane + 1] - 1);
   }

@@ -41,7 +41,7 @@ class PageModel {
       const event = {
         details: () => message.event,
         at: () => events.nearest(message.lane, message.time),
-        beside: () => events.beside(message.event, message.by),
+        neighbour: () => events.neighbour(message.event, message.by),
       }[message.kind]();
       this.receive({ ...reply, kind: "details", details: event < 0 ? null : events.details(event) }, []);
     }

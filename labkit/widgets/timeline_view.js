@@ -204,7 +204,7 @@ export class View {
   }
 
   step(by) {
-    if (this.selected) this.ask({ kind: "beside", event: this.selected.event, by, reveal: true });
+    if (this.selected) this.ask({ kind: "neighbour", event: this.selected.event, by, reveal: true });
     else if (this.lane !== null) this.selectAt(this.lane, this.middle);
   }
 

@@ -13,7 +13,7 @@ from helpers.traces.handmade import Recorder
 from helpers.traces.random_traces import random_trace
 
 from labkit.nsys.tables.selection import Selection
-from labkit.nsys.timeline.events import beside, details, nearest, search
+from labkit.nsys.timeline.events import details, nearest, neighbour, search
 from labkit.nsys.timeline.lanes import Lanes, Traces, build_lanes
 from labkit.nsys.timeline.synthetic import decode_trace, trace_of
 from labkit.nsys.timeline.tiles import Tiles
@@ -102,8 +102,8 @@ def test_places_neighbours_and_names_are_found(browser: Any, tmp_path: Path) -> 
             script = f"([lane, time]) => {VIEW}.model.events.nearest(lane, time)"
             assert browser.evaluate(script, [lane, time]) == nearest(lanes, lane, time)
     for event, step in ((0, 1), (5, -2), (len(lanes) - 1, 1)):
-        script = f"([event, by]) => {VIEW}.model.events.beside(event, by)"
-        assert browser.evaluate(script, [event, step]) == beside(lanes, event, step)
+        script = f"([event, by]) => {VIEW}.model.events.neighbour(event, by)"
+        assert browser.evaluate(script, [event, step]) == neighbour(lanes, event, step)
     script = f"(text) => {VIEW}.model.events.search(text)"
     assert browser.evaluate(script, "GEMV") == search(lanes, "gemv").tolist()
     browser.locator(".lkt-bar input").fill("gemv")

@@ -54,8 +54,8 @@ def test_an_interrupt_while_packing_keeps_nothing_that_is_half(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(packing_progress, "WORTH_A_BAR", 1)
-        patched.setattr(packing_progress, "progress_bar", lambda *_: nullcontext(interrupted))
+        patched.setattr(build, "WORTH_A_BAR", 1)
+        patched.setattr(build, "progress_bar", lambda *_: nullcontext(interrupted))
         with pytest.raises(KeyboardInterrupt):
             labkit.init_inference(model, impl="cpp", **options)
     assert not list(tmp_path.rglob(MANIFEST))

@@ -46,8 +46,8 @@ class Ahead:
     def add(self, tokens: Tensor) -> None:
         """Adds tokens int64 [B], on the device of `choice`, to its texts; padding to texts that have ended."""
         assert self.choice is not None
-        for row in self.ended if self.pad is not None else ():
-            tokens[row] = self.pad
+        if self.pad is not None:
+            tokens[list(self.ended)] = self.pad
         self.choice.tokens[:, self.choice.length] = tokens
 
 
