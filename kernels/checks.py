@@ -22,6 +22,7 @@ from .dispatch import MOST_THREADS
 from .int8_cache import SCALE_DTYPE
 from .types import (
     ACTIVATIONS,
+    MOST_REAL,
     NORM_KINDS,
     AttentionParams,
     Heads,
@@ -40,7 +41,6 @@ from .types import (
 IMPLS = ("cpp", "reference", "triton")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MOST = 2**31 - 1  # of an int32
-MOST_REAL = torch.finfo(torch.float32).max
 MOST_UNITS = 1 << 24  # units of work that one call can give its threads: 24 bits of Team::Hand in team.h
 
 Size = int | str | None

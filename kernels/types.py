@@ -22,6 +22,7 @@ from .codes import unpack_words
 
 NORM_KINDS = ("none", "layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+MOST_REAL = torch.finfo(torch.float32).max
 HEAD_DIM_LIMITS = {"cpp": 512, "reference": 512, "triton": 256}
 HEAD_DIM_MULTIPLE = 16
 same_in_cpp({"kMostDim": HEAD_DIM_LIMITS["cpp"]})
@@ -283,8 +284,8 @@ class AttentionParams:
                 f"got window = {self.window} with causal = False; a window ends at each token's own slot, so leave out "
                 "one of the two"
             )
-        if self.cap is not None and not (isinstance(self.cap, float) and 0 < self.cap < float("inf")):
-            raise UserError(f"got cap = {self.cap!r}, expected a finite float above 0, or None")
+        if self.cap is not None and not (isinstance(self.cap, float) and 0 < self.cap <= MOST_REAL):
+            raise UserError(f"got cap = {self.cap!r}, expected a finite float32 above 0, or None")
 
     @cached_property
     def c(self) -> CAttentionParams:

@@ -39,7 +39,13 @@ class CacheStream final : public SlotStream {
         reading_(slot_bytes),
         writing_(slot_bytes) {
     writer_ = std::thread([this] { write_on(); });
-    start();
+    try {
+      start();
+    } catch (...) {
+      stop();
+      writer_.join();
+      throw;
+    }
   }
   ~CacheStream() override {
     stop();

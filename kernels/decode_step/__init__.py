@@ -263,8 +263,8 @@ class DecodeStep:
                 raise UserError(f"got keep = {chunk.keep}, expected 0 to {tokens}, the tokens of a sequence")
 
     def _require_tensors(self, chunk: ChunkArgs, rotary: Rotary | None) -> None:
-        """Raises UserError for tensors of another type, shape or device. The numbers of tokens and the memory of caches
-        are the caller's business.
+        """Raises UserError for tensors of another type, shape or device, and for tokens and positions that have no row
+        in the model's tables. The memory of caches is the caller's business.
         """
         model, batch, call = self.model, chunk.rows.batch, checks.ArgumentCheck("DecodeStep", "cpp")
         checks.heads("heads", model.heads, call)
@@ -287,6 +287,16 @@ class DecodeStep:
         ):
             if (tensor := getattr(chunk, name)) is not None:
                 call.tensor(name, tensor, dtype, *shape)
+        if chunk.keep and model.head and chunk.logits is chunk.argmax is None:
+            raise UserError(f"got keep = {chunk.keep} without logits or argmax to fill; give one of them")
+        if (embedding := model.embedding) is None:
+            return
+        assert chunk.tokens is not None
+        if self.exchange is None:  # a rank has zero rows for the tokens of other ranks
+            call.within("tokens", chunk.tokens, embedding.vocab.stop, "the tokens of the vocabulary")
+        if embedding.positions is not None:
+            rows = len(embedding.positions) - embedding.position_offset
+            call.within("rows.positions", chunk.rows.positions, rows, "the rows of the table of positions")
 
     def _set(
         self,

@@ -85,8 +85,14 @@ class SlotStream:
 
     def _opened(self, address: int, descriptor: int) -> None:
         """Keeps the stream's address, and closes the stream with this object. descriptor: of the file; it is closed
-        after the threads have ended.
+        after the threads have ended. Raises RunError if there is no stream.
         """
+        if not address:
+            os.close(descriptor)
+            raise RunError(
+                "a stream from a file could not start: the system has no memory or no thread left; close other "
+                "programs, or raise the limits that `ulimit -v` and `ulimit -u` show"
+            )
         self.address = address
         self.close = weakref.finalize(self, _closed, self._library, address, descriptor, self.all_slots)
 

@@ -142,7 +142,7 @@ class SlotStream {
       stop_ = true;
     }
     changed_.notify_all();
-    reader_.join();
+    if (reader_.joinable()) reader_.join();
   }
 
   // Fills a slot. The reader calls it without the lock.
@@ -220,5 +220,15 @@ class SlotStream {
   std::deque<Span> spans_;
   std::thread reader_;
 };
+
+// What make() returns, or null without memory or a thread: no exception passes through C.
+template <class Make>
+SlotStream* opened(Make&& make) {
+  try {
+    return make();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
 
 }  // namespace labkit

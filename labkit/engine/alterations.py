@@ -66,8 +66,14 @@ def _changed_code(module: nn.Module) -> str | None:
 
 
 def _is_own(module: nn.Module) -> bool:
-    """Tells whether a module's `forward` is its class's, compiled or not. accelerate keeps it under another name."""
-    forward = vars(module).get("_old_forward", vars(module).get("forward"))
+    """Tells whether a module's `forward` is its class's, compiled or not. accelerate's wrapper keeps it under another
+    name, and calls hooks before and after it.
+    """
+    forward = vars(module).get("forward")
+    if "_old_forward" in vars(module):
+        if _library(forward) != "accelerate" or not _is_accelerates(getattr(module, "_hf_hook", None)):
+            return False
+        forward = module._old_forward
     compiled = getattr(forward, "_torchdynamo_orig_callable", forward)
     wrapper = "_orig_mod" in module._modules  # made by torch.compile; the wrapped module is checked, too
     return forward is None or wrapper or getattr(compiled, "__func__", None) is type(module).forward
@@ -79,10 +85,18 @@ def _foreign_hook(*hooks: Mapping[int, Any]) -> str | None:
     return None if hook is None else getattr(hook, "__qualname__", type(hook).__name__)
 
 
+def _is_accelerates(hook: Any) -> bool:
+    """Tells whether a hook of accelerate, or a sequence of them, has accelerate's own types: they move tensors."""
+    return all(type(part).__module__.partition(".")[0] == "accelerate" for part in (hook, *getattr(hook, "hooks", ())))
+
+
 def _library(code: Any) -> str:
-    """Returns the name of the library that defines a hook or a `forward`."""
+    """Returns the name of the library that defines a hook or a `forward`. A function that `functools.wraps` another has
+    the other's `__module__`, but its own globals.
+    """
     function = code.func if isinstance(code, partial) else code
-    return str(getattr(function, "__module__", "")).partition(".")[0]
+    of_function = getattr(function, "__globals__", {}).get("__name__")
+    return str(of_function or getattr(function, "__module__", "")).partition(".")[0]
 
 
 def _changed_activation(module: nn.Module, config: ModelConfig) -> str | None:

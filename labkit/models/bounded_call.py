@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-SECONDS, MEMORY_BYTES, RESULT_BYTES = 10.0, 1 << 30, 16 << 20
+SECONDS, MEMORY_BYTES, RESULT_BYTES = 10.0, 1 << 30, 2 << 20
 DONE, FAILED = b"d", b"f"
 
 

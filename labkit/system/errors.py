@@ -1,8 +1,16 @@
-"""The errors that labkit raises on purpose. Any other error is a defect of labkit, and keeps its traceback."""
+"""The errors that labkit raises on purpose. Any other error is a defect of labkit, and keeps its traceback.
+
+Messages name strangers' files, tensors and kernels. Their control characters are escaped, in tracebacks, too.
+"""
+
+from labkit.system.shown import shown_lines
 
 
 class UserError(ValueError):
     """A request that cannot be served as it stands. The message says what it got, what it expected and what to do."""
+
+    def __str__(self) -> str:
+        return shown_lines(super().__str__())
 
 
 class UserTypeError(UserError, TypeError):
@@ -15,3 +23,6 @@ class UnsupportedError(UserError, NotImplementedError):
 
 class RunError(RuntimeError):
     """A run that could not finish: a process died, a compiler failed. The message says all that a user needs."""
+
+    def __str__(self) -> str:
+        return shown_lines(super().__str__())

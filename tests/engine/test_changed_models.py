@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,25 @@ def other_forward(model: PreTrainedModel) -> None:
     model.model.layers[2].self_attn.o_proj.forward = lambda x: 2 * original(x)
 
 
+class Doubling(accelerate.hooks.ModelHook):
+    def post_forward(self, module: nn.Module, output: torch.Tensor) -> torch.Tensor:
+        return 2 * output
+
+
+def hooked_by_accelerate(model: PreTrainedModel) -> None:
+    accelerate.hooks.add_hook_to_module(model.model.layers[0].mlp, Doubling())
+
+
+def hooked_by_accelerate_too(model: PreTrainedModel) -> None:
+    dispatched(model)
+    accelerate.hooks.add_hook_to_module(model.model.layers[0].mlp, Doubling(), append=True)
+
+
+def other_forward_after_dispatch(model: PreTrainedModel) -> None:
+    dispatched(model)
+    other_forward(model)
+
+
 def other_class(model: PreTrainedModel) -> None:
     model.model.layers[0].mlp.up_proj.__class__ = Doubled
 
@@ -140,6 +160,9 @@ REFUSED: dict[Change, str] = {
     hooked: r"model\.layers\.1\.mlp has the forward hook hooked\.<locals>\.<lambda>, which the kernels would leave out",
     hooked_before: r"lm_head has the forward hook hooked_before",
     other_forward: r"model\.layers\.2\.self_attn\.o_proj has a forward that replaces its own",
+    hooked_by_accelerate: r"model\.layers\.0\.mlp has a forward that replaces its own",
+    hooked_by_accelerate_too: r"model\.layers\.0\.mlp has a forward that replaces its own",
+    other_forward_after_dispatch: r"model\.layers\.2\.self_attn\.o_proj has a forward that replaces its own",
     other_class: r"model\.layers\.0\.mlp\.up_proj is a Doubled of .*test_changed_models",
     other_activation: r"model\.layers\.1\.mlp\.act_fn computes ReLU \(the config's activation: silu\)",
     other_scale: r"model\.layers\.1\.self_attn\.scaling is 0.447214 \(the config's: 0.223607\)",
@@ -209,10 +232,11 @@ def test_a_loss_of_the_user_is_taken() -> None:
     torch.testing.assert_close(engine(ids, labels=ids).loss, model(ids, labels=ids).loss)
 
 
-def test_a_forward_that_a_class_was_given_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("disguise", [lambda original: lambda forward: forward, wraps], ids=["plain", "wrapped"])
+def test_a_forward_that_a_class_was_given_is_refused(disguise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("llama")
     original = LlamaMLP.forward
-    monkeypatch.setattr(LlamaMLP, "forward", lambda module, x: 2 * original(module, x))
+    monkeypatch.setattr(LlamaMLP, "forward", disguise(original)(lambda module, x: 2 * original(module, x)))
     with pytest.raises(UserError, match=r"model\.layers\.0\.mlp has a forward that replaces its own"):
         labkit.init_inference(model)
 

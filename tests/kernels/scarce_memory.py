@@ -1,14 +1,21 @@
-"""Calls the C++ kernels with less and less memory, in a process of its own; prints how many raised MemoryError."""
+"""Calls the C++ kernels with less and less memory, in a process of its own; prints how many raised MemoryError.
+
+Then opens a stream of layers without memory for the stack of a thread; prints the error.
+"""
 
 import resource
 import sys
+from pathlib import Path
 
 import torch
 from helpers.kernels.ops import Draw
 
-from labkit.kernels import gemm
+from labkit.kernels import build, gemm
+from labkit.kernels.layer_stream import PAGE, Block, LayerStream, digest_of
+from labkit.system.errors import RunError
 
 ROWS, STEP = 400_000, 16  # rows; bytes of a row, less than any buffer of a call has
+THREAD_STACK = 3 << 20  # bytes that are left: less than a thread's stack takes
 
 
 def main() -> None:
@@ -16,11 +23,9 @@ def main() -> None:
     _, linear = Draw().linear(1, 1)
     x = torch.ones(ROWS, 1)
     gemm(x[:1], linear, threads=2, impl="cpp")  # starts the threads
-    with open("/proc/self/statm") as file:
-        used_bytes = int(file.read().split()[0]) * resource.getpagesize()
-    failures = 0
+    used, failures = used_bytes(), 0
     for limit in range(0, 2000, STEP):
-        resource.setrlimit(resource.RLIMIT_AS, (used_bytes + limit * ROWS, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (used + limit * ROWS, resource.RLIM_INFINITY))
         try:
             gemm(x, linear, threads=2, impl="cpp")
         except MemoryError:
@@ -31,6 +36,27 @@ def main() -> None:
         else:
             break
     sys.stdout.write(f"{failures}\n")
+    sys.stdout.write(stream_without_a_thread())
+
+
+def stream_without_a_thread() -> str:
+    """The error of a stream that cannot start its thread."""
+    file, library = Path(sys.argv[1]), build.in_use("float32")
+    file.write_bytes(bytes(PAGE))
+    blocks = [Block(0, 0, PAGE, digest_of(library, torch.zeros(PAGE, dtype=torch.uint8)))]
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    LayerStream(library, file, blocks, 1).close()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + THREAD_STACK, resource.RLIM_INFINITY))
+    try:
+        LayerStream(library, file, blocks, 1)
+    except RunError as error:
+        return str(error)
+    return "no error"
+
+
+def used_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

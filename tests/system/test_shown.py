@@ -5,13 +5,15 @@ import logging
 import sys
 import unicodedata
 import warnings
+from traceback import format_exception_only
 from typing import Any
 
 import pytest
 from transformers.utils import logging as transformers_logging
 
 from labkit.system.command import run_command
-from labkit.system.shown import shown, shown_lines, shown_value
+from labkit.system.errors import RunError, UnsupportedError, UserError, UserTypeError
+from labkit.system.shown import CONTROL_OF_LINES, shown, shown_lines, shown_value
 
 EVERY = "".join(map(chr, range(sys.maxunicode + 1)))
 DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -100,3 +102,10 @@ def test_log_lines_and_warnings_of_a_command_are_shown(name: str) -> None:
     assert written.getvalue().count(shown_lines(text)) >= 4
     assert shown_lines(written.getvalue()) == written.getvalue()
     assert logging.getLogRecordFactory() is logging.LogRecord
+
+
+@pytest.mark.parametrize("kind", [UserError, UserTypeError, UnsupportedError, RunError])
+def test_an_error_is_safe_in_a_traceback(kind: type[Exception]) -> None:
+    error = kind("tensor \x1b]0;title\x07\x1b[2J:\nexpected another name")
+    assert str(error) == "tensor \\x1b]0;title\\x07\\x1b[2J:\nexpected another name"
+    assert CONTROL_OF_LINES.search("".join(format_exception_only(error))) is None

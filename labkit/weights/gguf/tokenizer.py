@@ -21,6 +21,7 @@ from labkit.weights.gguf.metadata import TOKENIZER, Metadata
 from labkit.weights.gguf.splits import SPLITS, Splits
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # GGUF's kinds of tokens
+MOST_WHOLE = 1 << 15  # tokens of the kinds in WHOLE: five times those of Gemma 3, which has the most
 WHOLE = (UNKNOWN, CONTROL, USER_DEFINED)  # kinds of tokens that are found in a text before it is split
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # their names in `tokenizer.ggml.model`
 DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # ids in a SentencePiece vocabulary that does not name them
@@ -61,13 +62,18 @@ def read_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
     tokens = _tokens(metadata)
     kinds = _kinds(metadata, tokens)
     ids = special_ids(metadata)
+    whole = [(token, token_kind) for token, token_kind in zip(tokens, kinds, strict=False) if token_kind in WHOLE]
+    if len(whole) > MOST_WHOLE:
+        raise UserError(
+            f"{metadata.path} has {len(whole)} tokens that are found before a text is split, expected at most "
+            f"{MOST_WHOLE}; the types of its tokens are wrong: convert it again"
+        )
     splits = _splits(metadata) if kind == BYTE_LEVEL else Splits((), add_bos=True)
     try:
         if kind == BYTE_LEVEL:
             backend = _byte_level(metadata, tokens, kinds, splits)
         else:
             backend = _sentencepiece(metadata, tokens, kinds, ids.get("unknown"))
-        whole = [(token, token_kind) for token, token_kind in zip(tokens, kinds, strict=False) if token_kind in WHOLE]
         special = [token for token, token_kind in whole if token_kind != USER_DEFINED]
         ordinary = [token for token, token_kind in whole if token_kind == USER_DEFINED]
         backend.add_special_tokens([AddedToken(token, normalized=False) for token in special])

@@ -103,6 +103,7 @@ def test_sizes_that_do_not_fit_a_step_are_refused() -> None:
     cache = engine.module.new_cache()
     engine(ids, past_key_values=cache)
     rows, step, fitting = cache.place(1, 4), DecodeStep(engine.weights), cache.c
+    far = replace(rows, positions=torch.arange(300, 304, dtype=torch.int32))
     misuses: list[tuple[list[ChunkArgs], object, str]] = [
         ([], fitting, "got 0 chunks and 3 caches"),
         ([ChunkArgs(rows, 4, ids)], (fitting._type_ * 2)(), "1 chunks and 2 caches"),
@@ -110,6 +111,9 @@ def test_sizes_that_do_not_fit_a_step_are_refused() -> None:
         ([ChunkArgs(rows, -1, ids)], fitting, "can't take 4 tokens after -1"),
         ([ChunkArgs(rows, 0, ids[:, :2])], fitting, r"tokens: expected contiguous int64 \[1, 4\], got .* \[1, 2\]"),
         ([ChunkArgs(rows, 0, ids, keep=5)], fitting, "got keep = 5, expected 0 to 4"),
+        ([ChunkArgs(rows, 0, ids, keep=1)], fitting, "got keep = 1 without logits or argmax to fill"),
+        ([ChunkArgs(rows, 0, ids + 10**9)], fitting, "tokens: got 10000.* the tokens of the vocabulary"),
+        ([ChunkArgs(far, 0, ids)], fitting, r"rows\.positions: got 300 to 3.*: the rows of the table of positions"),
     ]
     for chunks, caches, expected in misuses:
         with pytest.raises(UserError, match=expected):

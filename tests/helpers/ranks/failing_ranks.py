@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from time import perf_counter
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ import labkit
 from labkit.kernels.build import BuildError
 from labkit.system.errors import UserError
 
+MOST_SECONDS = 20  # of a call in which a rank fails; ranks that wait for a lost message wait for minutes
 KINDS: dict[str, dict[str, Any]] = {
     "shared memory": {"impl": "cpp"},
     "gloo": {"impl": "cpp", "apart": True},
@@ -185,8 +187,11 @@ def _failing(owner: Any, method: str, error: BaseException, after: int) -> Itera
 
 
 def _message(call: Callable[[], object]) -> str:
+    """The error of a call. It begins with the seconds that the call took, if a rank had to wait for others."""
+    begun = perf_counter()
     try:
         call()
     except (ValueError, RuntimeError, OSError, MemoryError, TooMuchError, KeyboardInterrupt) as error:
-        return f"{type(error).__name__}: {error}"
+        waited = perf_counter() - begun
+        return f"{f'after {waited:.0f} s: ' if waited > MOST_SECONDS else ''}{type(error).__name__}: {error}"
     return "nothing"

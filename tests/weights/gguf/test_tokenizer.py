@@ -16,7 +16,7 @@ from labkit.system.errors import UserError
 from labkit.weights.gguf.header import read_header
 from labkit.weights.gguf.metadata import Metadata
 from labkit.weights.gguf.splits import SPLITS
-from labkit.weights.gguf.tokenizer import ends_of_turn, read_tokenizer
+from labkit.weights.gguf.tokenizer import MOST_WHOLE, ends_of_turn, read_tokenizer
 
 DATA = json.loads((Path(__file__).parent / "splits.json").read_text())
 BY_NAME = {name: case["ids"] for case in DATA["tokens"] for name in case["names"]}
@@ -118,6 +118,16 @@ def test_whole_tokens_are_one_id_each(tmp_path: Path) -> None:
         assert tokenizer.decode([FIRST + index]) == token
     visible_text = tokenizer.decode(ids(tokenizer, "".join(SPECIAL)), skip_special_tokens=True)
     assert visible_text == "a bx\nyhéllo"
+
+
+def test_more_whole_tokens_than_any_model_has_are_refused(tmp_path: Path) -> None:
+    """To add and to find each of them takes time."""
+    tokens = [(f"<{index}>", CONTROL) for index in range(MOST_WHOLE + 1)]
+    read = metadata(tmp_path / "many.gguf", letters_and(*tokens))
+    with pytest.raises(
+        UserError, match=r"many\.gguf has 32769 tokens that are found before .*, expected at most 32768"
+    ):
+        read_tokenizer(read)
 
 
 @pytest.mark.parametrize(
