@@ -19,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 from labkit.engine.hf.endings import End, endings_of, pad_of
 from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.hf.prompts import read_prompt
+from labkit.engine.hf.sorted_removal import processed_scores
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
@@ -94,7 +95,7 @@ class TokenChoice:
             chosen = self._by_rules(self.rules(tokens.shape[1]), tokens, logits)
             if chosen is not None:
                 return chosen
-        processed = self.processors(tokens, logits)
+        processed = processed_scores(self.processors, tokens, logits)
         if self.keeps_scores:
             self.scores.append(processed)
         if not self.samples:
@@ -105,7 +106,7 @@ class TokenChoice:
         """As `next_tokens`; None if the kernel does not choose."""
 
         def process(sequences: Tensor) -> Tensor:
-            return self.processors(tokens[sequences], logits[sequences])
+            return processed_scores(self.processors, tokens[sequences], logits[sequences])
 
         of_batch = any(rule.kind == PENALTY_OF_IDS for rule in rules)  # such a rule has ids of the whole batch
         return unchecked(choose)(
