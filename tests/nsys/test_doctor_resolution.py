@@ -13,8 +13,8 @@ from labkit.harness.turns import resolution as measurement
 from labkit.nsys.doctor import examination as doctor
 from labkit.nsys.doctor.check import Status
 from labkit.nsys.doctor.machine_checks import UNKNOWN, resolution
-from labkit.statistics import kept_resolutions as module
-from labkit.statistics.kept_resolutions import KeptResolution, Machine, keep_resolution, kept_resolutions
+from labkit.statistics import kept_records
+from labkit.statistics.kept_resolutions import KEPT, KeptResolution, Machine, keep_resolution, kept_resolutions
 
 MEASURED = KeptResolution(
     machine=Machine.here(), threads=2, model="gpt2", dtype="bfloat16", weight_mb=249.0, scatter=0.02, bias=0.0,
@@ -26,7 +26,7 @@ SENTENCE = "this machine tells 0.9% apart in 60 s, for models around 249 MB (gpt
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(kept_records, "cache_root", lambda: tmp_path)
     return tmp_path
 
 
@@ -103,7 +103,7 @@ def test_options_of_a_measurement_need_one(asked: dict[str, Any], option: tuple[
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_minute(asked: dict[str, Any], cache: Path) -> None:
-    (cache / module.KEPT).mkdir()
+    (cache / KEPT).mkdir()
     refused = labkit("--resolution")
     assert "which is a folder" in str(refused.exception)
     assert asked == {}

@@ -19,7 +19,7 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.runs import Run, TokenTurn
 from labkit.harness.turns import resolution as module
 from labkit.harness.turns.resolution import FEWEST, ResolutionError, measure_resolution
-from labkit.statistics import kept_resolutions
+from labkit.statistics import kept_records, kept_resolutions
 from labkit.statistics.kept_resolutions import KeptResolution, Machine, keep_resolution
 from labkit.statistics.resolution import Resolution
 
@@ -149,7 +149,7 @@ def test_this_machine_is_measured_and_its_comparisons_know_what_was_kept(
         return resolution_of_comparison(record)
 
     monkeypatch.setattr(module, "_resolution", note_and_go_on)
-    monkeypatch.setattr(kept_resolutions, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(kept_records, "cache_root", lambda: tmp_path)
     monkeypatch.setattr(module, "busy", lambda taken_cores: False)  # other tests run beside this one
     monkeypatch.setattr(module, "FEWEST", 3)
     earlier = KeptResolution(
