@@ -64,6 +64,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise RunError("it would begin here")
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # a drawn ~ leads there
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("execv", "execve"):
         monkeypatch.setattr(os, name, fail)
