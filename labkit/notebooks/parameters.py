@@ -58,9 +58,7 @@ class Parameter:
     """A parameter of a notebook, as its cell declares it."""
 
     name: str
-    types: tuple[
-        str, ...
-    ]  # alternatives, such as "Literal['a', 'b']" or "list[int]"; empty: not stated, so any literal
+    types: tuple[str, ...]  # alternatives, such as "Literal['a', -1]" or "list[int]"; empty: not stated, any literal
     default: Any  # an Expression if it is not a literal
     help: str
 
