@@ -9,6 +9,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from labkit.cli.words import Command
 from labkit.system.shown import shown
 from labkit.system.terminal import terminal
 
@@ -34,7 +35,7 @@ def list_notebooks() -> None:
     out.print(table)
 
 
-@notebooks.command("copy")
+@notebooks.command("copy", cls=Command)
 def copy(folder: Annotated[Path, typer.Argument(help="Folder for the copies; made if missing.")]) -> None:
     """Copy the notebooks into a folder. A copy that you changed or ran there stays."""
     from labkit.notebooks.copies import copy_notebooks

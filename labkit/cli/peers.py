@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from labkit.cli.words import Command
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
 
@@ -41,7 +42,7 @@ def list_peers() -> None:
     out.print(table)
 
 
-@peers.command("install")
+@peers.command("install", cls=Command)
 def install_peer(
     name: Annotated[str, typer.Argument(help="A name from `labkit peers list`.")],
     again: Annotated[bool, typer.Option("--again", help="Install it again even if it is installed.")] = False,

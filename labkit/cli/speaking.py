@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NEW_OF_ANSWER = 512
 
 System = Annotated[str | None, typer.Option(help="System prompt of a chat model.")]
-Temperature = Annotated[float, typer.Option(help="0: greedy; else sampling.")]
+Temperature = Annotated[float, typer.Option(help="0: greedy; else sampling, from 0.000001 on.")]
 ResidentGb = Annotated[
     float | None,
     typer.Option(help="GB of memory for weights; layers that do not fit are read from the disk for every token."),

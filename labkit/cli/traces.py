@@ -122,7 +122,7 @@ def _add(shown: TraceCommand) -> None:
         show({table: frames[table.name] for table in shown.tables}, form, output=output, top=top, about=about)
 
 
-@trace.command()
+@trace.command(cls=Command)
 def compare(
     a: Annotated[Path, typer.Argument(help="The trace of the baseline.")],
     b: Annotated[Path, typer.Argument(help="The trace of the candidate.")],
@@ -186,7 +186,7 @@ def _sides(a: str, b: str, difference: TraceDifference) -> Iterator[str]:
         yield f"{letter} {name}: {time / 1e6:,.3f} ms{per_unit}{end}"
 
 
-@trace.command()
+@trace.command(cls=Command)
 def replay(
     files: Files,
     op: Annotated[str, typer.Option(help="The operator of PyTorch, such as aten::mm.")],
@@ -205,7 +205,7 @@ def replay(
     out.print(str(write_replay(read(files), op, target, nth=nth)), soft_wrap=True)
 
 
-@trace.command()
+@trace.command(cls=Command)
 def merge(
     files: Files,
     output: Annotated[Path, typer.Option("--output", "-o", help="Ends in .json or .json.gz.")] = Path("merged.json.gz"),

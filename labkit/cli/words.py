@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand
@@ -10,6 +11,7 @@ from typer.core import TyperCommand
 from labkit.system.asked_from import command_has
 from labkit.system.bounds import BOUNDS, check_number
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.shown import shown
 
 FORMER = {  # former names of options, and names of notebook parameters; help texts do not show them
@@ -22,7 +24,9 @@ FORMER = {  # former names of options, and names of notebook parameters; help te
 
 
 class Command(TyperCommand):
-    """A command that checks that its numbers are within BOUNDS and its texts are UTF-8. File names may be any bytes."""
+    """A command that checks that its numbers are within BOUNDS and its texts are UTF-8. File names may be any bytes,
+    and may begin with `~`: shells leave the `~` of `--output=~/x` and of quoted words as it is.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {name for parameter in self.params for name in parameter.opts}
@@ -32,6 +36,10 @@ class Command(TyperCommand):
         for name, value in ctx.params.items():
             if name == "command":  # of another program
                 continue
+            if isinstance(value, Path):
+                ctx.params[name] = expanded(value)
+            elif isinstance(value, list | tuple) and all(isinstance(item, Path) for item in value):
+                ctx.params[name] = type(value)(map(expanded, value))
             for item in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(item, str):
                     check_text(item, name)

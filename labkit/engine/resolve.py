@@ -19,6 +19,7 @@ from labkit.models.encoder_policies import ENCODERS
 from labkit.models.policies import policy_for
 from labkit.models.policy import Policy
 from labkit.models.shards import shard
+from labkit.models.token_ids import TOKEN_IDS
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.weights.build import has_codes, saved_in
 from labkit.weights.checkpoint.described import described_source
@@ -28,7 +29,6 @@ from labkit.weights.quantise import NO_ROUNDING
 from labkit.weights.spec import WeightSpec
 
 log = logging.getLogger("labkit")
-TOKEN_IDS = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from plotly.basedatatypes import BaseFigure
 
 from labkit.figures.page import figure_page
 from labkit.system.errors import RunError, UserError, UserTypeError
+from labkit.system.home import expanded
 from labkit.system.lifetime import kill_session
 from labkit.system.whole_file import whole_file, write_whole
 
@@ -40,7 +41,7 @@ def save(
     UserError: an unknown ending, a size of 0 or less, no kaleido, no browser. UserTypeError: not a figure. RunError:
     the browser failed.
     """
-    target = Path(path)
+    target = expanded(path)
     ending = target.suffix.lower()
     if not isinstance(figure, BaseFigure):
         raise UserTypeError(

@@ -30,6 +30,7 @@ from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.system.asked_from import setting
 from labkit.system.errors import RunError, UserError
+from labkit.system.home import expanded
 from labkit.system.input_file import decoded, read_file
 from labkit.system.json_file import read_json
 from labkit.system.output_folder import reason
@@ -70,7 +71,7 @@ def save(record: Measurement | Comparison | Evaluation | StreamingPlan, folder: 
 
     SaveError where the folder cannot be written to, or is full.
     """
-    return save_lines(Path(folder) / f"{_stem(record)}.jsonl", [record])
+    return save_lines(expanded(folder) / f"{_stem(record)}.jsonl", [record])
 
 
 def _stem(record: Measurement | Comparison | Evaluation | StreamingPlan) -> str:
@@ -113,7 +114,7 @@ def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
 
     UserError: nothing at `path`, a folder without such files, a line that is no record, a study without records.
     """
-    root = Path(path)
+    root = expanded(path)
     if not root.exists():
         raise UserError(f"got {root}, which does not exist; expected a file of JSON lines, or a folder of such files")
     files = _files(root) if root.is_dir() else [root]

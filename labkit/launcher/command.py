@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from labkit.launcher.rendezvous import Rendezvous, loopback
 from labkit.launcher.shares import PIN, threads_each
 from labkit.launcher.start import START_TIMEOUT
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 
 LOOPBACK = "labkit-loopback"  # the rendezvous of one machine, which labkit.launcher.agent registers with torchrun
 START = ("-P", "-m", "labkit.launcher.start_rank")
@@ -78,11 +78,12 @@ def program(command: Sequence[str], *, module: bool = False, no_python: bool = F
         return list(command)
     if module:
         return [sys.executable, "-u", "-m", *command]
-    if not Path(command[0]).is_file():
+    script = expanded(command[0])
+    if not script.is_file():
         raise UserError(
             f"got the script {command[0]!r}, and there is no such file; expected: labkit launch --tp N -- script.py"
         )
-    return [sys.executable, "-u", *command]
+    return [sys.executable, "-u", str(script), *command[1:]]
 
 
 def torchrun_arguments(world: World, command: Sequence[str], timeout_s: float) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -39,6 +40,11 @@ WRAPPED: tuple[tuple[tuple[str, ...], str], ...] = (
         "dtype=torch.int8",
     ),
 )
+
+# Modules that contain another one, and names of their own in its tensors' names.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+STATE = "state_dict."  # the weights in a file that a trainer wrote, next to its own state
+MOST_PREFIXES = 8  # that are tried
 
 GetTensor = Callable[[str, Cut | None], Tensor]  # Hugging Face's name -> the tensor, or the part that the cut takes
 
@@ -144,16 +150,18 @@ class Policy:
 
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
         """Raises UserError naming the tensors that a checkpoint's `names` lack, or that the model does not have."""
-        expected, stored = self.expected(config), set(names)
-        allowed = expected | {f"{self.head}.weight"} if config.tied_head else expected
-        missing = expected - stored
-        extra = {name for name in stored - allowed if not _is_buffer(name)}
+        missing, extra = self._misfits(self.expected(config), config, set(names))
         if missing or extra:
             raise UserError(
                 f"the tensors do not fit {self.architecture} with {config.num_layers} layers "
                 f"({misfits(missing, extra)}); "
                 f"{self._remedy(missing, extra)}"
             )
+
+    def _misfits(self, expected: set[str], config: ModelConfig, stored: set[str]) -> tuple[set[str], set[str]]:
+        """The expected names that are not stored, and the stored names that the model does not have."""
+        allowed = expected | {f"{self.head}.weight"} if config.tied_head else expected
+        return expected - stored, {name for name in stored - allowed if not _is_buffer(name)}
 
     def _remedy(self, missing: set[str], extra: set[str]) -> str:
         """The advice of the error message about names that do not fit; it depends on how they differ."""
@@ -180,7 +188,7 @@ class Policy:
         """Today's name of a tensor in a checkpoint. Older checkpoints have other names. Names of a bare decoder lack
         the prefix, and names of a compiled or distributed model have one more.
         """
-        stored = unwrapped(stored)
+        stored = ".".join(part for part in stored.split(".") if part not in WRAPPERS)
         while stored.startswith("module."):
             stored = stored.removeprefix("module.")
         for old, new in self.renamed:
@@ -188,6 +196,22 @@ class Policy:
                 stored = new + stored.removeprefix(old)
         prefix = self.layers.split(".")[0]
         return stored if stored.startswith((f"{prefix}.", f"{self.head}.")) else f"{prefix}.{stored}"
+
+    def current_names(self, config: ModelConfig, stored: Iterable[str]) -> dict[str, str]:
+        """Today's names of the tensors of a whole checkpoint, by their stored names.
+
+        A trainer writes its own module's prefix before all names. Of the prefixes that all names have in common, the
+        one is taken away that leaves the fewest names that do not fit. In a file with a `state_dict`, other tensors
+        are not the model's.
+        """
+        names, expected = set(stored), self.expected(config)
+        names = {name for name in names if name.startswith(STATE)} or names
+        first, last = min(names, default="").split("."), max(names, default="").split(".")
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], last[:MOST_PREFIXES], strict=False))
+        shared = [part for part, _ in pairs]
+        prefixes = ["".join(f"{part}." for part in shared[:parts]) for parts in range(len(shared) + 1)]
+        ways = [{name: self.current_name(name.removeprefix(prefix)) for name in names} for prefix in prefixes]
+        return min(ways, key=lambda way: sum(map(len, self._misfits(expected, config, set(way.values())))))
 
     def stored_names(self, canonical: str, index: int | None = None) -> tuple[str, ...]:
         """Hugging Face's names of the tensors of a canonical weight. `index`: its layer; None outside the layers."""

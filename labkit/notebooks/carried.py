@@ -6,6 +6,7 @@ from pathlib import Path
 
 from labkit.notebooks.failure import NotebookError
 from labkit.system.carried import carried
+from labkit.system.home import expanded
 from labkit.system.json_file import read_json
 from labkit.system.nearest import did_you_mean
 
@@ -35,7 +36,7 @@ def find_notebook(name: str | Path) -> Path:
 
     NotebookError if neither exists.
     """
-    path = Path(name)
+    path = expanded(name)
     for candidate in (path, path.with_name(path.name + ENDING) if path.name else path):
         if candidate.is_file() or candidate.is_fifo():  # a pipe is refused where it is opened
             return candidate

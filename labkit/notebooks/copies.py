@@ -16,6 +16,7 @@ import nbformat
 from labkit.notebooks.carried import ENDING, carried_notebooks
 from labkit.system.carried import carried
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.input_file import read_file
 from labkit.system.output_folder import COPIES, check_output_folder
 from labkit.system.whole_file import whole_file, write_whole
@@ -51,7 +52,7 @@ def copy_notebooks(folder: str | Path) -> Copies:
     Results of the copies go to `runs` in that folder, or to its parent if the parent is called `runs`
     (`labkit.system.output_folder`). UserError: the folder is not writable, or holds labkit's own notebooks.
     """
-    folder, own = Path(folder), carried("notebooks")
+    folder, own = expanded(folder), carried("notebooks")
     if folder.resolve().is_relative_to(own.resolve()):
         raise UserError(f"got the folder {folder}, which holds labkit's own notebooks; name another one for the copies")
     check_output_folder(folder, what="notebooks", option="the folder")

@@ -28,6 +28,7 @@ from labkit.notebooks.injected import with_parameters
 from labkit.notebooks.parameters import checked_values, read_parameters
 from labkit.notebooks.report import html_report, outputs_of_type
 from labkit.system.errors import RunError, UserError
+from labkit.system.home import expanded
 from labkit.system.input_file import read_file
 from labkit.system.json_file import parse_json
 from labkit.system.output_folder import RUNS, check_output_folder, reason
@@ -77,7 +78,7 @@ def run_notebook(
     """
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise UserError(f"got timeout_s = {timeout_s}, expected a number of seconds above 0, or None for no limit")
-    path, output_dir = find_notebook(path), Path(output_dir)
+    path, output_dir = find_notebook(path), expanded(output_dir)
     notebook = _read(path)
     declared = read_parameters(notebook)
     chosen = checked_values(declared, parameters or {})

@@ -58,7 +58,7 @@ class Parameter:
     """A parameter of a notebook, as its cell declares it."""
 
     name: str
-    types: tuple[str, ...]  # alternatives, such as "Literal['a', 'b']"; empty: not stated, so any literal
+    types: tuple[str, ...]  # alternatives, such as "Literal['a', -1]" or "list[int]"; empty: not stated, any literal
     default: Any  # an Expression if it is not a literal
     help: str
 
@@ -69,8 +69,9 @@ class Parameter:
     @property
     def expected(self) -> str:
         """The types in words, with an example of a type that has brackets."""
-        kinds = [_TYPES.get(name) for name in self.types]
-        example = next((_EXAMPLES[kind] for kind in kinds if kind in _EXAMPLES), "")
+        kinds = [(name, _TYPES.get(_outer(name))) for name in self.types]
+        of_ints = [kind for name, kind in kinds if set(_members(name)) <= {("int",), ("...",)}]
+        example = next((_EXAMPLES[kind] for kind in of_ints if kind in _EXAMPLES), "")
         return " or ".join(map(_type_words, self.types)) + (f", such as {example}" if example else "")
 
     def __str__(self) -> str:
@@ -82,15 +83,9 @@ class Parameter:
         Raises:
             ValueError: the value fits none of the parameter's types.
         """
-        # Every value is a text, so `str` is tried last: `str | None` takes "none" for None.
-        for name in sorted(self.types, key="str".__eq__):
-            try:
-                return _convert(value, name)
-            except _UNREADABLE:
-                continue
         if not self.types:
             return _literal(value) if isinstance(value, str) else value
-        raise UserError(value)
+        return _convert_to_one(value, self.types)
 
 
 def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
@@ -182,6 +177,17 @@ def _suggestion(name: str, known: Mapping[str, Parameter]) -> str:
     return did_you_mean(name, same, likeness=0) or did_you_mean(name, known)
 
 
+def _convert_to_one(value: object, types: Sequence[str]) -> Any:
+    """Converts `value` to the first of these types that takes it; UserError if none does."""
+    # Every value is a text, so `str` is tried last: `str | None` takes "none" for None.
+    for name in sorted(types, key="str".__eq__):
+        try:
+            return _convert(value, name)
+        except _UNREADABLE:
+            continue
+    raise UserError(value)
+
+
 def _convert(value: object, type_name: str) -> Any:
     if type_name == "None":
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
@@ -193,6 +199,24 @@ def _convert(value: object, type_name: str) -> Any:
         for choice in same or [choice for choice in choices if isinstance(value, str) and str(choice) == value]:
             return choice
         raise UserError(value)
+    converted, members = _converted(value, _outer(type_name)), _members(type_name)
+    return _with_members(converted, members) if members else converted
+
+
+def _with_members(values: Any, members: Sequence[tuple[str, ...]]) -> Any:
+    """A container whose members are converted to their types: a key and a value, each item of a tuple, or all items."""
+    if isinstance(values, dict):
+        keys, contents = members
+        return {_convert_to_one(key, keys): _convert_to_one(item, contents) for key, item in values.items()}
+    if not isinstance(values, tuple) or members[-1] == ("...",):
+        members = [members[0]] * len(values)
+    if len(values) != len(members):
+        raise UserError(values)
+    return type(values)(_convert_to_one(item, types) for item, types in zip(values, members, strict=True))
+
+
+def _converted(value: object, type_name: str) -> Any:
+    """A value in a type whose members may be anything."""
     kind = _TYPES.get(type_name)
     if kind is None:
         return value
@@ -215,6 +239,28 @@ def _convert(value: object, type_name: str) -> Any:
     return value
 
 
+def _outer(type_name: str) -> str:
+    """`list` for `list[int]`."""
+    return type_name.partition("[")[0]
+
+
+def _members(type_name: str) -> list[tuple[str, ...]]:
+    """The alternatives of each member of a container: [("str",), ("int", "None")] for `dict[str, int | None]`. Empty
+    if nothing is said about them.
+    """
+    if "[" not in type_name or type_name.startswith(LITERAL) or _outer(type_name) not in _TYPES:
+        return []
+    match ast.parse(type_name, mode="eval").body:
+        case ast.Subscript(slice=inner):
+            return [_type_names(member) for member in _parts(inner)]
+    return []
+
+
+def _parts(inner: ast.expr) -> list[ast.expr]:
+    """What the brackets of an annotation hold, one by one."""
+    return inner.elts if isinstance(inner, ast.Tuple) else [inner]
+
+
 def _type_words(name: str) -> str:
     if not name.startswith(LITERAL):
         return name
@@ -231,7 +277,8 @@ def _literal(text: str) -> Any:
 
 def _type_names(annotation: ast.expr) -> tuple[str, ...]:
     """The alternatives of an annotation: `int | None`, `Optional[int]` and `Union[int, None]` give ("int", "None"),
-    `list[int]` gives ("list",), `Literal["a", "b"]` gives ("Literal['a', 'b']",), `Annotated[int, ...]` gives ("int",).
+    `list[int]` gives ("list[int]",), `Literal["a", -1]` gives ("Literal['a', -1]",), `Annotated[int, ...]` and
+    `Final[int]` give ("int",), and `Final` alone gives ().
     """
     match annotation:
         case ast.Constant(value=None):
@@ -244,18 +291,43 @@ def _type_names(annotation: ast.expr) -> tuple[str, ...]:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return _type_names(left) + _type_names(right)
         case ast.Subscript(value=outer, slice=inner):
-            members = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            members = _parts(inner)
             match _plain(outer):
                 case "Optional":
                     return (*_type_names(inner), "None")
                 case "Union":
                     return tuple(name for member in members for name in _type_names(member))
-                case "Annotated":
+                case "Annotated" | "Final" if members:
                     return _type_names(members[0])
-                case "Literal" if all(isinstance(member, ast.Constant) for member in members):
-                    return (f"Literal[{', '.join(map(ast.unparse, members))}]",)
+                case "Literal" if choices := _choices(members):
+                    return (f"Literal[{', '.join(map(repr, choices))}]",)
+                case container if _takes(container, len(members)):
+                    return (ast.unparse(ast.Subscript(ast.Name(container), inner)),)
             return _type_names(outer)
+        case ast.Name(id="Final") | ast.Attribute(attr="Final"):
+            return ()
     return (_plain(annotation),)
+
+
+def _choices(members: Sequence[ast.expr]) -> list[Any]:
+    """The values of a `Literal`, also of one inside it; none if one of them is no literal, such as a name."""
+    values: list[Any] = []
+    for member in members:
+        match member:
+            case ast.Subscript(value=outer, slice=inner) if _plain(outer) == "Literal":
+                values += _choices(_parts(inner))
+            case _:
+                try:
+                    values.append(ast.literal_eval(member))
+                except _UNREADABLE:
+                    return []
+    return values
+
+
+def _takes(container: str, members: int) -> bool:
+    """Whether a container is annotated with this number of members: a key and a value, one for all items, or any."""
+    kind = _TYPES.get(container)
+    return kind is tuple or (kind is dict and members == 2) or (kind in (list, set, frozenset) and members == 1)
 
 
 def _plain(name: ast.expr) -> str:

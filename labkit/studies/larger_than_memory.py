@@ -253,7 +253,7 @@ def save_study(study: StreamingStudy, folder: str | os.PathLike[str]) -> Path:
     SaveError as for `save`.
     """
     model = Path(study.plan.case.model).name
-    return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_LARGER}", [study])
+    return save_lines(expanded(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_LARGER}", [study])
 
 
 def load_study(path: str | os.PathLike[str]) -> StreamingStudy:

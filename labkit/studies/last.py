@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from labkit.harness.frozen_record import SCHEMA_VERSION, ResultRecord
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.input_file import read_file
 from labkit.system.output_folder import reason
 from labkit.system.validation import first_problem
@@ -58,7 +59,7 @@ def read_last(kind: type[Result], name: str, runs: str | os.PathLike[str]) -> La
 def read_study(kind: type[Record], path: str | os.PathLike[str]) -> Record:
     """The study in a file. UserError if the file holds no such record."""
     try:
-        return kind.model_validate_json(read_file(Path(path), "a study"))
+        return kind.model_validate_json(read_file(expanded(path), "a study"))
     except ValidationError as error:
         name = kind.model_fields["kind"].default.replace("_", " ")
         raise UserError(
@@ -68,7 +69,7 @@ def read_study(kind: type[Record], path: str | os.PathLike[str]) -> Record:
 
 
 def _file(name: str, runs: str | os.PathLike[str]) -> Path:
-    return Path(runs) / FOLDER / f"{name}.json"
+    return expanded(runs) / FOLDER / f"{name}.json"
 
 
 def _adapter(kind: type[Result]) -> TypeAdapter[Last[Result]]:

@@ -21,6 +21,7 @@ from labkit.studies.outcome import Notes, Outcome, Study
 from labkit.studies.settings import Batch, FloatDtype, Model, NewTokens, PromptTokens, RankThreads, Rounds, StudySetting
 from labkit.system.comma_list import listed, listed_counts
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, unseen
 from labkit.system.progress import Progress
@@ -272,7 +273,7 @@ def save_study(study: PipelineStudy, folder: str | os.PathLike[str]) -> Path:
     """
     measured = study.measured
     stem = f"{measured.created:%Y%m%dT%H%M%S%f}-{Path(measured.case.model).name}-pp{measured.case.stages}"
-    return save_lines(Path(folder) / f"{stem}.jsonl", [measured])
+    return save_lines(expanded(folder) / f"{stem}.jsonl", [measured])
 
 
 def load_study(path: str | os.PathLike[str]) -> PipelineStudy:

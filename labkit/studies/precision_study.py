@@ -18,6 +18,7 @@ from labkit.studies.frames import number
 from labkit.studies.last import read_study
 from labkit.studies.matrix_errors import MatrixError, Spread, StoredMatrices
 from labkit.studies.outcome import Notes, Outcome, Study
+from labkit.system.home import expanded
 
 CLOSE = 0.01  # nats per token: a precision with at most this KL divergence is close to float32
 
@@ -195,7 +196,7 @@ def save_study(study: PrecisionStudy, folder: str | os.PathLike[str]) -> Path:
     SaveError as for `save`.
     """
     model = Path(study.first.measurement.case.model).name
-    return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_PRECISIONS}", [study])
+    return save_lines(expanded(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_PRECISIONS}", [study])
 
 
 def load_study(path: str | os.PathLike[str]) -> PrecisionStudy:

@@ -19,6 +19,8 @@ class SettingBounds(NamedTuple):
     most: float
     whole: bool = True  # only whole numbers
     above: bool = False  # `least` itself is too small
+    zero: bool = False  # 0 is allowed, too
+    less: str = ""  # what to do for less than `least`, as the end of the message
 
     def check(self, name: str, number: Any, why: str = "") -> None:
         """Raises UserError for a number outside these bounds, for NaN, for a fraction where a whole number is due, and
@@ -27,10 +29,12 @@ class SettingBounds(NamedTuple):
         is_number = isinstance(number, Real) and not isinstance(number, bool)
         if not is_number:
             raise UserError(f"got {name} = {number!r}, expected a number")
+        if self.zero and number == 0:
+            return
         if number != number:  # NaN
             expected = "a number"
         elif number < self.least or (self.above and number == self.least):
-            expected = f"{'more than' if self.above else 'at least'} {self.least:g}"
+            expected = f"{'more than' if self.above else 'at least'} {self.least:g}{self.less}"
         elif number > self.most:
             expected = f"at most {self.most:,}"
         elif self.whole and not isinstance(number, Integral):
@@ -49,7 +53,8 @@ POSITIVE = AMOUNT._replace(above=True)
 BOUNDS = {
     "threads": SettingBounds(1, max(256, 4 * (os.cpu_count() or 1))),
     "seed": SettingBounds(0, 2**32 - 2),  # NumPy's generators take up to 2**32 - 1, and prompts use seed + 1
-    "temperature": SettingBounds(0, 1000, whole=False),
+    # The kernels divide logits by the temperature, and quotients beyond float32 are infinite.
+    "temperature": SettingBounds(1e-6, 1000, whole=False, zero=True, less=", or 0 for greedy search"),
     "batch": SettingBounds(1, 65_536),
     "warmup": SettingBounds(0, COUNT.most),
     **dict.fromkeys(("rounds", "new", "prompt", "context", "tokens", "window", "stride", "rows"), COUNT),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from labkit.system.home import expanded
+
 CACHE = "LABKIT_CACHE"
 
 
@@ -14,9 +16,9 @@ def cache_root() -> Path | None:
     An empty variable counts as not set. The folder may not exist yet, and may not be writable.
     """
     if own := os.environ.get(CACHE):
-        return Path(own)
+        return expanded(own)
     if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared, "labkit")
+        return expanded(shared) / "labkit"
     try:
         return Path.home() / ".cache" / "labkit"
     except RuntimeError:

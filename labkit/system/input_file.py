@@ -12,6 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 
 WRITER_S = 5.0  # for the writer of a pipe to open it
 POLL_MS = 50
@@ -23,6 +24,8 @@ def open_file(path: Path, expected: str) -> BufferedReader:
 
     UserError: it is a pipe. OSError, which names the path: it cannot be opened.
     """
+
+    path = expanded(path)
 
     def opener(name: str, flags: int) -> int:
         descriptor = _opened(name, flags)
@@ -57,6 +60,7 @@ def read_stream(path: Path, most: int) -> bytes:
     UserError: nobody has opened the pipe to write to it within WRITER_S seconds. OSError, which names the path: it
     cannot be opened.
     """
+    path = expanded(path)
     with open(path, "rb", buffering=0, opener=_opened) as file:
         descriptor = file.fileno()
         first = _first_bytes(descriptor, path) if _is_pipe(descriptor) else b""

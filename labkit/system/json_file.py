@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit.system.errors import UserError
 from labkit.system.first_bytes import instead_of_content
+from labkit.system.home import expanded
 from labkit.system.input_file import decoded, open_file
 
 MOST_BYTES = 64 << 20  # ten times the index of the largest published checkpoints
@@ -23,6 +24,7 @@ def read_json(path: Path, expected: str) -> Any:
     MOST_LEVELS.
     OSError: it cannot be read.
     """
+    path = expanded(path)
     with open_file(path, expected) as file:
         data = file.read(MOST_BYTES + 1)  # a device may have no end, and reports no size
     if len(data) > MOST_BYTES:

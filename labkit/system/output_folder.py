@@ -10,6 +10,7 @@ from pathlib import Path
 
 from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 
 COPIES = ".labkit-copies.json"  # marks a folder with copies of the notebooks
 ROOM_BYTES = 16 << 20  # for the records of a run and the files next to them
@@ -56,7 +57,7 @@ def check_output_folder(
 
     option: the setting that named the folder, by default the parameter output. UserError names the obstacle.
     """
-    path, option = Path(folder), option or setting("output")
+    path, option = expanded(folder), option or setting("output")
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path, prefix=".labkit-"):

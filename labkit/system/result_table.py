@@ -19,6 +19,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from labkit.system.home import expanded
 from labkit.system.markdown import as_text, markdown_table
 from labkit.system.shown import shown_lines
 from labkit.system.whole_file import write_whole
@@ -131,8 +132,9 @@ class Tabular(ABC):
 
         Text that a spreadsheet would take for a formula gets an apostrophe in front.
         """
-        write_whole(Path(path), csv_text(self.to_frame()))
-        return Path(path)
+        target = expanded(path)
+        write_whole(target, csv_text(self.to_frame()))
+        return target
 
     def __rich__(self) -> RenderableType:
         return self.table()

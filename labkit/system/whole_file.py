@@ -16,6 +16,7 @@ from secrets import token_hex
 from typing import BinaryIO
 
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -33,6 +34,7 @@ def whole_file(target: Path) -> Iterator[Path]:
 
     UserError: the target is a folder. OSError, which names the target: it cannot be written.
     """
+    target = expanded(target)
     present = _present(target)
     if _is_stream(target, present):
         with _content_for(target) as path:
@@ -64,6 +66,7 @@ def check_output_file(target: Path) -> None:
 
     UserError: the target is a folder. OSError, which names the target: it is not writable, or its folder is not.
     """
+    target = expanded(target)
     if _present(target) is not None:
         return
     nearest = next(folder for folder in Path(os.path.realpath(target)).parents if folder.exists())
@@ -75,7 +78,8 @@ def check_output_file(target: Path) -> None:
 
 def check_no_input(output: Path, inputs: Iterable[Path], option: str = "--output", kind: str = "the input") -> None:
     """Raises UserError if the output is one of the inputs, by any name or link: the input would be replaced."""
-    for path in inputs:
+    output = expanded(output)
+    for path in map(expanded, inputs):
         with suppress(OSError):  # one of the files does not exist
             if output.samefile(path) and not _is_stream(output, output.stat()):
                 raise UserError(f"got {option} {output}, which is {kind} {path}; name another file")
@@ -86,8 +90,11 @@ def check_two_outputs(**outputs: Path | None) -> None:
     the options' names; None: the option was not used.
     """
     seen: dict[str, str] = {}
-    for name, output in outputs.items():
-        if output is None or (output.exists() and _is_stream(output, output.stat())):
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        output = expanded(path)
+        if output.exists() and _is_stream(output, output.stat()):
             continue
         if (first := seen.setdefault(os.path.realpath(output), name)) != name:
             raise UserError(f"got {output} as --{first} and as --{name}; name two files")

@@ -27,6 +27,7 @@ from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
 from labkit.models.policies import find_policy, policy_for
 from labkit.models.policy import Policy, some_of
 from labkit.models.shards import Cut, cut_of
+from labkit.models.token_ids import check_token_ids
 from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
@@ -193,7 +194,8 @@ class Checkpoint:
     def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
         opened = [TensorFile(path) for path in files]
         self.identity = identity_of_files(files)
-        self._places = {policy.current_name(name): (file, name) for file in opened for name in file.names()}
+        current = policy.current_names(config, (name for file in opened for name in file.names()))
+        self._places = {current[name]: (file, name) for file in opened for name in file.names() if name in current}
         head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
         if config.tied_head and head in self._places:
             self._places.setdefault(tokens, self._places[head])
@@ -306,11 +308,13 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def _generation_config(folder: Path) -> GenerationConfig:
     read_json(folder / GENERATION, "the settings that save_pretrained writes")
     try:
-        return GenerationConfig.from_pretrained(folder)
+        config = GenerationConfig.from_pretrained(folder)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"transformers cannot read {folder / GENERATION} ({first_line(error)}); correct it or remove it"
         ) from error
+    check_token_ids(vars(config), str(folder / GENERATION))
+    return config
 
 
 def hf_shapes(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:

@@ -17,6 +17,7 @@ from labkit.nsys.timeline.packing import pack
 from labkit.nsys.timeline.tiles import Tiles
 from labkit.nsys.timeline.view import view
 from labkit.nsys.trace import Trace
+from labkit.system.home import expanded
 from labkit.system.whole_file import write_whole
 from labkit.widgets.timeline import HERE, WIDGET, scene_of, script
 
@@ -86,8 +87,9 @@ def timeline_page(
 
 def write_timeline_page(traces: Traces, path: str | os.PathLike[str], **options: Any) -> Path:
     """Writes `timeline_page(traces, **options)` to a file, whole or not at all, and returns its path."""
-    write_whole(Path(path), timeline_page(traces, **options))
-    return Path(path)
+    target = expanded(path)
+    write_whole(target, timeline_page(traces, **options))
+    return target
 
 
 def _within(lanes: Lanes, selection: Selection) -> tuple[int, int]:

@@ -64,6 +64,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise RunError("it would begin here")
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # a drawn ~ leads there
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("execv", "execve"):
         monkeypatch.setattr(os, name, fail)
@@ -109,6 +111,9 @@ def check(line: tuple[str, ...], result: tuple[int, str, str]) -> None:
         (("compare", "tiny-gpt2", "--batch", "many"), "got many, expected an integer"),
         (("compare", "tiny-gpt2", "--output", "words.txt"), "there is a file of that name"),
         (("generate", "--prompt", "x", "--temperature", "nan"), "got temperature = nan, expected a number"),
+        (("generate", "--prompt", "x", "--temperature", "1e-39"), "expected at least 1e-06, or 0 for greedy search"),
+        (("chat", "chatty", "--temperature", "1e-300"), "expected at least 1e-06, or 0 for greedy search"),
+        (("compare", "tiny-gpt2", "--sample", "temperature=1e-45"), "at least 1e-06; leave sample out for greedy"),
         (("generate", "--prompt", "x", "--seed", "-1"), "got seed = -1, expected at least 0"),
         (("generate", "--prompt", "a\udcff"), r"got prompt = a\udcff, which is not UTF-8"),
         (("evaluate", "tiny-gpt2", "--text", "/dev/zero"), "gives more than 16,777,216 bytes"),

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.models.engines import error, fused, greedy, prompt, vanilla
@@ -14,7 +15,7 @@ from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATION
 import labkit
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.models.tokenizer import byte_tokenizer
-from labkit.system.errors import UnsupportedError
+from labkit.system.errors import UnsupportedError, UserTypeError
 
 
 @pytest.mark.parametrize("ids", [torch.empty(1, 0, dtype=torch.long), torch.empty(0, 3, dtype=torch.long)])
@@ -42,6 +43,38 @@ def test_a_prompt_without_a_batch_is_refused() -> None:
 def test_lists_of_unequal_length_are_refused_with_the_remedy() -> None:
     with pytest.raises(TypeError, match=r"expected a tensor .* got list; .*return_tensors='pt', padding=True"):
         fused("gpt2").generate([[1, 2, 3], [4]], max_new_tokens=3)
+
+
+NO_IDS: dict[str, tuple[Any, ...]] = {
+    "eos_token_id": ({5}, "5", ["5"], {"a": 1}, 10**30, object()),
+    "bos_token_id": ({5}, "5"),
+    "pad_token_id": ("x", {5}, [5], torch.tensor([5, 6])),
+    "decoder_start_token_id": ("x",),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_IDS.items() for value in values])
+def test_special_tokens_that_are_no_ids_are_refused(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f"got {name} = .*, expected the id of a token, such as 5"
+    with pytest.raises(UserTypeError, match=words):
+        fused("gpt2").generate(prompt(1, 5), max_new_tokens=2, **{name: value})
+    config = GenerationConfig(max_new_tokens=2)
+    setattr(config, name, value)
+    for arguments, keywords in (((config,), {}), ((), {"generation_config": config})):
+        with pytest.raises(UserTypeError, match=f"generation_config: {words}"):
+            fused("gpt2").generate(prompt(1, 5), *arguments, **keywords)
+    engine = fused("gpt2")
+    monkeypatch.setattr(engine.module.generation_config, name, value)
+    with pytest.raises(UserTypeError, match=f"the model's generation_config: {words}"):
+        engine.generate(prompt(1, 5), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("ids", [5, [5, 6], (5,), torch.tensor([5]), np.int64(5), np.array([5, 6])], ids=repr)
+def test_every_form_of_ids_that_transformers_takes_gives_its_tokens(ids: Any) -> None:
+    options = {"eos_token_id": ids, "pad_token_id": torch.tensor(3), "max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(
+        fused("gpt2").generate(prompt(1, 5), **options), vanilla("gpt2").generate(prompt(1, 5), **options)
+    )
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 10**9])

@@ -132,7 +132,7 @@ def test_a_wrong_value_is_told_in_words_what_is_expected() -> None:
     )
     for name, value, expected in (
         ("kind", "c", "got kind = 'c', expected one of 'a', 'b'\n"),
-        ("batches", "4", r"got batches = '4', expected list, such as \[4\]"),
+        ("batches", "4", r"got batches = '4', expected list\[int\], such as \[4\]"),
         ("threads", "x", "got threads = 'x', expected int or None\n"),
     ):
         with pytest.raises(ParameterError, match=expected):

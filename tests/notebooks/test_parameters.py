@@ -44,7 +44,7 @@ def test_name_type_default_and_help_are_read() -> None:
     assert by_name["untyped"].type == "int"
     assert str(by_name["computed"]) == "computed: any = max(1, 2)"
     assert by_name["way"].type == "Literal['fast', 'exact', 4]"
-    assert by_name["several"].type == "int | List | None"
+    assert by_name["several"].type == "int | List[int] | None"
     assert str(by_name["place"]) == "place: Path = Path('runs') / 'here'"
 
 
@@ -142,6 +142,43 @@ def test_another_name_of_a_setting_is_told_the_notebooks_own(name: str, own: str
 def test_a_number_and_a_list_are_a_text(value: object, text: str) -> None:
     """As in a bench, which gets a number from `papermill -p batches 4`."""
     assert checked_values(parameters(), {"model": value}) == {"model": text}
+
+
+MEMBERS = {  # annotation -> pairs of a text that fits and its value, and texts that do not fit
+    "Literal[-1, 2]": ([("-1", -1), ("2", 2)], ["77", "0"]),
+    "Literal[-0.5, +3, b'x']": ([("-0.5", -0.5), ("3", 3), ("b'x'", b"x")], ["0.5", "-3"]),
+    "Literal[Literal['a'], Literal[-2, 'b']]": ([("a", "a"), ("-2", -2)], ["c"]),
+    "Optional[Literal[-1]]": ([("-1", -1), ("none", None)], ["1"]),
+    "list[int]": ([("[1, 2]", [1, 2]), ("[]", [])], ["['a']", "[1.5]", "[True]", "[None]"]),
+    "list[int | None]": ([("[1, None]", [1, None])], ["['a']"]),
+    "list[float]": ([("[1, 0.5]", [1.0, 0.5])], ["['a']"]),
+    "list[Literal['a', -1]]": ([("['a', -1]", ["a", -1])], ["['b']", "[1]"]),
+    "list[list[int]]": ([("[[1], []]", [[1], []])], ["[['a']]", "[1]"]),
+    "Sequence[int]": ([("(1, 2)", [1, 2])], ["['a']"]),
+    "list[Any]": ([("['a', 1]", ["a", 1])], ["3"]),
+    "tuple[int, int]": ([("(1, 2)", (1, 2)), ("[1, 2]", (1, 2))], ["('a', 'b')", "(1,)", "(1, 2, 3)"]),
+    "tuple[int, str]": ([("(1, 'a')", (1, "a"))], ["('a', 1)"]),
+    "typing.Tuple[int, ...]": ([("(1, 2, 3)", (1, 2, 3)), ("()", ())], ["(1, 'a')"]),
+    "set[int]": ([("{1, 2}", {1, 2})], ["{'a'}"]),
+    "dict[str, int]": ([("{'a': 1}", {"a": 1})], ["{'a': 'b'}", "[1]"]),
+    "dict[str, list[int]]": ([("{'a': [1]}", {"a": [1]})], ["{'a': 1}", "{'a': ['b']}"]),
+    "Final[int]": ([("3", 3)], ["a", "1.5"]),
+    "typing.Final": ([("3", 3)], ["a", "1.5"]),
+    "Final[list[int]]": ([("[3]", [3])], ["['a']"]),
+    "'list[int]'": ([("[3]", [3])], ["['a']"]),
+}
+
+
+@pytest.mark.parametrize("annotation", MEMBERS)
+def test_every_part_of_an_annotation_is_checked(annotation: str) -> None:
+    declared = parameters(f"k: {annotation} = 7")
+    fitting, others = MEMBERS[annotation]
+    for text, value in fitting:
+        converted = checked_values(declared, {"k": text})["k"]
+        assert (converted, repr(converted)) == (value, repr(value))
+    for text in others:
+        with pytest.raises(ParameterError, match=r"got k = .*, expected"):
+            checked_values(declared, {"k": text})
 
 
 def test_an_integer_is_a_float_but_a_bool_is_no_integer() -> None:

@@ -39,6 +39,10 @@ def resolve_model(model: str, **options: Any) -> object:
         ("rounds", "7", "got rounds = '7', expected a number"),
         ("rounds", True, "got rounds = True, expected a number"),
         ("temperature", NAN, "got temperature = nan, expected a number"),
+        *(
+            ("temperature", least, "expected at least 1e-06, or 0 for greedy search")
+            for least in (-1, 1e-39, 1e-45, 1e-300, 9e-7)
+        ),
         ("seed", -1, "got seed = -1, expected at least 0"),
         ("seed", 99999999999999999999999, "got seed = 99999999999999999999999, expected at most "),
         ("memory_gb", 1_000_000_001.5, "got memory_gb = 1000000001.5, expected at most 1,000,000,000"),
@@ -52,7 +56,8 @@ def test_a_number_beyond_its_bounds_is_refused(name: str, number: Any, message: 
 
 
 def test_numbers_within_their_bounds_pass() -> None:
-    check_numbers(threads=None, rounds=np.int64(3), seed=0, temperature=0, memory_gb=0.5, resident_gb=0)
+    check_numbers(temperature=1e-6)
+    check_numbers(threads=None, rounds=np.int64(3), seed=0, temperature=0.0, memory_gb=0.5, resident_gb=0)
     with pytest.raises(UserError, match=r"got new = 1, expected at least 2 \(a step follows\)"):
         check_number("new", 1, least=2, why="a step follows")
 

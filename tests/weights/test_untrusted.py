@@ -88,6 +88,12 @@ def test_transformers_is_told_everywhere_not_to_run_code() -> None:
         ("tokenizer_config.json", "{", "is not JSON"),
         ("tokenizer_config.json", "[]", "transformers cannot read the tokenizer"),
         ("generation_config.json", '{"a":' * 100_000, "nests deeper than"),
+        (
+            "generation_config.json",
+            '{"eos_token_id": "5"}',
+            r"config.json: got eos_token_id = .5., expected the id",
+        ),
+        ("generation_config.json", '{"bos_token_id": {"a": 1}}', "generation_config.json: got bos_token_id = "),
         ("generation_config.json", "[]", "transformers cannot read .*generation_config.json"),
     ],
     ids=lambda text: text[:24],

@@ -33,6 +33,7 @@ from labkit.engine.hf.validation import (
     check_input_ids,
     check_keywords,
     check_prompt,
+    check_special_tokens,
     check_tensors,
     usable_pad,
 )
@@ -186,6 +187,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         to generate that need parts of transformers' model.
         """
         check_generation(kwargs)
+        check_special_tokens(kwargs, args[0] if args else kwargs.get("generation_config"), self.generation_config)
         check_prompt(inputs if inputs is not None else kwargs.get("input_ids"))
         self.runner.before_generation()
         out = super().generate(inputs, *args, **kwargs)

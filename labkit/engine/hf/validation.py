@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from labkit.models.token_ids import TOKEN_IDS, check_token_ids
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 
 NOT_COMPUTED = {
@@ -53,6 +54,18 @@ def check_prompt(prompt: Any) -> None:
         )
     if prompt.numel() == 0:
         raise UserError(f"input_ids: expected at least one token, got shape {list(prompt.shape)}: the prompt is empty")
+
+
+def check_special_tokens(options: Mapping[str, Any], config: Any, own: Any) -> None:
+    """Raises TypeError for special tokens that are no ids. An option of `generate` comes before its generation_config,
+    and this before the model's `own`.
+    """
+    checked: set[str] = set()
+    for where, values in (("", options), ("generation_config", config), ("the model's generation_config", own)):
+        named = values if isinstance(values, Mapping) else {name: getattr(values, name, None) for name in TOKEN_IDS}
+        present = {name: named[name] for name in TOKEN_IDS if name not in checked and named.get(name) is not None}
+        check_token_ids(present, where)
+        checked |= present.keys()
 
 
 def usable_pad(pad: Any, vocabulary: int) -> int | None:

@@ -20,33 +20,38 @@ def _names(text: str) -> frozenset[str]:
 
 
 PARAM = _names("buffer_count buffer_size device max_in_cpu nvme_path pin_memory")
-THRESHOLDS = _names(
+OF_STAGE_3 = _names(  # with and without the prefix `stage3_`
     """
-    max_live_parameters max_reuse_distance model_persistence_threshold param_persistence_threshold
-    prefetch_bucket_size
-    """
-)
-PREFETCH = THRESHOLDS | {f"stage3_{name}" for name in THRESHOLDS}
-TRAINING = _names(
-    """
-    allgather_bucket_size allgather_partitions contiguous_gradients ignore_unused_parameters load_from_fp32_weights
-    memory_efficient_linear module_granularity_threshold offload_optimizer overlap_comm reduce_bucket_size
-    reduce_scatter round_robin_gradients stage3_gather_16bit_weights_on_model_save sub_group_size
-    zero_hpz_partition_size zero_quantized_weights
+    allgather_sequential gather_16bit_weights_on_model_save max_live_parameters max_reuse_distance
+    model_persistence_threshold module_granularity_threshold param_persistence_threshold partition_stream_chunk_size
+    prefetch_bucket_size use_all_reduce_for_fetch_params
     """
 )
-ZERO = {"stage", "offload_param"} | PREFETCH | TRAINING
+OF_ANY_STAGE = _names(
+    """
+    allgather_bucket_size allgather_partitions contiguous_gradients cpu_offload cpu_offload_use_pin_memory
+    elastic_checkpoint enable_sanity_checks ignore_unused_parameters leaf_module legacy_stage1 load_from_fp32_weights
+    log_trace_cache_warnings memory_efficient_linear mics_hierarchical_params_gather mics_shard_size offload_optimizer
+    overlap_comm override_module_apply pipeline_loading_checkpoint reduce_bucket_size reduce_scatter
+    round_robin_gradients save_muon_momentum_buffer_in_memory stage3_gather_fp16_weights_on_model_save sub_group_size
+    use_multi_rank_bucket_allreduce zenflow zero_hpz_partition_size zero_quantized_gradients
+    zero_quantized_nontrainable_weights zero_quantized_weights zeropp_loco_param
+    """
+)
+WITHOUT_MEANING = OF_ANY_STAGE | OF_STAGE_3 | {f"stage3_{name}" for name in OF_STAGE_3}
+ZERO = {"stage", "offload_param", "cpu_offload_param"} | WITHOUT_MEANING
 AIO = _names("block_size intra_op_parallelism overlap_events queue_depth single_submit thread_count use_gds")
 OF_TRAINING = _names(  # keys of the whole config (runtime/constants.py, runtime/config.py)
     """
-    activation_checkpointing amp autotuning bf16 bfloat16 comet comms_logger communication_data_type compile
-    compression_training csv_monitor curriculum_learning data_efficiency data_types disable_allgather dump_state
-    eigenvalue elasticity flops_profiler fp16 fp32_allreduce gradient_accumulation_steps gradient_clipping
-    gradient_predivide_factor hybrid_engine load_universal_checkpoint memory_breakdown monitor_config nebula
-    optimizer pipeline prescale_gradients progressive_layer_drop quantize_training scheduler
-    seq_parallel_communication_data_type sparse_attention sparse_gradients steps_per_print tensorboard timers
-    torch_autocast train_batch_size train_micro_batch_size_per_gpu wall_clock_breakdown wandb
-    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+    activation_checkpointing allgather_size amp autotuning bf16 bfloat16 comet comms_logger communication_data_type
+    compile compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last
+    disable_allgather dump_state eigenvalue elasticity flops_profiler fp16 fp32_allreduce
+    gradient_accumulation_steps gradient_clipping gradient_predivide_factor graph_harvesting hybrid_engine
+    load_universal_checkpoint memory_breakdown monitor_config nebula optimizer pipeline prescale_gradients
+    progressive_layer_drop quantize_training scheduler seq_parallel_comm_data_type sparse_attention sparse_gradients
+    steps_per_print tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu
+    use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb zero_allow_untested_optimizer
+    zero_force_ds_cpu_optimizer
     """
 )
 
@@ -64,9 +69,10 @@ def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:
     One warning names the options that have no meaning here. Raises UserError for unknown names and for contradictory
     values.
     """
+    if isinstance(zero, bool):  # the format before stages, in which true stands for stage 1
+        zero = {"stage": int(zero)}
     zero, aio = _object("zero_optimization", zero, ZERO), _object("aio", aio, AIO)
-    offload_param = zero.get("offload_param")
-    param = _object("zero_optimization.offload_param", offload_param, PARAM)
+    param = _object("zero_optimization.offload_param", _offload_param(zero), PARAM)
     device, path, stage = param.get("device", "none"), param.get("nvme_path"), zero.get("stage", 0)
     if device not in ("none", "cpu", "nvme"):
         raise UserError(f"zero_optimization.offload_param.device: got {device!r}, expected 'cpu', 'nvme' or 'none'")
@@ -83,7 +89,7 @@ def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:
         raise UserError(
             f"zero_optimization.offload_param: got nvme_path with device {device!r}; use 'nvme', or leave it out"
         )
-    unused = [f"zero_optimization.{name}" for name in sorted(zero.keys() & (PREFETCH | TRAINING))]
+    unused = [f"zero_optimization.{name}" for name in sorted(zero.keys() & WITHOUT_MEANING)]
     unused += [f"offload_param.{name}" for name in ("buffer_size", "max_in_cpu", "pin_memory") if name in param]
     unused += [f"aio.{name}" for name in sorted(aio)]
     if unused:
@@ -96,6 +102,21 @@ def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:
         return None
     slots = {"slots": param["buffer_count"]} if "buffer_count" in param else {}
     return {"device": "cpu", **slots} if device == "cpu" else {"device": "disk", "path": path, **slots}
+
+
+def _offload_param(zero: Mapping[str, Any]) -> Any:
+    """The value of `offload_param`, also in its former spelling. Raises UserError for both spellings."""
+    on_cpu = zero.get("cpu_offload_param")
+    if on_cpu is not None and not isinstance(on_cpu, bool):
+        raise UserError(f"zero_optimization.cpu_offload_param: got {on_cpu!r}, expected true or false")
+    if not on_cpu:
+        return zero.get("offload_param")
+    if zero.get("offload_param") is not None:
+        raise UserError(
+            "zero_optimization: got cpu_offload_param and offload_param, which mean the same; leave cpu_offload_param "
+            "out"
+        )
+    return {"device": "cpu"}
 
 
 def _object(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.system.bounds import SettingBounds
+from labkit.system.bounds import BOUNDS, SettingBounds
 from labkit.system.comma_list import listed
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
 SHARE = SettingBounds(0, 1, whole=False)
 SETTINGS = {  # of transformers' `generate`
-    "temperature": SettingBounds(0, 1000, whole=False, above=True),
+    "temperature": BOUNDS["temperature"]._replace(zero=False, less="; leave sample out for greedy search"),
     "top_k": SettingBounds(0, 10_000_000),
     "top_p": SHARE,
     "min_p": SHARE,
     "typical_p": SHARE._replace(above=True),
     "epsilon_cutoff": SHARE,
     "eta_cutoff": SHARE,
-    "repetition_penalty": SettingBounds(0, 1000, whole=False, above=True),
+    "repetition_penalty": SettingBounds(1e-6, 1000, whole=False),  # it divides logits, as the temperature does
 }
 EXAMPLE = "such as top_p=0.9,temperature=0.8"
 

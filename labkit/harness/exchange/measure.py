@@ -20,6 +20,7 @@ from labkit.harness.quiet import wait_until_quiet
 from labkit.harness.results import save_lines
 from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, unheard
 
@@ -84,4 +85,4 @@ def measure_exchange(
 def save_exchange(rows: Sequence[ExchangeMeasurement], folder: str | os.PathLike[str]) -> Path:
     """Writes the sums of a measurement as a file of JSON lines in `folder`; returns its path. SaveError as `save`."""
     stem = f"{rows[0].created:%Y%m%dT%H%M%S%f}-all_reduce-r{rows[0].ranks}"
-    return save_lines(Path(folder) / f"{stem}.jsonl", rows)
+    return save_lines(expanded(folder) / f"{stem}.jsonl", rows)

@@ -24,6 +24,7 @@ from labkit.harness.runs import Case
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import RunError, UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import check_output_folder
 from labkit.system.owned_folder import owned_folder
 from labkit.system.progress import Progress, part_of, unheard
@@ -106,7 +107,7 @@ def bench_methods(
     A method that does not fit into its memory, or cannot run the case, is a cell with the reason. UserError: an
     impossible name or size, or a file of another case. NotQuietError: the machine did not become quiet.
     """
-    file = Path(output)
+    file = expanded(output)
     check_output_file(file)
     batches, methods = tuple(dict.fromkeys(batches)), tuple(dict.fromkeys(methods))
     case = comparison_case(

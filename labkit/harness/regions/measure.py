@@ -32,6 +32,7 @@ from labkit.kernels.build import load
 from labkit.models.dtypes import dtype_of
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress
@@ -224,7 +225,7 @@ def save_regions(rows: Sequence[RegionMeasurement], folder: str | os.PathLike[st
     """Writes the regions of one bench as a file of JSON lines in `folder`; returns its path. SaveError as `save`."""
     case, created = rows[0].case, rows[0].created
     stem = f"{created:%Y%m%dT%H%M%S%f}-{Path(case.model).name}-{case.dtype}-b{case.batch}-regions"
-    return save_lines(Path(folder) / f"{stem}.jsonl", rows)
+    return save_lines(expanded(folder) / f"{stem}.jsonl", rows)
 
 
 def _named(side: LayerSide | OneCall, **options: bool) -> dict[str, Samples]:

@@ -23,6 +23,7 @@ from labkit.nsys.tool import Nsys, find_nsys
 from labkit.stages import Phase
 from labkit.system.asked_from import given, on_command_line
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS
 from labkit.system.pickled_call import pickle_call
 from labkit.system.progress import Progress, unheard
@@ -76,7 +77,7 @@ def profile(
         torch_profiler_command(words, Path(), window)  # raises for a command that torch.profiler cannot capture
     pickled = pickle_call(what) if callable(what) else b""
     run_environment = dict(os.environ) | dict(environment or {})
-    folder = Path(output)
+    folder = expanded(output)
     folder.mkdir(parents=True, exist_ok=True)
     with workplace(folder, temporary_folder(run_environment)) as place:
         job = CaptureJob(

@@ -20,6 +20,7 @@ import pandas as pd
 from labkit.nsys.capture.redaction import Redaction
 from labkit.nsys.trace import SCHEMA, Trace, TraceError
 from labkit.system.errors import RunError
+from labkit.system.home import expanded
 from labkit.system.whole_file import whole_file
 
 # All numbers of these tables are kept, and the text of the columns named here. That is enough for `nsys stats`.
@@ -62,6 +63,7 @@ def scrub(
     written.
     """
     environment = os.environ if environment is None else environment
+    report, target = expanded(report), expanded(target)
     uri = f"{report.resolve().as_uri()}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as old:

@@ -23,6 +23,7 @@ from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.tool import find_nsys
 from labkit.nsys.trace import SCHEMA, EmptyTraceError, Source, Trace, TraceError, typed
 from labkit.system.first_bytes import first_bytes, instead_of_content
+from labkit.system.home import expanded
 from labkit.system.shown import shown_value
 
 SQLITE = b"SQLite format 3\0"
@@ -48,7 +49,7 @@ def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
     contents come from a cache (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for an unusable trace, and
     EmptyTraceError for a trace without a range, call or operation.
     """
-    files = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
+    files = [expanded(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not files:
         raise TraceError(f"got no file; {EXPECTED}")
     traces = [_read_one(path, cache) for path in files]

@@ -17,6 +17,7 @@ from labkit.nsys.tables.operator_work import operator_work, parsed
 from labkit.nsys.tables.operators import operator_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import Trace, TraceError
+from labkit.system.home import expanded
 from labkit.system.nearest import did_you_mean
 from labkit.system.whole_file import write_whole
 
@@ -24,6 +25,7 @@ from labkit.system.whole_file import write_whole
 SCRIPT = '''"""An operator of PyTorch as a trace recorded it. Options: --device cpu."""
 
 from labkit.harness.replay import RecordedCall, replay
+from labkit.system.home import expanded
 
 FILES = {files}
 CALLS = {count}  # of these shapes in the trace
@@ -82,7 +84,7 @@ def write_replay(trace: Trace, op: str, output: Path, selection: Selection = EVE
     The inputs are the recorded ones that took the most time, or the n-th most. TraceError: the operator is not in the
     trace, or its inputs were not recorded.
     """
-    table = replayable(trace, selection)
+    table, output = replayable(trace, selection), expanded(output)
     if table.empty:
         raise TraceError(
             "got a trace without inputs of operators; record them: torch.profiler.profile(record_shapes=True)"

@@ -22,6 +22,7 @@ from labkit.nsys.tables.ranges import ranges
 from labkit.nsys.tables.rank_waits import RankWaits, rank_waits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.trace import EXPORT_AGAIN, Source, Trace, TraceError
+from labkit.system.home import expanded
 
 WHOLE_GRAPHS = "CUDA graphs were traced whole: idle time inside of them is not seen, and their kernels have no rows"
 
@@ -50,6 +51,7 @@ class TraceSummary:
 
 def summary_of(files: Sequence[Path], selection: Selection = EVERYTHING) -> TraceSummary:
     """`summarise` of the traces in these files, or its earlier result for the same contents and names."""
+    files = [expanded(file) for file in files]
     settings = f"summary {selection} {[path.name for path in files]}"  # a name may tell the rank
     return kept(files, settings, lambda: summarise(read(files), selection), pack=_packed, unpack=_unpacked)
 

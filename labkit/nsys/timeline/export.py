@@ -27,6 +27,7 @@ from labkit.nsys.arrays import Ints, matching
 from labkit.nsys.timeline.tracks import Placed, Tracks, tracks
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, parse
+from labkit.system.home import expanded
 from labkit.system.whole_file import whole_file
 
 CHUNK = 20_000  # events that are written at a time
@@ -49,7 +50,7 @@ PROCESS, THREAD = "process", "thread"  # arguments: an operation's launcher, and
 
 def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> Path:
     """Writes `trace` to `path`, compressed if `path` ends with ".gz". Until it is complete, it has another name."""
-    target = Path(path)
+    target = expanded(path)
     packed = target.suffix == ".gz"
     with whole_file(target) as part, gzip.open(part, "wb", COMPRESSION) if packed else part.open("wb") as file:
         for piece in _document(trace):

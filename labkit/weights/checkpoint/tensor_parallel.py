@@ -39,15 +39,16 @@ def tensor_parallel_weights(
             f"tp lists {len(tp)} files for tp_size {size}; expected a multiple of tp_size: every part of every rank"
         )
     head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
+    shared, divided = ([TensorFile(path) for path in paths] for paths in (non_tp, tp))
+    current = policy.current_names(config, (stored for file in (*shared, *divided) for stored in file.names()))
     tensors: dict[str, Divided] = {}
-    for path in non_tp:
-        file = TensorFile(path)
-        for stored in sorted(file.names()):
-            tensors[policy.current_name(stored)] = replicated(stored, [file], [file.get(stored)])
+    for file in shared:
+        for stored in sorted(file.names() & current.keys()):
+            tensors[current[stored]] = replicated(stored, [file], [file.get(stored)])
     for begin in range(0, len(tp), size):
-        files = [TensorFile(path) for path in tp[begin : begin + size]]
-        for stored in same_names(files):
-            name = policy.current_name(stored)
+        files = divided[begin : begin + size]
+        for stored in (name for name in same_names(files) if name in current):
+            name = current[stored]
             thirds = not policy.interleaved_qkv and len(policy.qkv) == 1 and f".{policy.qkv[0]}." in name
             shape = shapes.get(tokens if config.tied_head and name == head else name)
             tensors[name] = _divided(stored, files, shape, thirds)

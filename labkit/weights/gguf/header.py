@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
 MAGIC = b"GGUF"
+BEFORE_SIZES = 8  # bytes of the magic and the version
 VERSIONS = (2, 3)
 MOST_BYTES = 1 << 26  # of metadata; the largest vocabularies with their merges take a quarter
 MOST_ITEMS = 1 << 22  # of one list
@@ -99,6 +100,8 @@ def read_header(path: Path) -> Header:
     """The header of a file. Raises UserError for a file that is no GGUF, of another version, damaged or cut off."""
     data = _mapped(path)
     magic, version = bytes(data[:4]), int.from_bytes(data[4:8], "little")
+    if 0 < len(data) < BEFORE_SIZES and MAGIC.startswith(magic):
+        raise UserError(f"{path} is cut off after {len(data)} bytes; download or convert it again")
     if magic != MAGIC:
         if fault := instead_of_content(bytes(data[:HEAD])):
             raise UserError(f"{path} {fault}")
@@ -109,7 +112,7 @@ def read_header(path: Path) -> Header:
             f"{path} is of GGUF version {version}{order}; expected {' or '.join(map(str, VERSIONS))} in little-endian "
             "order: convert it again"
         )
-    walk = _Walk(data.data, 8)
+    walk = _Walk(data.data, BEFORE_SIZES)
     try:
         tensors, keys = walk.size(MOST_TENSORS, "tensors"), walk.size(MOST_KEYS, "keys")
         metadata = dict(_unique((walk.text(MOST_NAME).decode(), walk.value()) for _ in range(keys)))

@@ -1,5 +1,6 @@
 """The options of ZeRO-Inference work with DeepSpeed's names; options without a meaning in labkit are named."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from helpers.models.engines import vanilla
 import labkit
 from labkit.engine.options import read_options
 
+# Names of DeepSpeed's own files that mean nothing to labkit (runtime/constants.py, runtime/config.py,
+# runtime/zero/config.py, runtime/zero/offload_config.py, runtime/swap_tensor/constants.py).
+NAMES = json.loads(Path(__file__).with_name("deepspeed_names.json").read_text())
 NVME = {"device": "nvme", "nvme_path": "/scratch"}
 
 
@@ -84,6 +88,12 @@ def test_what_has_no_meaning_here_is_named_once(caplog: pytest.LogCaptureFixture
             r"zero_optimization: got 'offload_parm' \(did you mean 'offload_param'",
         ),
         ({"aio": {"blocksize": 1}}, "aio: got 'blocksize'"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": NVME, "cpu_offload_param": True}},
+            "got cpu_offload_param and offload_param, which mean the same; leave cpu_offload_param out",
+        ),
+        ({"zero_optimization": {"stage": 2, "cpu_offload_param": True}}, "with stage 2, expected stage 3"),
+        ({"zero_optimization": {"stage": 3, "cpu_offload_param": "yes"}}, "got 'yes', expected true or false"),
         ({"zero_optimization": 3}, "zero_optimization: got 3, expected a dict"),
         (
             {"zero_optimization": {"stage": 3, "offload_param": NVME | {"buffer_count": 1}}},
@@ -95,6 +105,30 @@ def test_what_has_no_meaning_here_is_named_once(caplog: pytest.LogCaptureFixture
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_options(options, {})
+
+
+@pytest.mark.parametrize(("part", "name"), [(part, name) for part in NAMES for name in NAMES[part]])
+def test_every_name_of_deepspeed_without_a_meaning_is_named_and_left_aside(
+    part: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}}
+    config: dict[str, Any] = {"zero_optimization": zero, "aio": {}}
+    places = {"config": config, "zero_optimization": zero, "offload_param": zero["offload_param"], "aio": config["aio"]}
+    expected = read_options(config, {})
+    places[part][name] = True
+    caplog.clear()
+    assert read_options(config, {}) == expected
+    (record,) = caplog.records
+    assert name in record.message
+
+
+def test_former_spellings_mean_the_present_ones() -> None:
+    assert read_options({"zero_optimization": True}, {}) == read_options({"zero_optimization": {"stage": 1}}, {})
+    assert read_options({"zero_optimization": False}, {}) == read_options({}, {})
+    present = offload_of({"stage": 3, "offload_param": {"device": "cpu"}})
+    assert offload_of({"stage": 3, "cpu_offload_param": True, "cpu_offload_use_pin_memory": True}) == present
+    assert offload_of({"stage": 3, "cpu_offload_param": False, "offload_param": {"device": "cpu"}}) == present
+    assert offload_of({"stage": 3, "cpu_offload_param": None}) is None
 
 
 def test_the_spelling_of_deepspeed_makes_a_streamed_engine(tmp_path: Path) -> None:

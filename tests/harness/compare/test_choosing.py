@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.sweeps import sweep, swept
 
+from labkit.engine import init_inference
 from labkit.harness import Comparison, load_records
 from labkit.harness.compare import plan
 from labkit.harness.compare.choosing import SETTINGS, generation_arguments, sample_text
@@ -55,7 +56,11 @@ def test_settings_are_read_from_text_and_mappings(given: Any, text: str, argumen
         ("top_p=1.1", "got top_p = 1.1, expected at most 1"),
         ("top_p=nan", "got top_p = nan, expected a number"),
         ("top_k=2.5", "got top_k = 2.5, expected a whole number"),
-        ("temperature=0", "got temperature = 0, expected more than 0"),
+        *(
+            (f"temperature={least}", f"got temperature = {least}, expected at least 1e-06; leave sample out for greedy")
+            for least in ("0", "1e-39", "1e-45", "1e-300")
+        ),
+        *((f"repetition_penalty={least}", "expected at least 1e-06") for least in ("0", "1e-39", "1e-300")),
         ({"top_k": True}, "got top_k = True, expected a number"),
         ({1: 2}, "got '1' in sample|got 1 in sample"),
         (0.9, "got sample = 0.9, expected settings"),
@@ -89,6 +94,19 @@ def test_a_side_that_is_greedy_is_refused_with_those_that_sample(monkeypatch: py
             with pytest.raises(UserError, match=f"side '{row.name}', which is greedy; expected .*: hf-eager, hf-gemm"):
                 check_sides([SideSpec(row.name, 1)], comparison_case(**CASE, sample=TYPICAL))
     assert {row.name for row in SIDES.values() if not row.samples} >= {"hf-graph", "llama.cpp", "openvino"}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("bound", ["least", "most"])
+def test_the_bounds_of_a_setting_can_be_sampled_with(name: str, bound: str) -> None:
+    """They give probabilities without infinities: torch draws no token from others."""
+    row = SETTINGS[name]
+    value = row.least if bound == "least" else row.most
+    value = 1e-300 if row.above and value == 0 else value
+    engine = init_inference("tiny-gpt2", replace_with_kernel_inject=True)
+    arguments = generation_arguments(sample_text({name: value}))
+    tokens = engine.generate(torch.arange(40, 49)[None], max_new_tokens=2, pad_token_id=0, **arguments)
+    assert tokens.shape == (1, 11)
 
 
 def test_every_setting_is_tried() -> None:

@@ -1,6 +1,7 @@
 """Faults of a folder of weights give one line that names the cause; readable folders are read."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from helpers.models.small_models import small_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 import labkit
 from labkit.models.presets import find_preset
@@ -133,10 +135,61 @@ def test_tensors_that_are_no_plain_floats_are_named(
         labkit.init_inference(folder)
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module.module."])
-def test_weights_of_a_compiled_or_distributed_model_are_the_models(prefix: str, tmp_path: Path) -> None:
-    folder = pickled(tmp_path, {f"{prefix}{name}": tensor for name, tensor in GPT2.state_dict().items()})
+PREFIXES = (
+    *("_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module.module.", "model.", "_fsdp_wrapped_module."),
+    *("_forward_module.", "_forward_module.model.", "base_model.model.", "state_dict.", "state_dict.model.", "net.a."),
+    *("module.model._orig_mod.", "model._fsdp_wrapped_module.module."),
+)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_weights_below_the_prefix_of_a_trainer_are_the_models(
+    model: PreTrainedModel, prefix: str, tmp_path: Path
+) -> None:
+    """Llama's own names begin with `model.`, too."""
+    model.config.save_pretrained(tmp_path)
+    torch.save(
+        {f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "pytorch_model.bin"
+    )
+    assert torch.equal(resolve(tmp_path).hf_model(torch.float32)(IDS).logits, model(IDS).logits)
+
+
+def test_layers_that_are_wrapped_one_by_one_are_the_models(tmp_path: Path) -> None:
+    """FSDP and activation checkpointing wrap layers inside a model."""
+    inner = "._fsdp_wrapped_module._checkpoint_wrapped_module."
+    state = {
+        re.sub(r"(h\.\d+)\.", rf"_fsdp_wrapped_module.\1{inner}", name): tensor
+        for name, tensor in GPT2.state_dict().items()
+    }
+    folder = pickled(tmp_path, state)
     assert torch.equal(resolve(folder).hf_model(torch.float32)(IDS).logits, GPT2(IDS).logits)
+
+
+def test_a_state_dict_in_a_trainers_file_is_the_model_and_the_rest_is_not(tmp_path: Path) -> None:
+    trainer = {"epoch": 3, "callbacks": {"best": torch.zeros(1)}, "optimizer_states": [{"step": torch.zeros(1)}]}
+    state = {f"model.{name}": tensor for name, tensor in GPT2.state_dict().items()}
+    folder = pickled(tmp_path, {**trainer, "state_dict": state})
+    assert torch.equal(resolve(folder).hf_model(torch.float32)(IDS).logits, GPT2(IDS).logits)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "base_model.model.", "net."])
+def test_below_a_prefix_the_tensors_that_do_not_fit_are_named_alone(prefix: str, tmp_path: Path) -> None:
+    state = GPT2.state_dict()
+    absent = state.pop("transformer.h.1.mlp.c_fc.weight")
+    state["transformer.h.1.mlp.c_xx.weight"] = absent
+    words = (
+        r"\(1 missing: transformer.h.1.mlp.c_fc.weight; 1 extra: transformer.h.1.mlp.c_xx.weight\); check that the "
+        "weights and the config belong together"
+    )
+    with pytest.raises(UserError, match=words):
+        resolve(pickled(tmp_path, {f"{prefix}{name}": tensor for name, tensor in state.items()}))
+
+
+def test_an_adapter_below_the_prefix_of_peft_is_named(tmp_path: Path) -> None:
+    state = GPT2.state_dict() | {"transformer.h.0.attn.c_attn.lora_A.default.weight": torch.zeros(1)}
+    with pytest.raises(UserError, match=r"1 extra: transformer.h.0\S*\); an adapter of peft is not merged"):
+        resolve(pickled(tmp_path, {f"base_model.model.{name}": tensor for name, tensor in state.items()}))
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_type_without_floats_is_named(kind: str, whole: Path) -> None:
     data[position : position + 8] = struct.pack("<Q", 64 * 4 // size)  # the same number of bytes
     data[position + 8 : position + 12] = struct.pack("<I", number)
     whole.write_bytes(data)
-    with pytest.raises(UserError, match=f"output_norm.weight is (stored as {kind}; expected F32|of shape)"):
+    with pytest.raises(UserError, match=f"output_norm.weight is stored as {kind}; expected F32"):
         resolve(whole)
 
 

@@ -163,10 +163,16 @@ def test_a_damaged_header_is_said(position: int, new: bytes, message: str, llama
         resolve(edited(llama, position, new))
 
 
-@pytest.mark.parametrize("length", [0, 3, 20, 3000, -10])
+@pytest.mark.parametrize("length", [*range(1, 26), 3000, -10])
 def test_a_file_that_is_cut_off_is_said(length: int, llama: Path) -> None:
     llama.write_bytes(llama.read_bytes()[:length])
-    with pytest.raises(UserError, match=r"is empty|is damaged or cut off|it is no GGUF file|is of GGUF version"):
+    with pytest.raises(UserError, match=r"is cut off after \d bytes|is damaged or cut off"):
+        resolve(llama)
+
+
+def test_an_empty_file_is_said(llama: Path) -> None:
+    llama.write_bytes(b"")
+    with pytest.raises(UserError, match="is empty"):
         resolve(llama)
 
 

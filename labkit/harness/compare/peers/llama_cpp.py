@@ -33,6 +33,7 @@ from labkit.kernels.build import BuildError, compiler
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.models.policies import policy_for
 from labkit.system.errors import RunError, UserError
+from labkit.system.home import expanded
 from labkit.system.processor import cpu_flags
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.gguf.tensors import GgufTensors
@@ -79,7 +80,7 @@ class LlamaCpp(Peer):
     def sources(self) -> Path | None:
         """The folder with the converter, if there is one."""
         if path := os.environ.get(SOURCES):
-            return Path(path)
+            return expanded(path)
         folder = installed(self.name)
         return None if folder is None else folder.sources
 
