@@ -1,10 +1,12 @@
 """A profiling lab and fused-kernel inference engine for transformers."""
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from labkit.system.lazy import lazy_parts
-
+TYPE_CHECKING = False  # typing itself is not loaded: the command handles Ctrl-C only after this import
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from labkit.conversation import Conversation
     from labkit.engine import InferenceEngine, init_inference
     from labkit.harness import measure_latency
@@ -16,6 +18,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _MODULES = ("conversation", "figures", "harness", "notebooks", "nsys", "stages", "widgets")
+_lazy: tuple[list[str], Callable[[str], Any], Callable[[], list[str]]] | None = None
+
 
 # Torch and the engine are loaded on first use, so that `import labkit` and the trace tools stay light.
-__all__, __getattr__, __dir__ = lazy_parts(__name__, _MODULES)
+def __getattr__(name: str) -> Any:
+    public, part, _ = _lazy_parts()
+    return public if name == "__all__" else part(name)
+
+
+def __dir__() -> list[str]:
+    return _lazy_parts()[2]()
+
+
+def _lazy_parts() -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    global _lazy
+    if _lazy is None:
+        from labkit.system.lazy import lazy_parts
+
+        _lazy = lazy_parts(__name__, _MODULES)
+    return _lazy

@@ -30,6 +30,7 @@ from labkit.bench.page import (
     markdown_table,
     page_of,
 )
+from labkit.engine.team_size import team_size
 from labkit.harness.cold_start_record import PHASES, ColdStart
 from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.peers.llama_cpp import FILE, LLAMA_CPP
@@ -64,7 +65,7 @@ def main(
         raise UserError(
             f"got prompts of up to {max(lengths)} tokens and {new} new ones, expected at most {most} together"
         )
-    count = threads or torch.get_num_threads()
+    count = threads or team_size()
     environment = read_environment(count)
     files = BenchFiles.of(machine_of(environment), "cold-start", output=output)
     llama_cpp = not llama_cpp_is_missing()

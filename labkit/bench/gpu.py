@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated
 
-import torch
 import typer
 
 from labkit.bench.bars import MS, SHARE, BarCheck, at_least, at_most
@@ -31,6 +30,7 @@ from labkit.bench.page import (
     verdict,
 )
 from labkit.bench.targets import GPU_BATCH_4, GPU_OF_TARGETS, GPU_RATIOS, GPU_SHARE, GPU_TARGETS, NEW, PROMPT
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.loader import check_side
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment, read_environment
@@ -61,7 +61,7 @@ def main(
     """Measure this machine's GPU against the targets."""
     gpu.require()
     baselines = _baselines(against or BASELINES_OF_GPU)
-    environment = read_environment(torch.get_num_threads())
+    environment = read_environment(team_size())
     files = BenchFiles.of(f"gpu-{slug(gpu.gpu_name() or 'interpreter')}", quick=quick, output=output)
     records: list[Comparison] = []
     rows: list[RegionMeasurement] = []

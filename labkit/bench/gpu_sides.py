@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.loaded_side import LoadedSide
 from labkit.harness.compare.loader import load_side
 from labkit.harness.compare.sampling import Turns
@@ -132,12 +133,12 @@ def _turns(sides: Mapping[str, LoadedSide], source: OnDevice, case: GpuCase) -> 
     for side in sides.values():
         side.generate(prompts[case.rounds], **options)
     runs = [partial(run, side) for side in sides.values()]
-    threads, device = torch.get_num_threads(), gpu.default_device()
+    threads, device = team_size(), gpu.default_device()
     return turns(runs, range(case.rounds), probe=lambda side: probe_bandwidth(threads, device))
 
 
 def _measurement(name: str, side: LoadedSide, source: OnDevice, case: GpuCase, runs: Sequence[Run]) -> Measurement:
-    threads = torch.get_num_threads()
+    threads = team_size()
     return Measurement(
         name=name,
         impl=side.impl,
@@ -159,4 +160,4 @@ def _measurement(name: str, side: LoadedSide, source: OnDevice, case: GpuCase, r
 
 def _side(name: str, source: OnDevice) -> LoadedSide:
     ours = {"impl": "triton"} if name in OURS else {}
-    return load_side(name, cast(ModelSource, source), DTYPE, torch.get_num_threads(), **ours)
+    return load_side(name, cast(ModelSource, source), DTYPE, team_size(), **ours)

@@ -32,6 +32,7 @@ from labkit.bench.page import (
     verdict,
 )
 from labkit.bench.targets import LARGER, LARGER_RATIO, STREAM_MODEL
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.disk_sides import ACCELERATE_DISK, HF_DISK, STREAMED
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
@@ -60,7 +61,7 @@ def main(
     output: Output = None,
 ) -> None:
     """Measure several ways to run a model from the disk of this machine."""
-    environment = read_environment(threads or torch.get_num_threads())
+    environment = read_environment(threads or team_size())
     files = BenchFiles.of(machine_of(environment), "larger-than-memory", output=output)
     baselines = [*(() if llama_cpp_is_missing() else (LLAMA_CPP,)), ACCELERATE_DISK, HF_DISK]
     weights = model_config_of(resolve(model).hf_config).weight_bytes(torch.bfloat16)

@@ -21,6 +21,7 @@ import typer
 
 from labkit.engine import init_inference
 from labkit.engine.options import Options
+from labkit.engine.team_size import team_size
 from labkit.harness.environment import anonymous_memory
 from labkit.harness.stored_weights import matrix_bytes
 from labkit.models.policies import model_config_of
@@ -52,7 +53,7 @@ def load(
     The line has the seconds that loading took, the bytes of the packed matrices and, with --watch, the peak of
     anonymous memory.
     """
-    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+    torch.set_num_threads(max(1, team_size() // ranks))
     part = shard(model_config_of(resolve(folder).hf_config), ranks, rank)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.markup import escape
 
@@ -35,6 +34,7 @@ from labkit.bench.page import (
 )
 from labkit.bench.report import key, report, rows, summary
 from labkit.bench.targets import NEW, PROMPT, TARGETS, Target
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_INT8
@@ -85,7 +85,7 @@ def main(
     settings = Settings(
         new=QUICK_NEW if quick else NEW,
         rounds=QUICK_ROUNDS if quick else rounds,
-        threads=threads or torch.get_num_threads(),
+        threads=threads or team_size(),
         peer=not llama_cpp_is_missing(),
     )
     environment = read_environment(settings.threads)

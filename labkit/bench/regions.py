@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 import typer
 
 from labkit.bench.bars import SHARE, BarCheck, at_least, short_of
@@ -25,6 +24,7 @@ from labkit.bench.page import (
     verdict,
 )
 from labkit.bench.targets import REGION_RATIOS, REGION_SHARE, REGION_TARGETS, RegionTarget
+from labkit.engine.team_size import team_size
 from labkit.harness.environment import read_environment
 from labkit.harness.regions.measure import measure_regions
 from labkit.harness.regions.records import RegionMeasurement
@@ -39,7 +39,7 @@ PRECISION, BUDGET_S = 0.05, 40.0  # of the ratios of each case
 
 def main(quick: Quick = False, output: Output = None, threads: Threads = None) -> None:
     """Measure the regions of this machine's kernels against their bars."""
-    environment = read_environment(threads or torch.get_num_threads())
+    environment = read_environment(threads or team_size())
     files = BenchFiles.of(machine_of(environment), "regions", quick=quick, output=output)
     rows: list[RegionMeasurement] = []
     for target in REGION_TARGETS:

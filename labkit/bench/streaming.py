@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import typer
 
 from labkit.bench.bars import SHARE, BarCheck, at_least, at_most
@@ -44,6 +43,7 @@ from labkit.bench.targets import (
 )
 from labkit.engine.offload.footprint import Footprint
 from labkit.engine.options import Options
+from labkit.engine.team_size import team_size
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.rounds import random_orders
 from labkit.harness.stream_record import StreamMeasurement
@@ -76,7 +76,7 @@ def main(
     targets = [target for target in STREAM_TARGETS if not only or target.name in only]
     if not targets:
         raise UserError(f"got --only {only}, expected some of {', '.join(target.name for target in STREAM_TARGETS)}")
-    environment = read_environment(threads or torch.get_num_threads())
+    environment = read_environment(threads or team_size())
     files = BenchFiles.of(machine_of(environment), subject, output=output)
     with tempfile.TemporaryDirectory(dir=scratch or files.records.parent) as folder:
         measurements = measure(model, targets, Path(folder), turns, rounds, new, environment)

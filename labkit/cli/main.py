@@ -1,4 +1,8 @@
-"""The `labkit` command. Ctrl-C ends it with exit code 130 at any time, even while libraries load."""
+"""The `labkit` command. Ctrl-C ends it with exit code 130 at any time, even while libraries load.
+
+The handler is set first. Before that Python itself starts, and loads this module, `labkit.system.interrupts` and their
+packages, all of them small. Ctrl-C in these milliseconds shows Python's own traceback.
+"""
 
 from __future__ import annotations
 

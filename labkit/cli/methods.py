@@ -68,7 +68,7 @@ def bench_methods(
             new=new,
             memory_gb=memory_gb,
             threads=threads,
-            cycles=rounds,
+            rounds=rounds,
             seed=seed,
             wait_quiet_s=wait_quiet,
             scratch=scratch,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -18,6 +17,7 @@ from labkit.stages import Phase
 from labkit.system.comma_list import listed
 from labkit.system.errors import UserError
 from labkit.system.interrupts import INTERRUPTED
+from labkit.system.processors import usable_processors
 from labkit.system.progress import progress_bar
 from labkit.system.shown import shown
 from labkit.system.terminal import line_writer, terminal
@@ -73,7 +73,7 @@ def profile(
     window = Window.of_phase(stage, occurrence) if stage else Window(range_, occurrence)
     if not command:
         window = window if window.name else own_window()
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = threads or usable_processors()
         case |= {"model": model, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
         options = {option: case[option] for option in ("dtype", "batch", "prompt", "new", "threads")}
         command = own_command(model, impl, **options)

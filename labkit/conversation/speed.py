@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from labkit.conversation.answer import Answer
 from labkit.engine import InferenceEngine
+from labkit.engine.team_size import team_size
 from labkit.harness.disk import read_rate_gb_s
 from labkit.harness.kept_rate import kept_rate_gb_s
 from labkit.harness.roofline import count_work, probe_bandwidth
@@ -23,7 +22,7 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
     """
     if answer.per_token_ms is None:
         return None
-    threads, on_cpu = torch.get_num_threads(), engine.device.type == "cpu"
+    threads, on_cpu = team_size(), engine.device.type == "cpu"
     bandwidth = kept_rate_gb_s(threads) if on_cpu else probe_bandwidth(threads, engine.device)
     if bandwidth is None:
         return None

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from labkit.engine import InferenceEngine
+from labkit.engine.team_size import team_size, torch_threads
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement
 from labkit.harness.roofline import count_work, probe_bandwidth
@@ -37,7 +38,8 @@ def measure_latency(
     engine: an InferenceEngine or a vanilla Hugging Face model.
     generation_args: arguments of `generate`, such as `{"do_sample": False, "min_length": 128, "max_new_tokens": 128}`.
 
-    The read bandwidth is probed before and after each run. `str()` of the record is the articles' sentence. To compare
+    Both kinds of engine run on as many threads as an InferenceEngine takes (`team_size`). The read bandwidth is probed
+    before and after each run. `str()` of the record is the articles' sentence. To compare
     two sides, use `compare`, which lets them take turns.
 
     ValueError: an empty prompt, prompts of unequal length without a pad token, beams (they have no time per token),
@@ -50,17 +52,18 @@ def measure_latency(
             "is no time per token; time engine.generate as a whole"
         )
     inputs: dict[str, Any] = {name: ids.to(engine.device) for name, ids in _encode(tokenizer, prompt).items()}
-    threads = torch.get_num_threads()
+    threads = team_size()
     environment = read_environment(threads)
-    for _ in range(warmup):
-        engine.generate(**inputs, **generation_args)
     timed = []
     run = partial(timed_generate, engine, **inputs, **generation_args)
     probe = partial(probe_bandwidth, threads, engine.device)
-    for index in range(runs):
-        turn = probed(run, probe)
-        times, sequences = turn.result
-        timed.append(Run.of(times, round=index, before=turn.before, after=turn.after))
+    with torch_threads(threads):
+        for _ in range(warmup):
+            engine.generate(**inputs, **generation_args)
+        for index in range(runs):
+            turn = probed(run, probe)
+            times, sequences = turn.result
+            timed.append(Run.of(times, round=index, before=turn.before, after=turn.after))
     config, options = _model_config(engine), getattr(engine, "options", None)
     kv_dtype = options.kv_dtype if options else None
     weights = stored_by(engine) if isinstance(engine, InferenceEngine) else engine.dtype

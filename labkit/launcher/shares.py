@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from labkit.system.processors import usable_processors
+
 PIN = "LABKIT_PIN"
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -32,7 +34,7 @@ def share(rank: int, ranks: int, processors: Sequence[int]) -> tuple[int, ...]:
 
 def threads_each(ranks: int) -> int:
     """Number of threads for each of `ranks` that fills this machine without crowding it, at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    return max(1, usable_processors() // ranks)
 
 
 def pin_this_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:

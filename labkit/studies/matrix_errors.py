@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
+from labkit.engine.team_size import torch_threads
 from labkit.harness.frozen_record import FrozenRecord
 from labkit.kernels.memory import Heap
 from labkit.kernels.types import Linear, float_dtype
@@ -119,12 +120,8 @@ def one_thread() -> Iterator[None]:
     """Runs torch's ops on one thread inside this context. Matrices of this size gain little from more threads, and if
     other programs use some of the processors, the threads of an op wait for each other far longer than they compute.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @one_thread()

@@ -26,6 +26,7 @@ from labkit.system.comma_list import listed_counts
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.partly import Show, so_far, unseen
+from labkit.system.processors import usable_processors
 from labkit.system.progress import Progress, unheard
 from labkit.weights.resolve import resolve
 
@@ -137,7 +138,7 @@ def study_parallel(
     ValueError as from `take_turns`, and for `tp_sizes` without a number above 1.
     """
     sizes = parse_sizes(tp_sizes)
-    threads = threads or max(1, len(os.sched_getaffinity(0)) // sizes[-1])
+    threads = threads or max(1, usable_processors() // sizes[-1])
     hf_config = resolve(model).hf_config
     config = model_config_of(hf_config)
     follow = progress or unheard

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torch
 
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.compare import BUDGET_S, comparison_case
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
@@ -74,7 +75,7 @@ def study_precision(
     source = resolve(model)
     check_output_folder(output)
     possible, refused = _possible(source, names)
-    threads = threads or torch.get_num_threads()
+    threads = threads or team_size()
     torch.set_num_threads(threads)
     follow = progress or unheard
     choices = [name for name in CHOICES if reason_against(source, name) is None]

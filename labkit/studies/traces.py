@@ -30,6 +30,7 @@ from labkit.system.carried import carried
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.partly import Show, so_far, unseen
+from labkit.system.processors import usable_processors
 from labkit.system.progress import Progress, unheard
 
 SOURCES = (*get_args(CaptureSource), "bundled")
@@ -149,7 +150,7 @@ def capture_pair(
     check_numbers(steps=steps, prompt=prompt, threads=threads or None)
     if source == "bundled":
         return bundled_pair()
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or usable_processors()
     follow = progress or unheard
 
     def take(number: int, side: str) -> Capture:

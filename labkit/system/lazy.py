@@ -35,7 +35,13 @@ def lazy_parts(
 
 
 def _type_checking_imports(package: str) -> dict[str, str]:
-    """The names that the package's source imports in its `if` block, each with its module."""
+    """The names of labkit that the package's source imports in its `if` block, each with its module."""
     source = Path(str(import_module(package).__file__)).read_text(encoding="utf-8")
     imports = [node for block in ast.parse(source).body if isinstance(block, ast.If) for node in block.body]
-    return {name.name: str(node.module) for node in imports if isinstance(node, ast.ImportFrom) for name in node.names}
+    root = package.partition(".")[0]
+    return {
+        name.name: module
+        for node in imports
+        if isinstance(node, ast.ImportFrom) and (module := str(node.module)).partition(".")[0] == root
+        for name in node.names
+    }

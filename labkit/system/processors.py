@@ -46,9 +46,14 @@ def _quota_of(folder: Path, version: int) -> float | None:
     return None
 
 
-@cache
 def _quota_here() -> float | None:
-    return cpu_quota(own_groups("cpu"))
+    """The quota at this moment: it can change while a program runs, but the groups of a process hardly do."""
+    return cpu_quota(_groups_here())
+
+
+@cache
+def _groups_here() -> tuple[tuple[Path, int], ...]:
+    return tuple(own_groups("cpu"))
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from inspect import Parameter, Signature
@@ -153,8 +153,9 @@ class StudyBench(Generic[Result]):
                 raise
             return f"*This is drawn when the run has ended ({type(error).__name__}).*"  # an error must not end the run
 
-    def _redraw(self) -> None:
-        for view in self._views:
+    def _redraw(self, views: Sequence[View] = ()) -> None:
+        """Draws these views again, or all."""
+        for view in views or self._views:
             view.slot.replace(self._drawn(view.draw))
 
     def _measure(self, settings: dict[str, Any], follow: Progress) -> None:

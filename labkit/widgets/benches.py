@@ -92,8 +92,8 @@ class KernelBench(StudyBench[KernelStudy]):
             index += by
             buttons[-1].disabled, buttons[1].disabled = index == 0, index == regions - 1
             label.value = f"region {index + 1} of {regions}: {FUSED_REGIONS[index]}"
-            for view in shown if by else ():
-                view.slot.replace(view.draw())
+            if by:
+                self._redraw(shown)
 
         for by, button in buttons.items():
             button.on_click(lambda _, by=by: step(by))

@@ -53,6 +53,21 @@ def test_a_path_is_printed_as_it_is(labkit: Labkit, recorded: str) -> None:
     assert (code, output.splitlines()[-1]) == (0, f"{FOLDER}/y.html")
 
 
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_the_title_of_a_timeline_is_the_name_without_the_ending_of_a_trace(
+    labkit: Labkit, recorded: str, tmp_path: Path, suffix: str
+) -> None:
+    """Other dots belong to the name. Traces of one name are told apart by their paths."""
+    name, page = f"model-1.5B.v2{suffix}", tmp_path / "page.html"
+    for folder in ("one", "other"):
+        code, _, _ = labkit("timeline", recorded, "--output", f"{folder}/{name}")
+        assert code == 0
+    assert labkit("timeline", f"one/{name}", "--output", str(page))[0] == 0
+    assert "<title>Timeline: model-1.5B.v2</title>" in page.read_text()
+    assert labkit("timeline", f"one/{name}", f"other/{name}", "--output", str(page))[0] == 0
+    assert f"<title>Timeline: one/{name} above other/{name}</title>" in page.read_text()
+
+
 def test_a_path_is_quoted_as_it_is(labkit: Labkit, recorded: str) -> None:
     code, output, _ = labkit("stages", recorded)
     assert code == 0

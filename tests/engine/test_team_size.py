@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from helpers.models.small_models import small_model
 
 import labkit
 from labkit.engine import team_size
+from labkit.harness.compare.compare import comparison_case
+from labkit.harness.regions.case import layer_case
 from labkit.kernels import DecodeStep
 from labkit.system import processors
 
@@ -61,3 +64,21 @@ def test_the_system_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch
     assert team_size.team_size() == 1
     now[0] += team_size.RECHECK_S
     assert team_size.team_size() == 2
+
+
+@pytest.mark.usefixtures("one_processor")
+def test_what_is_compared_with_the_engine_takes_its_threads() -> None:
+    size: dict[str, Any] = {"model": "gpt2", "dtype": "float32", "batch": 1, "prompt": 4, "new": 4}
+    assert comparison_case(**size).threads == 1
+    assert layer_case("gpt2", layers=1).threads == 1
+
+
+def test_only_this_module_asks_pytorch_for_the_threads_of_a_step() -> None:
+    """The doctor reports PyTorch's own number, too."""
+    folder = Path(labkit.__file__).parent
+    asking = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if not path.is_relative_to(folder / "kernels") and "get_num_threads" in path.read_text()
+    }
+    assert asking == {"engine/team_size.py", "nsys/doctor/inventory.py"}

@@ -5,22 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 from helpers.notebooks.browser_lab import needs_browser
+from helpers.studies.all_figures import drawings
 from helpers.studies.comparisons import comparison
-from helpers.studies.pipeline_studies import study as pipeline_study
-from helpers.studies.precision_studies import study
-from helpers.studies.streaming_studies import study as streaming_study
-from helpers.traces.handmade import FUSED, VANILLA, decode
 
 from labkit import figures
 from labkit.figures.dark import IN_THE_DARK
 from labkit.figures.page import PAGE, POLICY, Figures, figure_page, stylesheet
 from labkit.figures.theme import INK
-from labkit.models.policies import model_config_of
-from labkit.models.presets import PRESETS
-from labkit.nsys.analysis.difference import explain
-from labkit.nsys.analysis.stage_table import stage_table
 from labkit.widgets.browser import opened_page
 
 # Finds texts that are clipped or overlap other texts or the buttons, and a page that scrolls sideways.
@@ -52,31 +46,25 @@ DRAWN = "() => document.documentElement.dataset.drawn"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Page of many figures. It must log no errors."""
-    record, precisions, traces = comparison(), study(), (decode(VANILLA, steps=8), decode(FUSED, steps=8))
-    streamed = streaming_study()
-    drawings = [
-        *(draw(record) for draw in (figures.per_token_figure, figures.latency_figure, figures.stage_figure)),
-        *(draw(record) for draw in (figures.region_figure, figures.published_figure)),
-        *(draw(precisions) for draw in (figures.front_figure, figures.costs_figure, figures.outliers_figure)),
-        figures.errors_figure(precisions),
-        *(draw(streamed) for draw in (figures.batch_figure, figures.memory_figure, figures.residency_figure)),
-        *(draw(streamed) for draw in (figures.offload_figure, figures.stream_timeline_figure)),
-        figures.ideal_figure(pipeline_study()),
-        figures.cut_figure(model_config_of(PRESETS["qwen2-0.5b"].hf_config), 4),
-        figures.difference_figure(explain(*traces)),
-        figures.stage_table_figure(stage_table(traces[0], ("stage",))),
-    ]
-    embedded = Figures()
-    places = "".join(embedded.place(json.loads(drawing.to_json())) for drawing in drawings)
+    """Page of all figures. It must log no errors."""
+    embedded, drawn = Figures(), drawings()
+    places = "".join(embedded.place(json.loads(drawing.to_json())) for drawing in drawn.values())
     file: Path = tmp_path_factory.mktemp("page") / "page.html"
     parts = {"policy": POLICY, "title": "figures", "style": stylesheet(), "figure": places, "drawn": embedded.drawn()}
     file.write_text(PAGE.format(**parts), encoding="utf-8")
     with opened_page() as (browser_page, errors):
         browser_page.goto(file.as_uri())
         browser_page.wait_for_function(DRAWN)
+        assert browser_page.locator(".js-plotly-plot").count() == len(drawn)
         yield browser_page
         assert errors == []
+
+
+def test_the_page_has_every_figure() -> None:
+    """A text in place of a figure would not be drawn."""
+    drawn = drawings()
+    assert drawn.keys() == {name for name in figures.__all__ if name.endswith("_figure") or name == "timeline"}
+    assert [name for name, figure in drawn.items() if not isinstance(figure, go.Figure)] == []
 
 
 @needs_browser

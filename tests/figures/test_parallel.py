@@ -1,89 +1,29 @@
 """The figures of tensor parallelism agree with the shards, the records and the capture."""
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-
 import plotly.graph_objects as go
 import pytest
-from helpers.studies.comparisons import comparison
 from helpers.studies.drawn import subtitle, texts, words
-from helpers.traces.handmade import Recorder
+from helpers.studies.parallel_studies import study as made_study
 
-from labkit.engine import StageTime
 from labkit.figures import cut_figure, gpus_figure, scaling_figure, waiting_figure
 from labkit.figures.parallel import MATRICES, pieces
-from labkit.harness.comparison import Comparison
-from labkit.harness.records import Measurement
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.models.shards import shard
-from labkit.nsys.capture.record import CaptureRecord
-from labkit.nsys.capture.result import Capture
-from labkit.nsys.trace import Trace
 from labkit.published import NOT_MEASURED_HERE, published_scaling
-from labkit.stages import Phase, Stage
 from labkit.studies.parallel import ParallelStudy
 
 CASES = [("gpt2", 2), ("gpt2", 5), ("qwen2-0.5b", 4), ("bloom-560m", 3), ("gpt-j-6b", 4), ("llama-2-7b", 1)]
-GAINS = {2: 1.7, 4: 2.5}  # number of ranks -> speedup in the study below
-WAITS = (0.02, 0.05, 0.01, 0.03)
 
 
 def config(name: str) -> ModelConfig:
     return model_config_of(PRESETS[name].hf_config)
 
 
-def side(ranks: int) -> Measurement:
-    """Measurement of 12 ms per token on one rank, and 12 / GAINS[ranks] ms on more.
-
-    The memory bandwidth is 10 GB/s for one rank, 18 for two and 30 for four.
-    """
-    template, gain, gb_s = comparison().candidate, GAINS.get(ranks, 1.0), {1: 10.0, 2: 18.0, 4: 30.0}[ranks]
-    runs = tuple(
-        run.model_copy(update={"decode_ms": (12 / gain,) * 3, "bandwidth_gb_s": (gb_s, gb_s)}) for run in template.runs
-    )
-    case = template.case.model_copy(update={"tp": ranks, "threads": 1})
-    stages = tuple(waiting(WAITS[rank]) for rank in range(ranks)) if ranks > 1 else ()
-    return template.model_copy(
-        update={"name": f"fused-tp{ranks}", "case": case, "runs": runs, "rank_stages": stages},
-    )
-
-
-def waiting(share: float) -> tuple[StageTime, ...]:
-    """Stages of a rank that waits for the share `share` of a step."""
-    times = {Stage.MLP: 1 - share, Stage.ALL_REDUCE: share}
-    return tuple(StageTime(Phase.DECODE, stage, 0, 1, 100 * part) for stage, part in times.items())
-
-
 @pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ParallelStudy:
-    sides = {ranks: side(ranks) for ranks in (1, 2, 4)}
-    comparisons = tuple(
-        Comparison(baseline=sides[1], candidate=sides[ranks], tokens_equal=True, first_difference=None)
-        for ranks in (2, 4)
-    )
-    record = CaptureRecord(
-        created=datetime(2025, 1, 1, tzinfo=UTC), files=(), command=("x",), window=None, profiler="nsys 1",
-        case={"model": "gpt2", "dtype": "float32"}, exit_code=0, seconds=1.0, tax=None, environment=None,
-    )  # fmt: skip
-    monkeypatch.setattr(Capture, "trace", lambda self: captured([0, 7]))
-    return ParallelStudy(config("gpt2"), comparisons, Capture((tmp_path,), tmp_path, record))
-
-
-def captured(late_us: Sequence[float], steps: int = 3) -> Trace:
-    """Trace of ranks that run two layers with two sums each; a rank is `late_us` late at each of its sums."""
-    recorder = Recorder()
-    for process, late in enumerate(late_us):
-        for step in range(steps):
-            begin = 400 * step
-            recorder.range("decode/step", begin, begin + 390, process=process)
-            for index in range(4):
-                arrival = begin + 20 + 80 * index
-                recorder.range(f"decode/layer.{index // 2}/mlp", arrival - 15, arrival - 5, process=process)
-                recorder.range(f"decode/layer.{index // 2}/all_reduce", arrival + late, arrival + 40, process=process)
-    return recorder.trace(ranks=range(len(late_us)))
+def study() -> ParallelStudy:
+    return made_study()
 
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)

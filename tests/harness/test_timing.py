@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
+from labkit.engine import team_size
 from labkit.harness import measure_latency
 from labkit.harness.timing import timed_generate
 
@@ -97,6 +98,25 @@ def test_a_vanilla_model_has_all_samples_and_a_share_of_the_limit(tokenizer: Pre
         assert 0 < measured.floor_share < 1
     assert "n too small" in str(measured)
     assert str(measured).startswith("P95 latency (ms) - ")
+
+
+def test_a_vanilla_model_is_timed_on_the_threads_of_the_engine_and_the_record_names_them(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may use one processor gives PyTorch eight threads."""
+    before, seen, model = torch.get_num_threads(), set(), small_model("gpt2")
+    monkeypatch.setattr(team_size, "usable_processors", lambda: 1)
+    monkeypatch.setattr(team_size, "_usable", 1)
+    monkeypatch.setattr(team_size, "_asked_again_at", 0.0)
+    model.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    torch.set_num_threads(8)
+    try:
+        measured = measure_latency(model, tokenizer, "abcde", ARGS, runs=1, warmup=1)
+        assert torch.get_num_threads() == 8
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}
+    assert measured.case.threads == measured.environment.threads == 1
 
 
 def test_the_case_counts_the_prompts_of_a_batch(tokenizer: PreTrainedTokenizerFast) -> None:

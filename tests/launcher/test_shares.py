@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from labkit.launcher.shares import PIN, allowed, pin_this_rank, share, threads_each
+from labkit.system import processors
 
 ALL = sorted(os.sched_getaffinity(0))
 several = pytest.mark.skipif(len(ALL) < 2, reason="one processor can't be shared out")
@@ -71,3 +72,11 @@ def test_others_stay_where_they_are(environment: dict[str, str]) -> None:
 def test_a_rank_that_somebody_has_bound_stays_there() -> None:
     os.sched_setaffinity(0, ALL[:1])
     assert pin_this_rank(rank(0, 1)) == ()
+
+
+def test_threads_of_ranks_are_within_the_quota_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "_mask_misleads", lambda: False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for quota, threads in ((None, [8, 4, 1]), (4.0, [4, 2, 1]), (1.0, [1, 1, 1])):
+        monkeypatch.setattr(processors, "_quota_here", lambda quota=quota: quota)
+        assert [threads_each(ranks) for ranks in (1, 2, 8)] == threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 from torch.utils.flop_counter import flop_registry
 
@@ -12,6 +13,7 @@ from labkit.nsys.tables.families import (
     CONVOLUTION,
     COPY,
     ELEMENTWISE,
+    IN_PLACE,
     INDEXING,
     MATMUL,
     OTHER,
@@ -19,6 +21,7 @@ from labkit.nsys.tables.families import (
     WAITING,
     operator_family,
 )
+from labkit.nsys.tables.pointwise import EACH, SAME, UNTAGGED
 
 COPY_IF_NEEDED = {  # they return their input, or a copy of it
     "_autocast_to_full_precision", "_autocast_to_reduced_precision", "coalesce", "contiguous", "cpu", "cuda", "to",
@@ -26,6 +29,18 @@ COPY_IF_NEEDED = {  # they return their input, or a copy of it
 }  # fmt: skip
 SCHEMAS = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
 NAMES = {schema.name for schema in SCHEMAS}
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    packet, _, variant = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), variant or "default")
+
+
+TAGS = {
+    name[6:].partition(".")[0]
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("aten::") and torch.Tag.pointwise in overload(name).tags
+}
 
 
 def views() -> Iterator[str]:
@@ -65,15 +80,48 @@ def test_operators_whose_flops_pytorch_counts_are_products_convolutions_or_atten
     assert {name for name in products if operator_family(name) != MATMUL} == set()
 
 
+def test_elementwise_is_what_pytorch_tags_as_pointwise() -> None:
+    """Operators with another family besides the tag, and pointwise ones without the tag, are listed."""
+    other_families = {"clone": COPY, "masked_fill": COPY, "equal": WAITING, "positive": OTHER}
+    of_one_overload = {"max": REDUCTION, "min": REDUCTION}
+    assert len(TAGS) > 200
+    differing = {name: family for name in TAGS if (family := operator_family(f"aten::{name}")) != ELEMENTWISE}
+    plain = {IN_PLACE.sub("", name): family for name, family in differing.items()}
+    assert plain == other_families | of_one_overload
+
+    elementwise = {name[6:] for name in NAMES if operator_family(name) == ELEMENTWISE}
+    assert elementwise > TAGS - differing.keys()
+    untagged = {IN_PLACE.sub("", name).removeprefix(EACH) for name in elementwise - TAGS}
+    assert untagged <= TAGS | SAME.keys() | set(UNTAGGED.split())
+    assert set(SAME.values()) <= TAGS
+
+
+@pytest.mark.parametrize("name", sorted(SAME))
+def test_an_operator_without_the_tag_calls_the_tagged_one(name: str) -> None:
+    """Both have the same arguments, so one is another name of the other."""
+    arguments = {
+        plain: {
+            tuple(str(value.type) for value in schema.arguments)
+            for schema in SCHEMAS
+            if schema.name == f"aten::{plain}" and any(str(value.type) == "Tensor" for value in schema.arguments)
+        }
+        for plain in (name, SAME[name])
+    }
+    assert arguments[name] & arguments[SAME[name]]
+
+
 def test_operators_that_pytorch_does_not_group_have_the_family_of_what_they_do() -> None:
     expected = {
         MATMUL: "dot vdot outer inner _int_mm _weight_int8pack_mm",
         WAITING: "equal allclose",
-        REDUCTION: "count_nonzero median nanmedian mode quantile max amin",
-        OTHER: "_unsafe_view unsafe_split unsafe_chunk meshgrid",
-        INDEXING: "index_select masked_select select_backward nonzero",
-        ELEMENTWISE: "upsample_bilinear2d __upsample_bilinear copysign fmax maximum",
-        COPY: "cat concat view_copy",
+        REDUCTION: "count_nonzero median nanmedian mode quantile max amin max_pool2d adaptive_avg_pool2d",
+        OTHER: (
+            "_unsafe_view unsafe_split unsafe_chunk meshgrid upsample_bilinear2d __upsample_bilinear lstm gru_cell "
+            "linalg_svd cholesky _fft_c2c cdist max_unpool2d grid_sampler an_operator_of_tomorrow"
+        ),
+        INDEXING: "index_select masked_select select_backward nonzero histc bincount",
+        ELEMENTWISE: "copysign fmax maximum dropout multiply _foreach_add hardswish_",
+        COPY: "cat concat view_copy flip tril randn uniform_",
     }
     for family, names in expected.items():
         assert {name: operator_family(f"aten::{name}") for name in names.split()} == dict.fromkeys(

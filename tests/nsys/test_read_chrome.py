@@ -196,19 +196,6 @@ def test_kernels_alone_are_a_trace(tmp_path: Path) -> None:
     assert trace.on_gpu
 
 
-def test_begins_and_ends_are_paired_by_thread(tmp_path: Path) -> None:
-    begin: Event = {"ph": "B", "name": "outer", "ts": 1, "pid": 1, "tid": 1, "args": {"a": 1}}
-    inner, end = begin | {"name": "inner", "ts": 2, "args": None}, {"ph": "E", "pid": 1, "tid": 1}
-    of_other_thread = begin | {"name": "other", "tid": 2, "ts": 1.5, "cat": "x"}
-    events = [begin, of_other_thread, inner, end | {"ts": "3.5"}, end | {"ts": 9}, end | {"ts": 4, "tid": 2}]
-    trace = read(written(tmp_path, [*events, end | {"ts": 10}, begin | {"ts": 11}]), cache=False)
-    assert rows(trace.ranges[["name", "start_ns", "end_ns", "tid"]]) == [
-        ("outer", 1000, 9000, 1), ("other", 1500, 4000, 2), ("inner", 2000, 3500, 1),
-    ]  # fmt: skip
-    assert trace.source.skipped == ("2 events with a begin or an end only: left out",)
-    assert trace.source.profiler == "a Chrome trace"
-
-
 def test_ends_before_starts_are_taken_as_of_no_length(tmp_path: Path) -> None:
     trace = read(written(tmp_path, [event("kernel", "gemm", 5, -1.5)]), cache=False)
     assert trace.operations[["start_ns", "end_ns"]].to_numpy().tolist() == [[5000, 5000]]

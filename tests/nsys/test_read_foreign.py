@@ -195,7 +195,7 @@ def test_null_arguments_and_long_ids_are_read(tmp_path: Path) -> None:
         (b'[{"ph": "X", "name": "a", "ts": 1, "dur": "Infinity"}]', "got a time of Infinity us"),
         (b'[{"ph": "X", "name": "a", "ts": null}]', "got ts = null, expected a time"),
         (b'[{"ph": "X", "name": "a"}]', "got ts = none, expected a time"),
-        (b'[{"ph": "X", "name": "a", "ts": 1}, 5]', "element 2 is no event, but 5"),
+        (b'[{"ph": "X", "name": "a", "ts": 1}, 5]', "element 2 is no event: got 5, expected an object"),
         (b'[{"ph": "X", "name": "a", "ts": 1} {}]', "is not JSON"),
         (b'[{"ph": "X", "name": "a", "ts": 1e99999999999999999999}]', "exponent"),
         (b'[{"ph": "X", "name": "\\udc00\\ud800", "ts": 1}]', "surrogate"),

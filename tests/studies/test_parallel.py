@@ -1,11 +1,14 @@
 """Study of tensor parallelism: what its capture may do to its measurements."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.studies.comparisons import comparison
+from helpers.studies.parallel_studies import GAINS, ONE_RANK_MS, WAITS, study
 
 from labkit.harness import load_records
 from labkit.harness.compare.plan import Schedule
@@ -63,3 +66,31 @@ def test_epochs_end_with_the_verdicts_or_after_a_fixed_number(
     with pytest.raises(KeyboardInterrupt):
         parallel.study_parallel(output=tmp_path, rounds=rounds)
     assert schedules == [schedule]
+
+
+def test_a_row_of_the_frame_is_a_number_of_ranks_with_the_gain_over_one() -> None:
+    made = study()
+    frame = made.to_frame()
+    assert frame["ranks"].tolist() == [1, *GAINS]
+    assert set(frame["threads"]) == {1}
+    assert frame["per_token_ms"].tolist() == pytest.approx(
+        [ONE_RANK_MS, *(ONE_RANK_MS / gain for gain in GAINS.values())]
+    )
+    assert math.isnan(frame["times_faster"][0])
+    assert frame["times_faster"].tolist()[1:] == pytest.approx(list(GAINS.values()))
+    assert (frame["low"] <= frame["high"]).tolist() == [False, True, True]
+    assert frame["most_waiting"].tolist() == pytest.approx([0.0, max(WAITS[:2]), max(WAITS)])
+    assert set(frame["model"]) == {"gpt2"}
+    assert set(frame["machine"]) == {made.outcome.machine}
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_study_of_ranks_is_one_short_line_and_its_table_has_a_row_for_each_number_of_ranks(captured: bool) -> None:
+    """The study holds thousands of samples, and the paths of a capture."""
+    made = study() if captured else replace(study(), capture=None, remarks=("no profiler",))
+    assert repr(made).startswith("<ParallelStudy gpt2")
+    assert made.claim in repr(made)
+    assert len(repr(made).splitlines()) == 1
+    assert len(repr(made)) < 500
+    assert [row[0] for row in made.table().rows] == ["1", "2", "4"]
+    assert made.claim in str(made).replace("\n", " ")

@@ -75,7 +75,7 @@ def test_numbers_within_their_bounds_pass() -> None:
         (labkit.evaluate, {"seed": -1}, "got seed = -1, expected at least 0"),
         (
             bench_methods,
-            {"output": "x.jsonl", "cycles": HUGE},
+            {"output": "x.jsonl", "rounds": HUGE},
             "got rounds = 10{30}, expected at most",
         ),
         (bench_methods, {"output": "x.jsonl", "batches": (HUGE,)}, "got batch = 10{30}, expected at most"),

@@ -53,6 +53,16 @@ def test_a_quota_of_the_first_generation(tmp_path: Path) -> None:
     assert cpu_quota([inner, outer, root]) == 2.5
 
 
+def test_a_quota_that_changes_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, outer, root = groups(tmp_path, V2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(processors, "_mask_misleads", lambda: False)
+    monkeypatch.setattr(processors, "_groups_here", lambda: (inner, outer, root))
+    for quota, expected in (("max", 8), ("300000", 3), ("100000", 1), ("max", 8)):
+        (outer[0] / "cpu.max").write_text(f"{quota} 100000\n")
+        assert usable_processors() == expected
+
+
 def test_a_quota_of_less_than_one_processor_leaves_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labkit.system.processors._quota_here", lambda: 0.25)
     assert usable_processors() == 1

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.against import installed, other_version
 from labkit.harness.compare.choosing import sample_text
 from labkit.harness.compare.installation import pinned
@@ -68,7 +67,7 @@ def compare(
 
     Both generate `new` tokens without an early end of text, by default greedily, for the same `batch` random prompts
     of `prompt` tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None:
-    torch's default).
+    as many as the engine takes).
 
     tp: the candidate, a fused side, is cut for `tp` ranks of `threads` threads each (None: an equal share of the
     cores). The baseline has `threads` threads in all, so `limit_ratio` is the gain that memory allows the ranks.
@@ -156,8 +155,8 @@ def comparison_case(
     memory_gb: float | None = None,
     sample: str | Mapping[str, float] | None = None,
 ) -> Case:
-    """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: each rank gets an equal share of torch's
-    default. UserError for numbers beyond their bounds, and for a schedule without stages.
+    """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: each rank gets an equal share of the
+    engine's threads. UserError for numbers beyond their bounds, and for a schedule without stages.
     """
     check_numbers(batch=batch, prompt=prompt, new=new, threads=threads, tp=tp, pp=pp, memory_gb=memory_gb)
     if pp == 1 and schedule != QUEUE:
@@ -168,7 +167,7 @@ def comparison_case(
         batch=batch,
         prompt_tokens=prompt,
         new_tokens=new,
-        threads=max(1, torch.get_num_threads() // max(1, tp * pp)) if threads is None else threads,
+        threads=max(1, team_size() // max(1, tp * pp)) if threads is None else threads,
         tp=tp,
         pp=pp,
         schedule=schedule if pp > 1 else "",

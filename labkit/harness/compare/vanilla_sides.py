@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, __version__
 from transformers.pytorch_utils import Conv1D
 
 from labkit.engine.runners.stage_clock import StageTime
+from labkit.engine.team_size import team_size
 from labkit.engine.vanilla.annotate import annotate
 from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device, no_stages
@@ -115,7 +116,7 @@ class PackedLinear(nn.Module):
         rows = x.flatten(0, -2)
         if len(rows) > FEW_ROWS:
             return self.original(x)
-        y = unchecked(gemm)(rows.float().contiguous(), self.packed, threads=torch.get_num_threads(), impl="cpp")
+        y = unchecked(gemm)(rows.float().contiguous(), self.packed, threads=team_size(), impl="cpp")
         return y.to(x.dtype).view(*x.shape[:-1], self.outputs)
 
 

@@ -86,7 +86,7 @@ class Change:
         return "; ".join([*([str(self.common)] if self.common else []), *spread, *in_rounds])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecordsDiff(Tabular):
     """The cases that two sets of records share, and the cases of only one set."""
 

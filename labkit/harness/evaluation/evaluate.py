@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from labkit.engine import init_inference
+from labkit.engine.team_size import team_size
 from labkit.harness.environment import read_environment
 from labkit.harness.evaluation.records import Evaluation, EvaluationCase, WindowScore, starts
 from labkit.harness.evaluation.text import LEAST, beginning_of, encode, read_text
@@ -107,7 +108,7 @@ def evaluate(
     }
     return Evaluation(
         case=_case(source, precision, cut, **fields),
-        environment=read_environment(torch.get_num_threads()),
+        environment=read_environment(team_size()),
         impl=engine.impl,
         windows=tuple(windows),
         seconds=seconds,
@@ -136,7 +137,7 @@ def _case(source: ModelSource, precision: Precision, cut: _TextCut, **fields: An
         window=cut.window,
         stride=cut.stride,
         bos=bool(len(cut.first)),
-        threads=torch.get_num_threads(),
+        threads=team_size(),
         **fields,
     )
 

@@ -31,6 +31,7 @@ from labkit.system.progress import Progress, part_of, unheard
 from labkit.system.whole_file import check_output_file
 
 METHODS = ("hf-eager", "accelerate", "accelerate-int8", "fused", "fused-tp2", "fused-int8", "fused-streamed")
+ROUNDS = 6
 ALIASES = {"accelerate-int8": "bitsandbytes-int8", "streamed": "fused-streamed"}  # the articles' names
 
 
@@ -39,7 +40,7 @@ class GridSettings:
     """Settings that all cells of a file share. A method's ranks share the threads of the case."""
 
     case: Case
-    cycles: int
+    rounds: int
     seed: int
     environment: Environment
 
@@ -52,7 +53,7 @@ class GridSettings:
         return MethodCell(
             method=method,
             case=self.of_batch(batch),
-            cycles=self.cycles,
+            cycles=self.rounds,
             seed=self.seed,
             environment=self.environment,
             measured=None if turns is None else turns.sides[0],
@@ -65,8 +66,8 @@ class GridSettings:
     def differences(self, cell: MethodCell) -> list[str]:
         """Differences between a cell of a file and these settings, in words."""
         expected, got = self.case.model_dump(exclude={"batch"}), cell.case.model_dump(exclude={"batch"})
-        for owner, values in ((self, expected), (cell, got)):
-            values |= {"cycles": owner.cycles, "seed": owner.seed, "machine": owner.environment.machine}
+        for values, rounds, owner in ((expected, self.rounds, self), (got, cell.cycles, cell)):
+            values |= {"rounds": rounds, "seed": owner.seed, "machine": owner.environment.machine}
         return [
             f"{name} {got[name]!r} instead of {expected[name]!r}" for name in expected if expected[name] != got[name]
         ]
@@ -83,30 +84,36 @@ def bench_methods(
     new: int = 100,
     memory_gb: float | None = None,
     threads: int | None = None,
-    cycles: int = 6,
+    rounds: int | None = None,
     seed: int = 0,
     wait_quiet_s: float | None = None,
     scratch: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    cycles: int | None = None,
 ) -> MethodGrid:
     """Measures each method on each batch size: the time of a call that generates `new` greedy tokens after random
     prompts of `prompt` tokens. Each cell runs in processes of its own, with `memory_gb` GB of memory (None: no limit).
 
-    A method that can pause is measured in `cycles` epochs, between which its weights get new memory. An epoch has one
-    call or a few, in turns of a few tokens with a probe of the memory next to each. With a memory limit, and where a
-    method cannot pause, `cycles` whole calls are timed, and the cell says why.
+    A method that can pause is measured in `rounds` epochs (None: 6), between which its weights get new memory. An epoch
+    has one call or a few, in turns of a few tokens with a probe of the memory next to each. With a memory limit, and
+    where a method cannot pause, `rounds` whole calls are timed, and the cell says why.
 
     methods: names of sides. An ending "-tp2" or "-pp2" runs a side on two ranks. "accelerate-int8" is bitsandbytes'.
-    threads: of all ranks together; None: torch's default.
+    threads: of all ranks together; None: those of the engine (`team_size`).
     scratch: folder for the files of methods that read their own, while such a method is measured; None: the folder for
     temporary files.
     output: a file of JSON lines that is rewritten whole after each cell. Its cells are not measured again, except cells
     that were refused, or measured while other programs took the processors. Cells of other methods and batch sizes stay
     in it.
 
+    cycles: the former name of `rounds`.
+
     A method that does not fit into its memory, or cannot run the case, is a cell with the reason. UserError: an
     impossible name or size, or a file of another case. NotQuietError: the machine did not become quiet.
     """
+    if rounds is not None and cycles is not None:
+        raise UserError(f"got rounds = {rounds} and cycles = {cycles}; expected one of them: cycles is its former name")
+    rounds = next((count for count in (rounds, cycles) if count is not None), ROUNDS)
     file = expanded(output)
     check_output_file(file)
     batches, methods = tuple(dict.fromkeys(batches)), tuple(dict.fromkeys(methods))
@@ -115,9 +122,9 @@ def bench_methods(
     )
     _check(methods, batches)
     # The articles' time is that of whole calls, so an epoch has steps at every length of the context.
-    schedule = Schedule(rounds=cycles, whole=True, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
+    schedule = Schedule(rounds=rounds, whole=True, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
     case = prepare((), case, schedule).case
-    settings = GridSettings(case, cycles, seed, read_environment(case.threads))
+    settings = GridSettings(case, rounds, seed, read_environment(case.threads))
     cells = _existing_cells(file, settings)
     check_output_folder(file.parent)
     scratch_root = None if scratch is None else check_output_folder(scratch, what="models", option=setting("scratch"))

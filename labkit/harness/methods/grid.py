@@ -29,7 +29,7 @@ UNITS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MethodGrid(Tabular):
     """Cells in the order of methods and batch sizes, all of the same model and lengths."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from labkit.engine.team_size import team_size
 from labkit.harness.regions.random_layers import layers_beyond_caches
 from labkit.harness.regions.records import LayerCase
 from labkit.kernels import gpu
@@ -31,7 +30,7 @@ def layer_case(
     """A decode step of `batch` sequences with `context` tokens in the cache of each, through layers of a model's shape.
 
     model: a preset or a checkpoint's folder. Only its shape counts; the weights are random.
-    threads: None: torch's default.
+    threads: None: those of the engine (`team_size`).
     layers: None: more than the caches hold.
 
     ValueError: an unknown impl, dtype or model, impossible sizes, or impl "triton" without a GPU.
@@ -39,7 +38,7 @@ def layer_case(
     if impl not in IMPLS:
         raise UserError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
     weight_dtype = dtype_of(dtype)
-    threads = torch.get_num_threads() if threads is None else threads
+    threads = team_size() if threads is None else threads
     check_numbers(batch=batch, context=context, threads=threads, layers=layers)
     config = shape_of(model)
     if config.max_positions is not None and context + 1 > config.max_positions:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.regions.case import layer_case, shape_of
 from labkit.harness.regions.layer_side import LayerSide
@@ -69,7 +70,7 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
     if region not in OP_OF:
         raise UserError(f"unknown op {region!r}{did_you_mean(region, OP_OF)}; expected one of {', '.join(OP_OF)}")
     dtype_of(dtype)
-    threads = torch.get_num_threads() if threads is None else threads
+    threads = team_size() if threads is None else threads
     command = [sys.executable, "-P", "-m", "labkit.harness.regions.trial", region, dtype, str(threads)]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

@@ -19,6 +19,7 @@ from labkit.engine.runners.one_call import OneCallRunner
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.step import StepInput
 from labkit.engine.runners.watched import WatchedRunner
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.plan import Schedule, check_schedule
 from labkit.harness.turns.calls import CallEpochs, CallRounds
 from labkit.harness.turns.pages import large_tensors
@@ -76,7 +77,7 @@ def time_ways(
     epochs = CallEpochs([partial(step_ns, way) for way in range(len(READINGS))], large_tensors())
     measured = epochs.run(schedule, progress=follow)
     follow(rounds + 1, rounds + 1, "plain readers")
-    return _timed(measured, rates_gb_s(torch.get_num_threads(), PASSES))
+    return _timed(measured, rates_gb_s(team_size(), PASSES))
 
 
 def _timed(measured: CallRounds[int], rates: dict[Way, float]) -> tuple[TimedWay, ...]:

@@ -6,10 +6,9 @@ import math
 import os
 from pathlib import Path
 
-import torch
-
 from labkit.engine.offload.footprint import Footprint
 from labkit.engine.offload.prepared import folder_for
+from labkit.engine.team_size import team_size
 from labkit.harness.compare.plan import check_positions
 from labkit.harness.disk import folder_rate_gb_s
 from labkit.harness.environment import read_environment
@@ -47,7 +46,7 @@ def plan_streaming(
 
     precision: a name of `labkit.weights.precision`.
     slots: as for `init_inference(offload=…)`.
-    threads: None: torch's default.
+    threads: None: those of the engine (`team_size`).
     path: the folder from which layers would be streamed; its disk is probed. None: labkit's own cache folder.
     disk_gb_s, gflop_s: rates of another machine, instead of probing this one. The plan then ignores the memory's
     bandwidth.
@@ -66,7 +65,7 @@ def plan_streaming(
     check_numbers(memory_gb=memory_gb, disk_gb_s=disk_gb_s, gflop_s=gflop_s)
     if reason := unavailable():
         raise BuildError(reason)
-    threads = torch.get_num_threads() if threads is None else threads
+    threads = team_size() if threads is None else threads
     source = resolve(model, seed=seed)
     spec = WeightSpec.of(source.hf_config, known.dtype, quant=Quantization.model_validate(known.quant or {}))
     check_positions(spec.config, prompt, new)

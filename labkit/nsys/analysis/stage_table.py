@@ -41,7 +41,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # by title: the colu
 PER_STEP = ("ops", "GPU busy ms", "gaps ms", "exposed ms")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StageTable(Tabular):
     """The stages of the steps of a trace.
 

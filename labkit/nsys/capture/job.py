@@ -34,6 +34,7 @@ from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.marked_run import end_marked, ended_with_owner
 from labkit.system.owned_folder import owned_folder
+from labkit.system.processors import usable_processors
 from labkit.system.whole_file import whole_file, write_whole
 
 PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the step times of the two runs, as labkit itself takes them
@@ -287,7 +288,7 @@ def environment_of(variables: Mapping[str, str]) -> dict[str, Any]:
     It needs torch, so it is made in a process of its own. Raises RunError where that fails.
     """
     first = variables.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # "4,2": 4, and 2 nested in each
-    threads = (int(first) if first.isdecimal() else 0) or len(os.sched_getaffinity(0))
+    threads = (int(first) if first.isdecimal() else 0) or usable_processors()
     program = (
         "import sys; from labkit.harness.environment import read_environment as read; "
         "print(read(int(sys.argv[1])).model_dump_json())"

@@ -59,8 +59,9 @@ def memory() -> dict[str, Any]:
     from torch import get_num_threads
 
     from labkit.kernels.probe import read_bandwidth_gb_s
+    from labkit.system.processors import usable_processors
 
-    threads = get_num_threads()
+    threads = min(get_num_threads(), usable_processors())
     rates = [read_bandwidth_gb_s(threads, LOOK_S) for _ in range(LOOKS)]
     return {"threads": threads, "gb_s": rates}
 

@@ -11,7 +11,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from decimal import InvalidOperation
 from pathlib import Path
@@ -27,7 +27,6 @@ from labkit.nsys.reader.chrome_places import placed
 from labkit.nsys.reader.json_text import DeepOrLong, JsonText
 from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.trace import CALL_KINDS, KINDS, Source, Trace, TraceError, typed
-from labkit.system.shown import shown_value
 
 GZIP = b"\x1f\x8b"
 ABOUT = {
@@ -75,7 +74,8 @@ def _read(path: Path, *, repair: bool) -> tuple[Events, JsonText]:
             unpacked = stack.enter_context(gzip.open(file)) if packed else file
             text = JsonText(unpacked, lambda: events.count, repair=repair)
             for event in ijson.items(text, "item" if text.is_list else "traceEvents.item"):
-                _add(events, event, path.name)
+                _checked(events, path.name, events.add, event)
+            _checked(events, path.name, events.pair)
             return events, text
         except EOFError:
             raise TraceError(f"{path.name} {CUT_SHORT.format(why='its gzip data end too early')}") from None
@@ -92,13 +92,12 @@ def _read(path: Path, *, repair: bool) -> tuple[Events, JsonText]:
             raise TraceError(f"{path.name} is no trace: {error}; {EXPECTED}") from None
 
 
-def _add(events: Events, event: Any, name: str) -> None:
+def _checked(events: Events, name: str, step: Callable[..., None], *event: Any) -> None:
+    """Takes a step that adds events. An error names the element of the file."""
     try:
-        events.add(event)
-    except AttributeError:  # not an object
-        raise TraceError(f"{name}: element {events.count} is no event, but {shown_value(event)}; {EXPECTED}") from None
+        step(*event)
     except TraceError as error:
-        raise TraceError(f"{name}: element {events.count} is no event: {error}; {EXPECTED}") from None
+        raise TraceError(f"{name}: element {events.element} is no event: {error}; {EXPECTED}") from None
 
 
 def _cause(error: Exception) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from labkit.nsys.arrays import Ints
+from labkit.nsys.reader.chrome_pairs import Half, pairs
 from labkit.nsys.reader.limits import GREATEST, LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, COLLECTIVE, INPUTS, KINDS, TraceError
@@ -71,7 +72,7 @@ SIDES = {"pageable": "H", "pinned": "H", "device": "D", "array": "D"}
 
 
 class Events:
-    """Events of the kinds that a Trace has. A begin and an end on one thread become one event.
+    """Events of the kinds that a Trace has. `pair` makes one event of a begin and an end on one thread.
 
     Rows hold the numbers of their texts. The texts are in `names`, `shapes` (grids, blocks, memories) and `details`
     (inputs of operators and arguments of collectives, as JSON).
@@ -82,9 +83,10 @@ class Events:
 
     def __init__(self) -> None:
         self.count = self.known = 0  # elements so far; elements with a phase
+        self.element = 0  # number of the element that is read; of a pair, the begin's number
         self.backwards = 0  # events that end before they start
         self.untimed = 0  # operations at time 0 without length, which CUPTI could not time
-        self._ends_alone = 0
+        self.unpaired = 0  # events with a begin or an end only
         self.of_kineto = False  # whether any event has a category of PyTorch's profiler
         self.names, self.shapes, self.details = Names(), Names(), Names()
         self.details.code("")
@@ -95,24 +97,21 @@ class Events:
         self.thread_names: dict[tuple[int, int], str] = {}
         self._words = Names()
         self._rows = {table: array("q") for table in COLUMNS}
-        self._begun: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+        self._halves: dict[tuple[int, int], list[Half]] = {}  # by process and thread
 
-    @property
-    def unpaired(self) -> int:
-        """Events with a begin or an end only."""
-        return self._ends_alone + sum(map(len, self._begun.values()))
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Adds an event. Raises TraceError for a damaged event, AttributeError for an element that is not an event."""
-        self.count += 1
+    def add(self, event: Any) -> None:
+        """Adds an event. Raises TraceError for a damaged event, and for an element that is not an object."""
+        self.count = self.element = self.count + 1
+        if not isinstance(event, dict):
+            raise TraceError(f"got {shown_value(event)}, expected an object")
         phase, category = event.get("ph"), event.get("cat")
         self.known += phase is not None
         if phase == "X":
             self._complete(event, category if isinstance(category, str) else "")
-        elif phase == "B":
-            self._begun.setdefault(self._place(event), []).append(event)
-        elif phase == "E":
-            self._end(event)
+        elif phase in ("B", "E"):
+            ts = _microseconds(event, "ts")
+            half = Half(phase == "B", ts, self.element, _name(event), event.get("cat"), _args(event))
+            self._halves.setdefault(self._place(event), []).append(half)
         elif phase == "M":
             self._describe(event)
         elif phase in ASYNCHRONOUS:
@@ -121,6 +120,19 @@ class Events:
             self.unread["counters"] += 1
         elif event and phase not in ARROWS:
             self.unread[str(category or "marks")] += 1
+
+    def pair(self) -> None:
+        """Adds the events that consist of a begin and an end; to be called after the last `add`."""
+        for (pid, tid), halves in self._halves.items():
+            whole = pairs(halves)
+            self.unpaired += len(halves) - 2 * len(whole)
+            for begin, end in whole:
+                self.element = begin.element
+                args = {**begin.args, **end.args}
+                event = {"name": begin.name, "ts": begin.ts, "dur": end.ts - begin.ts, "args": args}
+                category = begin.category if isinstance(begin.category, str) else ""
+                self._complete({**event, "pid": pid, "tid": tid}, category)
+        self._halves.clear()
 
     def table(self, name: str) -> dict[str, Ints]:
         columns = COLUMNS[name]
@@ -140,18 +152,6 @@ class Events:
             self._loose(event, category)
         self.of_kineto |= category in KINETO
 
-    def _end(self, event: Mapping[str, Any]) -> None:
-        begun = self._begun.get(self._place(event))
-        if not begun:
-            self._ends_alone += 1
-            return
-        begin = begun.pop()
-        args = {**_args(begin), **_args(event)}
-        category = begin.get("cat")
-        length = _microseconds(event, "ts") - _microseconds(begin, "ts")
-        whole = {**event, **begin, "dur": length, "args": args}
-        self._complete(whole, category if isinstance(category, str) else "")
-
     def _start(self, event: Mapping[str, Any], name: str | None = None) -> tuple[int, int, int, int, int]:
         """The values of the columns of EVERY."""
         start, length = _ns(event, "ts"), _ns(event, "dur") if event.get("dur") is not None else 0
@@ -161,7 +161,7 @@ class Events:
 
     def _range(self, event: Mapping[str, Any]) -> None:
         domain = _args(event).get("domain", DOMAIN if parse(_name(event)) else "")
-        self._rows["ranges"].extend((*self._start(event), self.count, self.names.code(str(domain))))
+        self._rows["ranges"].extend((*self._start(event), self.element, self.names.code(str(domain))))
 
     def _call(self, event: Mapping[str, Any], kind: str) -> None:
         args = _args(event)
@@ -206,7 +206,7 @@ class Events:
         texts = [next((str(args[key]) for key in keys if key in args), "") for keys in (TASK, DIRECTION)]
         task, direction, memory = map(self.shapes.code, (*texts, _memory(args)))
         start = self._start(event)
-        self._rows["loose"].extend((*start, self.count, self.names.code(category), task, *numbers, direction, memory))
+        self._rows["loose"].extend((*start, self.element, self.names.code(category), task, *numbers, direction, memory))
 
     def _describe(self, event: Mapping[str, Any]) -> None:
         pid, tid = self._place(event)

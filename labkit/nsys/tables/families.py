@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from labkit.nsys.analysis.communication import COMMUNICATES
 from labkit.nsys.tables.kernel_names import brief
+from labkit.nsys.tables.pointwise import is_pointwise
 
 ATTENTION, CONVOLUTION, MATMUL = "attention", "convolution", "matrix multiplication"
 COMMUNICATION, NORMALISATION, SOFTMAX = "communication", "normalisation", "softmax"
@@ -27,12 +28,13 @@ VIEWS = (  # operators that only view or describe a tensor differently, without 
     r"(?:sym_)?numel|(?:dense_|sparse_)?dim|element_size|get_device|record_stream|requires_grad|result_type"
 )
 PRODUCT = r"(?:^|_|\b)(?:mm|addmm|bmm|addbmm|baddbmm|mv|addmv|smm|hspmm|sspaddmm|spmm)(?=_|\b)"
-OPERATORS = (  # the first pattern found in the name without a last "_" or "_out" counts
+# Operators that are not pointwise: the first pattern found in the name without a last "_" or "_out" counts.
+OPERATORS = (
     (COMMUNICATION, r"c10d|nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|record_param_comms"),
     (WAITING, r"::(?:item|_?local_scalar_dense|is_nonzero|equal|allclose|synchronize)\b"),
     (ATTENTION, r"attention|attn|fmha|sdpa"),
     (CONVOLUTION, r"conv(?!ert)"),
-    (ELEMENTWISE, r"upsample|interpolate|copysign|::f(?:max|min)\b"),
+    (OTHER, r"upsample|interpolate|unpool"),
     (
         MATMUL,
         rf"{PRODUCT}|linear(?!\dd|_combination)|matmul|gemm|einsum|Mm|mmBackward|tensordot|multi_dot|vecdot|matrix_power|"
@@ -42,15 +44,19 @@ OPERATORS = (  # the first pattern found in the name without a last "_" or "_out
     (SOFTMAX, r"softmax"),
     (OTHER, rf"aten::(?:{VIEWS})$"),
     (REDUCTION, r"count_nonzero|median|quantile|kthvalue|::(?:mode|trace)\b|_is_(?:all|any)_true"),
-    (INDEXING, r"embedding|index|gather|scatter|select|take|argwhere|sort|topk|nonzero|unique"),
+    (
+        INDEXING,
+        r"embedding|index|gather|scatter|select|take|argwhere|sort|topk|nonzero|unique|histogram|histc|bincount",
+    ),
     (
         COPY,
         r"copy|clone|contiguous|::(?:con)?cat|stack|::(?:to|cpu|cuda|as_tensor|type_as|coalesce|repeat|tile|roll)\b|"
-        r"pin_memory|_autocast_to|_cast_|fill|full|zero|ones|empty|arange|pad",
+        r"pin_memory|_autocast_to|_cast_|fill|full|zero|ones|empty|arange|pad|flip|shuffle|repeat_interleave|"
+        r"::(?:rand\w*|tri[lu]|linspace|logspace|eye|uniform|bernoulli|exponential|(?:log_)?normal)$",
     ),
-    (REDUCTION, r"sum|mean|(?<!clamp_)(?:max|min)\b|arg|prod\b|any|all\b|var\b|std\b"),
-    (ELEMENTWISE, r"aten::\w+"),
+    (REDUCTION, r"sum|mean|(?<!clamp_)(?:max|min)\b|arg|prod\b|any|all\b|var\b|std\b|pool\d"),
 )
+ATEN = "aten::"
 IN_PLACE = re.compile(r"(?<=[^_])(?:_out|_)$")  # ends of operators that write into a given tensor
 # Kernels of cuBLAS, cuDNN, CUTLASS, rocBLAS, MIOpen, NCCL, FlashAttention, Triton, PyTorch, vLLM and TensorRT-LLM.
 KERNELS = tuple(
@@ -81,8 +87,12 @@ KERNELS = tuple(
 
 @lru_cache(maxsize=100_000)
 def operator_family(name: str) -> str:
-    """The family of an operator of PyTorch, or of a range that is named like one: one of FAMILIES or OTHER."""
+    """The family of an operator of PyTorch, or of a range that is named like one: one of FAMILIES, or OTHER if the name
+    does not tell.
+    """
     bare = IN_PLACE.sub("", name)
+    if bare.startswith(ATEN) and is_pointwise(bare.removeprefix(ATEN)):
+        return ELEMENTWISE
     return next((family for family, pattern in OPERATORS if re.search(pattern, bare)), OTHER)
 
 

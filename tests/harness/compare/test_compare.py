@@ -109,7 +109,7 @@ def test_a_budget_of_nothing_is_refused(budget_s: float) -> None:
 
 
 def test_threads_are_shared_out_among_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.get_num_threads", lambda: 8)
+    monkeypatch.setattr("labkit.harness.compare.compare.team_size", lambda: 8)
     size: dict[str, Any] = {"model": "gpt2", "dtype": "float32", "batch": 1, "prompt": 4, "new": 4}
     assert comparison_case(**size).threads == 8
     assert comparison_case(**size, tp=3).threads == 2

@@ -15,6 +15,7 @@ from labkit.harness.methods.bench import bench_methods, side_of
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
 from labkit.harness.results import load_records, load_results
+from labkit.system.errors import UserError
 
 METHODS = ("hf-eager", "fused-streamed", "llama.cpp")
 SMALL: dict[str, Any] = {
@@ -22,7 +23,7 @@ SMALL: dict[str, Any] = {
     "methods": METHODS,
     "prompt": 9,
     "new": 4,
-    "cycles": 2,
+    "rounds": 2,
     "threads": 1,
     "memory_gb": 0.05,  # less than the engine needs in addition to its weights
 }
@@ -99,7 +100,7 @@ def test_each_cell_has_its_outcome(resumed: Any) -> None:
 def test_a_cell_without_a_limit_is_measured_in_epochs(tmp_path: Path) -> None:
     file = tmp_path / "methods.jsonl"
     grid = bench_methods(
-        **SMALL | {"methods": ("hf-eager", "fused"), "memory_gb": None, "new": 8, "cycles": 3}, output=file
+        **SMALL | {"methods": ("hf-eager", "fused"), "memory_gb": None, "new": 8, "rounds": 3}, output=file
     )
     for entry in grid.cells:
         assert entry.measured is not None
@@ -125,6 +126,23 @@ def test_an_interrupt_between_epochs_ends_the_bench_without_the_cell(
     assert not (tmp_path / "methods.jsonl").exists()
 
 
+def test_the_former_name_of_rounds_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedules = []
+
+    def refused(sides: Any, case: Any, schedule: Any, **options: Any) -> None:
+        schedules.append(schedule.rounds)
+        raise UserError("no")
+
+    monkeypatch.setattr(bench, "take_turns", refused)
+    few = {name: value for name, value in SMALL.items() if name != "rounds"} | {"methods": ("fused",)}
+    for number, counts in enumerate(({"rounds": 3}, {"cycles": 3}, {})):
+        (cell,) = bench_methods(**few, **counts, output=tmp_path / f"{number}.jsonl").cells
+        assert cell.cycles == schedules[-1]
+    assert schedules == [3, 3, 6]
+    with pytest.raises(UserError, match="got rounds = 3 and cycles = 4; expected one of them"):
+        bench_methods(**few, rounds=3, cycles=4, output=tmp_path / "both.jsonl")
+
+
 @sweep
 def test_what_is_done_is_not_measured_again_and_what_was_refused_is_tried_again(interrupted: Any, resumed: Any) -> None:
     grid = bench_methods(**SMALL, output=interrupted[0])
@@ -142,7 +160,7 @@ def test_what_is_done_is_not_measured_again_and_what_was_refused_is_tried_again(
         ({"new": 5}, "another case .*new_tokens 4 instead of 5.*name another file"),
         ({"model": "tiny-llama"}, "model 'tiny-gpt2' instead of 'tiny-llama'"),
         ({"memory_gb": None}, "memory_gb 0.05 instead of None"),
-        ({"seed": 1, "cycles": 3}, "cycles 2 instead of 3; seed 0 instead of 1"),
+        ({"seed": 1, "rounds": 3}, "rounds 2 instead of 3; seed 0 instead of 1"),
     ],
 )
 def test_a_file_of_another_case_is_refused(
@@ -163,7 +181,7 @@ def test_a_file_of_another_case_is_refused(
         ({"batches": (1, 0)}, "got batch = 0, expected at least 1"),
         ({"model": "gpt-17"}, "unknown model 'gpt-17'"),
         ({"dtype": "int3"}, "unsupported dtype 'int3'"),
-        ({"cycles": 1}, "got rounds = 1, expected at least 2"),
+        ({"rounds": 1}, "got rounds = 1, expected at least 2"),
         ({"memory_gb": -1.0}, "got memory_gb = -1"),
         ({"prompt": 10**6}, "positions"),
     ],

@@ -1,6 +1,7 @@
 """Tables of a bench of methods, from cells with known figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
 from labkit.harness.runs import Run, TokenTurn
 from labkit.published import published
+from labkit.system.result_table import Tabular
 
 
 def cell(method: str, batch: int, *, model: str = "gpt2", oom: str = "", refused: str = "") -> MethodCell:
@@ -166,3 +168,19 @@ def test_the_page_holds_all_tables_and_a_frame_all_cells() -> None:
     frame = GRID.to_frame()
     assert list(frame["outcome"]) == ["measured", "measured", "measured", "oom", "refused", "refused"]
     assert pd.isna(frame["token_ms"].iloc[3])
+
+
+def test_every_result_shows_itself_in_one_short_line() -> None:
+    """A dataclass would write out all of its samples."""
+    assert len(repr(MethodGrid(GRID.cells * 5))) < 200
+    for module in ("labkit.harness.diff.changes", "labkit.nsys.analysis.stage_table", "labkit.widgets.benches"):
+        import_module(module)
+    results = list(subclasses(Tabular))
+    assert {"MethodGrid", "RecordsDiff", "StageTable", "ParallelStudy"} <= {result.__name__ for result in results}
+    assert [result.__name__ for result in results if result.__repr__ is not Tabular.__repr__] == []
+
+
+def subclasses(parent: type) -> Iterator[type]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from subclasses(child)
