@@ -136,7 +136,7 @@ def test_the_former_name_of_rounds_is_known(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(bench, "take_turns", refused)
     few = {name: value for name, value in SMALL.items() if name != "rounds"} | {"methods": ("fused",)}
     for number, counts in enumerate(({"rounds": 3}, {"cycles": 3}, {})):
-        (cell,) = bench_methods(**few, **counts, output=tmp_path / f"{number}.jsonl").cells
+        (cell,) = bench_methods(**few | counts, output=tmp_path / f"{number}.jsonl").cells
         assert cell.cycles == schedules[-1]
     assert schedules == [3, 3, 6]
     with pytest.raises(UserError, match="got rounds = 3 and cycles = 4; expected one of them"):

@@ -181,6 +181,7 @@ def test_every_result_shows_itself_in_one_short_line() -> None:
 
 
 def subclasses(parent: type) -> Iterator[type]:
-    for child in parent.__subclasses__():
+    children: list[type] = parent.__subclasses__()
+    for child in children:
         yield child
         yield from subclasses(child)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import plotly.graph_objects as go
 from helpers.studies import kernel_studies, parallel_studies, pipeline_studies, precision_studies, streaming_studies
 from helpers.studies.comparisons import comparison, in_epochs
 from helpers.traces.handmade import FUSED, VANILLA, decode
@@ -18,7 +17,7 @@ from labkit.nsys.analysis.stage_table import stage_table
 from labkit.nsys.timeline.synthetic import decode_trace
 
 
-def drawings() -> dict[str, go.Figure | str]:
+def drawings() -> dict[str, Any]:
     """Each figure by its name. A text would stand for a figure that its result does not allow."""
     record, traces = comparison(), (decode(VANILLA, steps=8), decode(FUSED, steps=8))
     side_by_side = {"vanilla": decode_trace(steps=4, layers=2), "fused": decode_trace(steps=4, layers=2)}
