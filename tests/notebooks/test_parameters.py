@@ -144,7 +144,8 @@ def test_a_number_and_a_list_are_a_text(value: object, text: str) -> None:
     assert checked_values(parameters(), {"model": value}) == {"model": text}
 
 
-MEMBERS = {  # annotation -> pairs of a text that fits and its value, and texts that do not fit
+# Annotation -> pairs of a text that fits and its value, and texts that do not fit.
+MEMBERS: dict[str, tuple[list[tuple[str, Any]], list[str]]] = {
     "Literal[-1, 2]": ([("-1", -1), ("2", 2)], ["77", "0"]),
     "Literal[-0.5, +3, b'x']": ([("-0.5", -0.5), ("3", 3), ("b'x'", b"x")], ["0.5", "-3"]),
     "Literal[Literal['a'], Literal[-2, 'b']]": ([("a", "a"), ("-2", -2)], ["c"]),
