@@ -16,7 +16,7 @@ EDGE, GAP = 12, 20  # pixels left of words at the edge of a figure, and around w
 ORDERS = 10.0  # ratios that differ by this factor get a logarithmic axis
 SHARE_STEPS, MOST_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2), 7  # between ticks of shares
 RATIO = "x"  # the unit of bars that say how many times faster
-STEPS = (1, 2, 5)  # the ticks of a logarithmic axis, times powers of ten
+STEPS, MOST_POWERS = (1, 2, 5), 4  # the ticks of a logarithmic axis, times powers of ten; of more powers only the first
 
 
 def width_of(text: str, size: float) -> float:
@@ -88,7 +88,8 @@ def bars_axis(
     low = math.log10(begin)
     high = low + max(spans)
     powers = range(math.floor(low), math.ceil(high) + 1)
-    ticks = [step * 10.0**power for power in powers for step in STEPS]
+    steps = STEPS if len(powers) <= MOST_POWERS else (1,)
+    ticks = [step * 10.0**power for power in powers[:: math.ceil(len(powers) / MOST_TICKS)] for step in steps]
     shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
     title = {"text": "(log)", "standoff": 0}
     return {

@@ -38,8 +38,8 @@ def progress_bar(console: Console) -> Iterator[Progress]:
         bars.TimeElapsedColumn(),
         bars.TextColumn("{task.description}", markup=False),
     )
-    shows = console.is_terminal or console.is_jupyter  # a file would get an empty line
-    with bars.Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not shows) as bar:
+    disable = not console.is_terminal  # a file would get an empty line
+    with bars.Progress(*columns, console=console, transient=True, auto_refresh=False, disable=disable) as bar:
         task = bar.add_task("starting", total=None)
 
         def follow(done: float, total: float, label: str) -> None:

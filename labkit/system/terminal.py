@@ -17,8 +17,10 @@ LEAST_WIDTH = 60  # columns that a table of names and numbers needs; a narrower 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
     """A console for stdout or stderr. It escapes control characters in strangers' names (`labkit.system.shown`). Tables
     escape their cells earlier, so that columns have the width of the escaped text.
+
+    In a notebook it writes text, as into a file: widgets of rich would stay in saved notebooks as `Output()`.
     """
-    console = Console(stderr=stderr, **options)
+    console = Console(stderr=stderr, force_jupyter=False, **options)
     if console.width < LEAST_WIDTH:
         console.width = LEAST_WIDTH
     console.push_render_hook(_Shown())

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 from time import process_time
 
+import pytest
+from rich.console import Console
+
 from labkit.system.terminal import line_writer, terminal
 
 LINES = ["x" * 200, "a [bold]b[/bold]", " 3.5 'text' http://x ", "\x1b[32mgreen\x1b[0m\tü"]
@@ -37,3 +40,10 @@ def test_a_megabyte_of_lines_takes_little_time() -> None:
     for number in range(20_000):
         write(f"{number} " + "x" * 50)
     assert process_time() - before < 0.5
+
+
+def test_a_notebook_gets_no_widgets_of_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would stay in a saved notebook, without their contents."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert Console().is_jupyter
+    assert not terminal(stderr=True).is_jupyter
