@@ -25,7 +25,6 @@ from labkit.system.whole_file import write_whole
 SCRIPT = '''"""An operator of PyTorch as a trace recorded it. Options: --device cpu."""
 
 from labkit.harness.replay import RecordedCall, replay
-from labkit.system.home import expanded
 
 FILES = {files}
 CALLS = {count}  # of these shapes in the trace
