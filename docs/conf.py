@@ -13,7 +13,13 @@ import labkit
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file with another folder as the first
 
 from commands import Commands
-from public_names import PublicNames, fields_with_their_comments, plain_types, text_from_the_first_line
+from public_names import (
+    PublicNames,
+    fields_with_their_comments,
+    named_by_number,
+    plain_types,
+    text_from_the_first_line,
+)
 from trace_tables import TraceTables
 
 ROOT = Path(__file__).parents[1]
@@ -114,6 +120,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", add_navigation)
     app.connect("doctree-read", lead_to_executed_notebooks, priority=400)  # before Sphinx copies what is linked
     app.connect("autodoc-process-signature", plain_types)
+    app.connect("autodoc-skip-member", named_by_number)
     app.connect("autodoc-process-docstring", text_from_the_first_line, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", fields_with_their_comments)
     app.connect("build-finished", lead_back)

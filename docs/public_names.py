@@ -76,6 +76,11 @@ def text_from_the_first_line(app: Any, what: str, name: str, thing: Any, options
         lines[:0] = ["..", ""]
 
 
+def named_by_number(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Leaves out the fields of a named tuple, of which Python says only their numbers; the signature has them."""
+    return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
+
+
 def fields_with_their_comments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Adds to a class of labkit what the comments beside its fields say. Autodoc asks about imported classes, too."""
     if what == "class" and thing.__module__.startswith("labkit"):
