@@ -182,7 +182,7 @@ def around_key(scores_ptr, V, top, key, centre, centred, doubt, BLOCK: tl.conste
 
 @triton.jit
 def around_weight(scores_ptr, V, top, least, doubt, BLOCK: tl.constexpr):
-    """Number of tokens that may have this weight, and of those of which rounding decides it."""
+    """Number of tokens that may have this weight, and number of tokens for which rounding decides."""
     likely = tl.zeros((BLOCK,), tl.float32)
     doubtful = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, V, BLOCK):

@@ -200,9 +200,8 @@ class Policy:
     def current_names(self, config: ModelConfig, stored: Iterable[str]) -> dict[str, str]:
         """Today's names of the tensors of a whole checkpoint, by their stored names.
 
-        A trainer writes its own module's prefix before all names. Of the prefixes that all names have in common, the
-        one is taken away that leaves the fewest names that do not fit. In a file with a `state_dict`, other tensors
-        are not the model's.
+        A trainer writes its own module's prefix before all names. This takes away the common prefix whose removal
+        leaves the fewest names that do not fit. A file with a `state_dict` has the model's tensors only there.
         """
         names, expected = set(stored), self.expected(config)
         names = {name for name in names if name.startswith(STATE)} or names

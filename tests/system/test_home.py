@@ -130,7 +130,7 @@ def test_a_name_of_no_user_stays(home: Path) -> None:
 
 
 def commands() -> dict[str, Any]:
-    """All commands of the command line, also those of groups, by their names."""
+    """All commands of the command line, with the commands of groups, by their names."""
     found: dict[str, Any] = {}
     for name, command in app.Commands().items():
         inner = getattr(command, "commands", None)

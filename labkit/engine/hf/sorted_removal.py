@@ -1,8 +1,8 @@
 """Logits processors of transformers that sort the vocabulary, with a sort that takes a tenth of the time.
 
 numpy sorts numbers with the processor's vector instructions: 49,152 scores took 0.13 ms, and torch 3.8 (Intel Xeon with
-AVX-512). All other operations are transformers' own, so the result is theirs, bit for bit. Where the order of equal
-scores could change it, their code runs.
+AVX-512). All other operations are transformers' own, so the result is theirs, bit for bit. Their code runs if the order
+of equal scores could change it.
 """
 
 from __future__ import annotations

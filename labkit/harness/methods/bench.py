@@ -99,7 +99,7 @@ def bench_methods(
     where a method cannot pause, `rounds` whole calls are timed, and the cell says why.
 
     methods: names of sides. An ending "-tp2" or "-pp2" runs a side on two ranks. "accelerate-int8" is bitsandbytes'.
-    threads: of all ranks together; None: those of the engine (`team_size`).
+    threads: of all ranks together; None: the engine's own number (`team_size`).
     scratch: folder for the files of methods that read their own, while such a method is measured; None: the folder for
     temporary files.
     output: a file of JSON lines that is rewritten whole after each cell. Its cells are not measured again, except cells

@@ -30,7 +30,7 @@ def layer_case(
     """A decode step of `batch` sequences with `context` tokens in the cache of each, through layers of a model's shape.
 
     model: a preset or a checkpoint's folder. Only its shape counts; the weights are random.
-    threads: None: those of the engine (`team_size`).
+    threads: None: the engine's own number (`team_size`).
     layers: None: more than the caches hold.
 
     ValueError: an unknown impl, dtype or model, impossible sizes, or impl "triton" without a GPU.

@@ -46,7 +46,7 @@ def plan_streaming(
 
     precision: a name of `labkit.weights.precision`.
     slots: as for `init_inference(offload=…)`.
-    threads: None: those of the engine (`team_size`).
+    threads: None: the engine's own number (`team_size`).
     path: the folder from which layers would be streamed; its disk is probed. None: labkit's own cache folder.
     disk_gb_s, gflop_s: rates of another machine, instead of probing this one. The plan then ignores the memory's
     bandwidth.

@@ -40,7 +40,7 @@ def measure_resolution(
     progress: Progress | None = None,
 ) -> KeptResolution:
     """Measures the engine against itself for `budget_s` seconds, or six epochs where they take longer. The result holds
-    for models of about this size, with the same number of threads (None: those of the engine). It is not kept yet.
+    for models of about this size, with the same number of threads (None: the engine's own). It is not kept yet.
 
     An interrupt (Ctrl-C) is raised, since fewer epochs would say less about the machine than was asked for.
 

@@ -21,7 +21,7 @@ from labkit.weights.gguf.metadata import TOKENIZER, Metadata
 from labkit.weights.gguf.splits import SPLITS, Splits
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # GGUF's kinds of tokens
-MOST_WHOLE = 1 << 15  # tokens of the kinds in WHOLE: five times those of Gemma 3, which has the most
+MOST_WHOLE = 1 << 15  # tokens of the kinds in WHOLE; Gemma 3 has the most of the known models, a fifth of it
 WHOLE = (UNKNOWN, CONTROL, USER_DEFINED)  # kinds of tokens that are found in a text before it is split
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # their names in `tokenizer.ggml.model`
 DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # ids in a SentencePiece vocabulary that does not name them
