@@ -208,6 +208,7 @@ class CudaGraphRunner(Runner):
 
     def _choosing(self, step: StepInput) -> Ahead | None:
         """The choice of tokens by the step's own rules; None: the caller chooses."""
-        whole = self.layer_range.weights.head is not None and self.layer_range.ranks is None
+        layer_range = self.layer_range  # a stage of a pipeline gets rows, and its leader chooses
+        whole = step.tokens is not None and layer_range.weights.head is not None and layer_range.ranks is None
         rules = None if step.ahead is None or not whole else step.ahead.choice
         return None if rules is None or rules.tokens.device != self.decoder.device else step.ahead
