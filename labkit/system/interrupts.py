@@ -54,11 +54,13 @@ class interrupts_after_imports:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not _would_be_dropped(frame):
             self._pending = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
             raise KeyboardInterrupt
         if self._pending and number == signal.SIGINT:
             os._exit(INTERRUPTED)
         self._pending = True
-        signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
+        # Again and again: an alarm just before a system call is noticed only when the call ends, or at the next alarm.
+        signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S, ASK_AGAIN_S)
 
 
 def interrupt(thread: Thread, error: type[BaseException] | None) -> None:
