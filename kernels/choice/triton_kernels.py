@@ -134,16 +134,26 @@ def least_key(scores_ptr, V, top, counts, mass, centre, centred, BLOCK: tl.const
 
 
 @triton.jit
-def weigh(scores_ptr, V, BLOCK: tl.constexpr):
-    """Returns the largest score, the sum of all weights, the entropy, and whether the scores can be chosen from."""
+def largest(scores_ptr, V, BLOCK: tl.constexpr):
+    """Returns the largest score, its first token, and whether the scores can be chosen from."""
     tops = tl.full((BLOCK,), REMOVED, tl.float32)
+    where = tl.zeros((BLOCK,), tl.int32)
     unusable = tl.zeros((BLOCK,), tl.int32)
     for begin in range(0, V, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         score = tl.load(scores_ptr + at, mask=at < V, other=REMOVED)
-        tops = tl.maximum(tops, score)
         unusable |= tl.where(score < float("inf"), 0, 1)  # also NaN
+        where = tl.where(score > tops, at, where)
+        tops = tl.maximum(tops, score)
     top = tl.max(tops, axis=0)
+    token = tl.min(tl.where(tops == top, where, V), axis=0)
+    return top, token, (tl.max(unusable, axis=0) == 0) & (top > REMOVED)
+
+
+@triton.jit
+def weigh(scores_ptr, V, BLOCK: tl.constexpr):
+    """Returns the largest score, the sum of all weights, the entropy, and whether the scores can be chosen from."""
+    top, _, usable = largest(scores_ptr, V, BLOCK)
     weights = tl.zeros((BLOCK,), tl.float32)
     surprises = tl.zeros((BLOCK,), tl.float32)  # below the top, by weight
     for begin in range(0, V, BLOCK):
@@ -154,7 +164,7 @@ def weigh(scores_ptr, V, BLOCK: tl.constexpr):
         surprises += tl.where(score == REMOVED, 0.0, weight * (top - score))
     total = tl.sum(weights, axis=0)
     entropy = tl.sum(surprises, axis=0) / total + tl.log(total)
-    return top, total, entropy, (tl.max(unusable, axis=0) == 0) & (top > REMOVED)
+    return top, total, entropy, usable
 
 
 @triton.jit
@@ -235,19 +245,9 @@ def best_token(scores_ptr, draws_ptr, V, SAMPLES: tl.constexpr, BLOCK: tl.conste
     """The token with the largest score, or with SAMPLES the largest weight / draw, the draws being exponentially
     distributed; -1: rounding could decide, or no score is a number.
     """
-    tops = tl.full((BLOCK,), REMOVED, tl.float32)
-    where = tl.zeros((BLOCK,), tl.int32)
-    unusable = tl.zeros((BLOCK,), tl.int32)
-    for begin in range(0, V, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        score = tl.load(scores_ptr + at, mask=at < V, other=REMOVED)
-        unusable |= tl.where(score < float("inf"), 0, 1)
-        where = tl.where(score > tops, at, where)
-        tops = tl.maximum(tops, score)
-    top = tl.max(tops, axis=0)
-    usable = (tl.max(unusable, axis=0) == 0) & (top > REMOVED)
-    token = tl.min(tl.where(tops == top, where, V), axis=0)
+    top, token, usable = largest(scores_ptr, V, BLOCK)
     if SAMPLES:
+        where = tl.zeros((BLOCK,), tl.int32)
         best = tl.zeros((BLOCK,), tl.float32)
         second = tl.zeros((BLOCK,), tl.float32)
         for begin in range(0, V, BLOCK):

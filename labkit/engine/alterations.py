@@ -57,7 +57,7 @@ def _refused(path: str, change: str, remedy: str = "undo the change") -> UserErr
 
 def _changed_code(module: nn.Module) -> str | None:
     kind = type(module)
-    if kind.__module__.partition(".")[0] not in LIBRARIES:
+    if _library(kind) not in LIBRARIES:
         return f"is a {kind.__name__} of {kind.__module__}"
     if _library(kind.forward) not in LIBRARIES or not _is_own(module):
         return "has a forward that replaces its own"
@@ -87,12 +87,12 @@ def _foreign_hook(*hooks: Mapping[int, Any]) -> str | None:
 
 def _is_accelerates(hook: Any) -> bool:
     """Tells whether a hook of accelerate, or a sequence of them, has accelerate's own types: they move tensors."""
-    return all(type(part).__module__.partition(".")[0] == "accelerate" for part in (hook, *getattr(hook, "hooks", ())))
+    return all(_library(type(part)) == "accelerate" for part in (hook, *getattr(hook, "hooks", ())))
 
 
 def _library(code: Any) -> str:
-    """Returns the name of the library that defines a hook or a `forward`. A function that `functools.wraps` another has
-    the other's `__module__`, but its own globals.
+    """Returns the name of the library that defines a class, a hook or a `forward`. A function that `functools.wraps`
+    another has the other's `__module__`, but its own globals.
     """
     function = code.func if isinstance(code, partial) else code
     of_function = getattr(function, "__globals__", {}).get("__name__")

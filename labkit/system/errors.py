@@ -6,11 +6,13 @@ Messages name strangers' files, tensors and kernels. Their control characters ar
 from labkit.system.shown import shown_lines
 
 
-class UserError(ValueError):
-    """A request that cannot be served as it stands. The message says what it got, what it expected and what to do."""
-
+class _ShownError(Exception):
     def __str__(self) -> str:
         return shown_lines(super().__str__())
+
+
+class UserError(_ShownError, ValueError):
+    """A request that cannot be served as it stands. The message says what it got, what it expected and what to do."""
 
 
 class UserTypeError(UserError, TypeError):
@@ -21,8 +23,5 @@ class UnsupportedError(UserError, NotImplementedError):
     """A request that labkit does not serve yet."""
 
 
-class RunError(RuntimeError):
+class RunError(_ShownError, RuntimeError):
     """A run that could not finish: a process died, a compiler failed. The message says all that a user needs."""
-
-    def __str__(self) -> str:
-        return shown_lines(super().__str__())

@@ -35,6 +35,11 @@ class Recording:
     graph: "torch.cuda.CUDAGraph | None" = None
     nodes: list[Node] = field(default_factory=list)
 
+    def takes(self, rules: TextRules) -> bool:
+        """Sets the texts and the rules of the next step. False: the memory of the choice cannot hold them."""
+        assert self.choice is not None
+        return self.choice.set(rules.tokens[:, : rules.length], rules.rules(rules.length))
+
 
 class GpuDecoder:
     """Runs the decode steps of a range of layers.
@@ -79,7 +84,11 @@ class GpuDecoder:
         rules: the step also chooses tokens for these texts from its logits; see `chosen`.
         """
         slots, batch = cache.slots, len(inputs_B1)
-        recording = self._recording(slots, cache, rotary, greedy and self.weights.head is not None, rules)
+        greedy = greedy and self.weights.head is not None
+        recording = self._recording(slots, cache, rotary, greedy, None if rules is None else rules.samples)
+        if rules is not None and not recording.takes(rules):
+            recording = self._recording(slots, cache, rotary, greedy, None)
+        self.last = recording
         if slots.at != cache.length:
             slots.past.fill_(cache.length)
             slots.next_positions.copy_(slots.positions[:, cache.length])
@@ -105,9 +114,9 @@ class GpuDecoder:
         return None if self.last is None or self.last.choice is None else self.last.choice.tokens(batch)
 
     def _recording(
-        self, slots: Slots, cache: KVCache, rotary: Rotary | None, greedy: bool, rules: TextRules | None
+        self, slots: Slots, cache: KVCache, rotary: Rotary | None, greedy: bool, samples: bool | None
     ) -> Recording:
-        samples = None if rules is None else rules.samples
+        """samples: whether rules draw tokens; None: the step chooses no tokens by rules."""
         key = (greedy, samples, cache.holes, rotary is None or rotary.cosine.data_ptr())
         if key not in slots.recordings:
             batch = slots.shape[0]
@@ -125,13 +134,8 @@ class GpuDecoder:
                 caches=[slots.heads.layer(index, 0, slots.past) for index in range(cache.config.num_layers)],
             )
             slots.recordings[key] = Recording(inputs, greedy, choice)
-        self.last = recording = slots.recordings[key]
-        if rules is None or recording.choice is None:
-            return recording
-        text, rules_now = rules.tokens[:, : rules.length], rules.rules(rules.length)
-        return (
-            recording if recording.choice.set(text, rules_now) else self._recording(slots, cache, rotary, greedy, None)
-        )
+        recording: Recording = slots.recordings[key]
+        return recording
 
     def _launch(self, recording: Recording, kv_pass: CachePass | None = None) -> None:
         nodes: list[Node] = []
@@ -208,7 +212,5 @@ class CudaGraphRunner(Runner):
 
     def _choosing(self, step: StepInput) -> Ahead | None:
         """The choice of tokens by the step's own rules; None: the caller chooses."""
-        layer_range = self.layer_range  # a stage of a pipeline gets rows, and its leader chooses
-        whole = step.tokens is not None and layer_range.weights.head is not None and layer_range.ranks is None
-        rules = None if step.ahead is None or not whole else step.ahead.choice
+        rules = None if step.ahead is None or not self.layer_range.chooses_tokens(step) else step.ahead.choice
         return None if rules is None or rules.tokens.device != self.decoder.device else step.ahead

@@ -60,6 +60,12 @@ class LayerRange:
         """
         return self.streamed is not None or self.backing_store is not None
 
+    def chooses_tokens(self, step: StepInput) -> bool:
+        """Whether these layers are the whole model, from tokens to all logits, so that a step may choose the tokens of
+        the next one. A stage of a pipeline gets rows, and its leader chooses.
+        """
+        return step.tokens is not None and self.weights.head is not None and self.ranks is None
+
     def new_cache(self, capacity: int = 0) -> KVCache:
         """Returns an empty cache for these layers, which reserves `capacity` slots at its first use."""
         return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.backing_store)

@@ -51,8 +51,8 @@ class OneCallRunner(Runner):
     def _steps_ahead(self, step: StepInput, ahead: Ahead) -> int:
         """Steps that one call can run: some milliseconds of them, within the memory and the tables of the cache."""
         layer_range, cache = self.layer_range, step.cache
-        whole_model = step.tokens is not None and layer_range.weights.head is not None and layer_range.ranks is None
-        if not (whole_model and step.follows) or step.greedy is not (ahead.choice is None) or layer_range.once_a_step:
+        chooses = step.follows and layer_range.chooses_tokens(step)
+        if not chooses or step.greedy is not (ahead.choice is None) or layer_range.once_a_step:
             return 1
         choice = self.readings.of(step.shape[0], 1)
         if choice.compares or not self._step_ns:
