@@ -72,7 +72,8 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@$(BIN)/python -P -m labkit.bench.streaming
 	@echo "bench: a model larger than its memory, against other ways to run it from the disk"
 	@$(BIN)/python -P -m labkit.bench.larger
-	@echo "bench: the cost of announcing stages; large traces, read, projected and drawn"
+	@echo "bench: the cost of turns of a few tokens, and of announcing stages; large traces, read, projected and drawn"
+	@$(BIN)/python -P -m labkit.bench.turns
 	@$(BIN)/python -P -m labkit.bench.ranges
 	@$(BIN)/python -P -m labkit.bench.traces
 	@$(BIN)/python -P -m labkit.bench.timeline

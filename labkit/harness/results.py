@@ -26,6 +26,7 @@ from labkit.harness.methods.cell import MethodCell
 from labkit.harness.pipeline.records import PipelineMeasurement
 from labkit.harness.records import Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
+from labkit.harness.self_comparison_record import SelfComparison
 from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.system.asked_from import setting
@@ -50,6 +51,7 @@ AnyRecord = (
     | HandOverMeasurement
     | LoadMeasurement
     | ColdStart
+    | SelfComparison
     | StreamMeasurement
     | Evaluation
     | MethodCell

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -37,9 +37,9 @@ BYTES = (b"", b"\0", b"\xff" * 8, b"{", b"}", b"[" * 200, b'"', b"9", b"-", b"\x
 
 
 @cache
-def folder_of(name: str, kind: str) -> Path:
+def folder_of(name: str, kind: str, parent: Path) -> Path:
     """A checkpoint in one safetensors file, in several with an index, or in a PyTorch file."""
-    folder, model = Path(mkdtemp()), small_model(name)
+    folder, model = parent / f"{name}-{kind}", small_model(name)
     model.save_pretrained(folder, max_shard_size="60KB" if kind == "index" else "1GB")
     if kind == "bin":
         (folder / "model.safetensors").unlink()
@@ -177,7 +177,13 @@ def damage(draw: Callable[[Any], Any], folder: Path, kind: str) -> None:
         path.write_bytes(in_bytes(draw, data, len(data) if draw(st.booleans()) else 4000))
 
 
-def check_some(kind: str, mutants: int) -> None:
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the checkpoints whose copies are damaged."""
+    return tmp_path_factory.mktemp("originals")
+
+
+def check_some(kind: str, mutants: int, originals: Path) -> None:
     """Fails unless each mutant of a folder is the model, or a UserError."""
 
     @settings(
@@ -192,13 +198,11 @@ def check_some(kind: str, mutants: int) -> None:
     def check_one(data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(NAMES))
         stored = "index" if kind == "index" else "bin" if kind == "pickle" else "whole"
-        folder = Path(mkdtemp())
-        try:
-            shutil.copytree(folder_of(name, stored), folder, dirs_exist_ok=True)
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            shutil.copytree(folder_of(name, stored, originals), folder, dirs_exist_ok=True)
             damage(data.draw, folder, kind)
             outcome(folder)
-        finally:
-            shutil.rmtree(folder)
 
     check_one()
 
@@ -208,12 +212,12 @@ KINDS = ("config", "index", "tensors", "header", "pickle")
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_folder_is_the_model_or_a_user_error(kind: str) -> None:
-    check_some(kind, 8)
+def test_a_damaged_folder_is_the_model_or_a_user_error(kind: str, originals: Path) -> None:
+    check_some(kind, 8, originals)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", swept(KINDS, ()))
-def test_damaged_folders_by_hundreds_are_the_model_or_a_user_error(kind: str) -> None:
-    check_some(kind, 80)
+def test_damaged_folders_by_hundreds_are_the_model_or_a_user_error(kind: str, originals: Path) -> None:
+    check_some(kind, 80, originals)
