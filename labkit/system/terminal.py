@@ -18,9 +18,12 @@ def terminal(*, stderr: bool = False, **options: Any) -> Console:
     """A console for stdout or stderr. It escapes control characters in strangers' names (`labkit.system.shown`). Tables
     escape their cells earlier, so that columns have the width of the escaped text.
 
-    In a notebook it writes text, as into a file: widgets of rich would stay in saved notebooks as `Output()`.
+    In a notebook it writes text, as into a file: rich's widgets, and each state of its bars, would stay in the saved
+    notebook.
     """
-    console = Console(stderr=stderr, force_jupyter=False, **options)
+    console = Console(stderr=stderr, **options)
+    if console.is_jupyter:
+        console = Console(stderr=stderr, force_jupyter=False, force_terminal=False, **options)
     if console.width < LEAST_WIDTH:
         console.width = LEAST_WIDTH
     console.push_render_hook(_Shown())

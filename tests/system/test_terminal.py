@@ -6,6 +6,8 @@ import io
 from time import process_time
 
 import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 from rich.console import Console
 
 from labkit.system.terminal import line_writer, terminal
@@ -47,3 +49,20 @@ def test_a_notebook_gets_no_widgets_of_rich(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert Console().is_jupyter
     assert not terminal(stderr=True).is_jupyter
+
+
+def test_a_notebook_keeps_no_state_of_a_bar() -> None:
+    """Its kernel sets FORCE_COLOR, from which rich would take its stderr for a terminal."""
+    source = """
+import os
+from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
+
+console = terminal(stderr=True)
+with progress_bar(console) as follow:
+    follow(1, 2, "packed")
+console.print("FORCE_COLOR is", os.environ["FORCE_COLOR"], highlight=False)
+"""
+    notebook = new_notebook(cells=[new_code_cell(source)])
+    NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
+    assert "".join(output["text"] for output in notebook.cells[0].outputs) == "FORCE_COLOR is 1\n"
