@@ -95,7 +95,7 @@ class OneCallRunner(Runner):
         return StepOutput(logits, chosen=steps - 1) if unsure else StepOutput(chosen=steps)
 
     def _note_time(self, choice: ReadingChoice, ns: int, steps: int) -> None:
-        choice.took(ns)
+        choice.took(ns, steps)
         self._step_ns = ns // steps
 
     def _groups(self, step: StepInput) -> list[range]:

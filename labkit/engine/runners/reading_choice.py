@@ -1,9 +1,13 @@
 """Choice of the fastest way to read the weights, measured repeatedly on the decode steps themselves.
 
-The ways differ by up to a fifth. Which one is fastest depends on the processor, on the shapes, and on the memory
-traffic of other guests of a shared machine. So the first steps use the ways in turns, until the fastest way is clear.
-Every few seconds a round of turns checks the choice. The turns of a round follow each other directly, so they meet the
-same memory traffic, and only times of one round are compared with each other.
+Some ways differ by a few percent, others take twice as long. Which one is fastest depends on the processor, on the
+shapes, and on the memory traffic of other guests of a shared machine. So the first steps use the ways in turns, until
+the fastest way is clear. The turns of a round follow each other directly, so they meet the same memory traffic, and
+only times of one round are compared with each other.
+
+Later one step tries another way, about once a second. Only if it takes less time than the latest steps of the chosen
+way, these two race. A disturbance makes steps longer and never shorter, so it does not start a race: a race of all ways
+would cost half a second at half of the speed.
 
 Two processes with the same engine have to come to the same way, or to ways that are equally fast: else one of them is
 faster for as long as both run. Seven rounds told ways apart that differ by a tenth; processes that stopped there kept
@@ -12,6 +16,7 @@ ways that differed by 1 to 4 % (gpt2 in bfloat16, Zen 3). So a way leaves a race
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from math import inf, sqrt
 from statistics import median
@@ -21,8 +26,9 @@ from labkit.kernels.reading import READINGS, USUAL, wanted_reading
 LEAST_ROUNDS, MOST_ROUNDS = 7, 64  # of a race; 64 rounds tell ways apart that differ by 2 % where steps scatter by 5 %
 CLEAR = 2.6  # standard deviations of the number of heads of a fair coin
 BETTER = 0.97  # share of the chosen way's time with which another way begins a race
-PAUSE_NS = 2e9  # step time between two checks
-COST = 0.003  # share of all time that checks may lose to ways slower than the chosen one
+LATEST = 8  # steps of the chosen way whose median a trial is compared with
+PAUSE_NS = 1e9  # step time between two trials
+COST = 0.003  # share of all time that trials and races may lose to ways slower than the chosen one
 
 
 class Race:
@@ -76,14 +82,17 @@ class ReadingChoice:
     def __init__(self, ways: Sequence[int]) -> None:
         self.chosen, self.changes = ways[0], 0
         self._ways = tuple(ways)
+        self._race: Race | None = None  # None: a single way is tried, or none
         self._first_choice = True
-        self._race = Race(ways)
         self._round: dict[int, int] = {}  # ns by way, in the present round
-        self._turns: list[int] = []  # remaining ways of the present round, the next one last
+        self._turns: list[int] = []  # ways of the next steps, the next one last
         self._begun = 0
+        self._tried = 0  # ways so far
+        self._latest: deque[float] = deque(maxlen=LATEST)  # ns of steps of the chosen way
         self._pause_ns = inf
         if len(self._ways) > 1:
-            self._begin_round()
+            self._race = Race(ways)
+            self._begin_round(self._race)
 
     @property
     def next(self) -> int:
@@ -95,51 +104,65 @@ class ReadingChoice:
         """Whether the next step is timed to compare it with others."""
         return bool(self._turns)
 
-    def took(self, ns: int) -> None:
-        """Notes the time of the step, or of several steps that are not compared, that used the way `next`."""
-        if self._turns:
-            self._round[self._turns.pop()] = ns
-            if not self._turns:
-                self._end_round()
+    def took(self, ns: int, steps: int = 1) -> None:
+        """Notes the time of the step, or of `steps` steps that are not compared, that used the way `next`."""
+        if not self._turns:
+            self._latest.append(ns / steps)
+            self._pause_ns -= ns
+            if self._pause_ns <= 0:
+                others = [way for way in self._ways if way != self.chosen]
+                self._turns = [others[self._tried % len(others)]]
+                self._tried += 1
             return
-        self._pause_ns -= ns
-        if self._pause_ns <= 0:
-            self._race = Race(self._ways)
-            self._begin_round()
+        way = self._turns.pop()
+        if self._race is None:
+            self._end_trial(way, ns)
+            return
+        self._round[way] = ns
+        if not self._turns:
+            self._end_round(self._race)
 
-    def _begin_round(self) -> None:
+    def _end_trial(self, way: int, ns: int) -> None:
+        usual = median(self._latest)
+        if ns < BETTER * usual:
+            self._race = Race((self.chosen, way))
+            self._begin_round(self._race)
+        else:
+            self._pause(ns - usual)
+
+    def _begin_round(self, race: Race) -> None:
         """Begins a round with another way than the last round: the first turn suffers from the step before, which
         filled the caches.
         """
-        left = self._race.left
-        first = self._begun % len(left)
+        first = self._begun % len(race.left)
         self._begun += 1
-        self._turns = [*left[first:], *left[:first]]
+        self._turns = [*race.left[first:], *race.left[:first]]
 
-    def _end_round(self) -> None:
-        times, self._round = self._round, {}
-        self._race.add(times)
-        if not self._ends_with(times):
-            self._begin_round()
-        elif self._first_choice:
-            self.chosen, self._first_choice = self._race.fastest, False
-            self._pause_ns = PAUSE_NS
-        else:
-            self._pause_ns = max(PAUSE_NS, self._race.lost_ns(self.chosen) / COST)
-            if self.chosen not in self._race.left:
-                self.chosen = self._race.fastest
-                self.changes += 1
+    def _end_round(self, race: Race) -> None:
+        race.add(self._round)
+        self._round = {}
+        if not self._is_decided(race):
+            self._begin_round(race)
+            return
+        self._race = None
+        if self._first_choice:
+            self.chosen, self._first_choice = race.fastest, False
+            self._pause(0.0)
+            return
+        self._pause(race.lost_ns(self.chosen))
+        if self.chosen not in race.left:
+            self.chosen = race.fastest
+            self.changes += 1
 
-    def _ends_with(self, times: dict[int, int]) -> bool:
-        """Whether the race ends with this round. The first race lasts until the fastest way is clear. A later race
-        is a check: it ends at once unless another way was faster, and as soon as the chosen way leads.
-        """
-        race = self._race
-        if self._first_choice or race.over:
-            return race.over
-        if race.rounds == 1:
-            return min(times.values()) >= BETTER * times[self.chosen]
-        return race.rounds >= LEAST_ROUNDS and race.fastest == self.chosen
+    def _is_decided(self, race: Race) -> bool:
+        """Whether the fastest way is clear, or the chosen one leads in a later race."""
+        leads = not self._first_choice and race.rounds >= LEAST_ROUNDS and race.fastest == self.chosen
+        return race.over or leads
+
+    def _pause(self, lost_ns: float) -> None:
+        """Begins a pause after a trial or a race that lost this time."""
+        self._latest.clear()
+        self._pause_ns = max(PAUSE_NS, lost_ns / COST)
 
 
 class ReadingChoices:
