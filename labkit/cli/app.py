@@ -62,6 +62,7 @@ PANELS = {
         "lab": Home("lab", "lab", "labkit.cli.lab:LabCommand"),
         "run": Home("run", "run", settings=MORE_WORDS),
         "notebooks": Home("notebooks", "notebooks"),
+        "workshop": Home("workshop", "workshop"),
     },
     "Machine": {
         "launch": Home("launch", "launch", "typer.core:TyperCommand", settings={"allow_interspersed_args": False}),

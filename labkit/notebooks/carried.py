@@ -14,13 +14,14 @@ ENDING = ".ipynb"
 
 
 def carried_notebooks() -> dict[str, Path]:
-    """The paths of the notebooks by name, in order. A name is "01_vanilla_vs_fused", or "workshop/01_first"."""
+    """The paths of the notebooks by name, in order, without the exercises of the workshop."""
     root = carried("notebooks")
     paths = {path.relative_to(root): path for path in sorted(root.rglob(f"*{ENDING}"))}
     return {
         inside.with_suffix("").as_posix(): path
         for inside, path in paths.items()
         if not any(part.startswith(".") for part in inside.parts)  # JupyterLab's own files
+        and inside.parts[0] != "workshop"
     }
 
 

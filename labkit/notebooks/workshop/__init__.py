@@ -1,0 +1,1 @@
+"""Exercises that learners solve on their own machine, and their checks."""

@@ -1,0 +1,59 @@
+"""Answers in a file: numbers and words that a learner types into a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.notebooks.verdicts import checked, shown
+from labkit.notebooks.workshop.exercises import Remark, Report
+from labkit.system.input_file import read_file
+
+RIGHT = "**right**"
+OPEN = "?"  # an answer that was not given yet
+
+
+def read_answers(path: Path) -> dict[str, Any] | Remark:
+    """The answers in a file; a remark if it is not TOML."""
+    try:
+        return tomllib.loads(read_file(path, "answers").decode())
+    except (ValueError, OSError) as error:
+        return Remark(f"{path.name} cannot be read: {error}", right=False)
+
+
+def judged_answers(
+    path: Path,
+    numbers: Mapping[str, tuple[float, Mapping[float, str]]],
+    words: Mapping[str, tuple[str, Sequence[str]]] | None = None,
+) -> Report:
+    """A remark about each expected answer.
+
+    numbers: the right number, and what a wrong one suggests, by the wrong number.
+    words: the right word, and all words that may be chosen.
+    """
+    answers, words = read_answers(path), words or {}
+    if isinstance(answers, Remark):
+        return Report((answers,))
+    remarks = [_number(name, answers.get(name, OPEN), *right) for name, right in numbers.items()]
+    remarks += [_word(name, answers.get(name, OPEN), *right) for name, right in words.items()]
+    if unknown := [name for name in answers if name not in numbers and name not in words]:
+        remarks.append(
+            Remark(f"{path.name} has {', '.join(unknown)}, which is no answer of this exercise", right=False)
+        )
+    return Report(tuple(remarks))
+
+
+def _number(name: str, answer: Any, right: float, mistakes: Mapping[float, str]) -> Remark:
+    verdict = checked(None if answer == OPEN else answer, right, mistakes)
+    passed = verdict.startswith(RIGHT)
+    return Remark(f"{name}: {verdict.removeprefix(RIGHT).removeprefix(': ').removeprefix('not yet: ')}", passed)
+
+
+def _word(name: str, answer: Any, right: str, choices: Sequence[str]) -> Remark:
+    if answer == OPEN:
+        return Remark(f"{name}: not answered yet", right=False)
+    if answer not in choices:
+        return Remark(f"{name}: got {shown(answer)}, expected one of {', '.join(choices)}", right=False)
+    return Remark(f"{name}: {answer}" + ("" if answer == right else " is not it"), right=answer == right)

@@ -1,0 +1,1 @@
+"""The checks of the workshop's exercises, one module for each."""
