@@ -63,7 +63,7 @@ BACK = '<nav><a href="../docs/notebooks.html">labkit: all notebooks</a></nav>'
 # The sidebar, which only the site has: what each of these pages leads to, under which caption.
 NAVIGATION = {
     "README": {
-        "First": ["docs/install", "docs/notebooks", "docs/which-command"],
+        "First": ["docs/install", "docs/notebooks", "docs/workshop", "docs/which-command"],
         "How to": [
             "docs/profile-my-script",
             "docs/compare-my-model",

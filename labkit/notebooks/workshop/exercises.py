@@ -130,11 +130,20 @@ def files_in(folder: Path, without: Sequence[str] = ()) -> dict[str, Path]:
     }
 
 
+def _rate_here() -> float:
+    """GB/s that the memory of this machine gives now."""
+    from labkit.engine.team_size import team_size
+    from labkit.harness.roofline import probe_bandwidth
+
+    return probe_bandwidth(team_size()) or 20.0
+
+
 def filled(source: Path, parameters: Mapping[str, Any]) -> bytes:
     """A file for the learner: a template with the learner's parameters, or a copy."""
     if not source.name.endswith(TEMPLATE):
         return source.read_bytes()
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    environment.globals["gb_s_here"] = _rate_here
     return environment.from_string(source.read_text(encoding="utf-8")).render(parameters).encode()
 
 

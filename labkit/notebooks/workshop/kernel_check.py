@@ -82,8 +82,9 @@ def _speed(submission: Submission, task: Task, goal: Goal, rng: np.random.Genera
         return [Remark(speed.problem, right=False)]
     remarks = []
     if goal.gain is not None:
-        reached = speed.ratio.low >= goal.gain
-        words = f"{speed.ratio} times as fast as the plain version; the goal is {goal.gain:g} over the whole interval"
+        reached = speed.ratio.value >= goal.gain and speed.ratio.low > 1
+        gained = f"{speed.ratio.value:.2f} {speed.ratio.interval}"
+        words = f"{gained} times as fast as the plain version; the goal is {goal.gain:g}"
         remarks.append(Remark(words, right=reached))
     if goal.share is not None and speed.share is not None:
         words = f"it reads at {speed.share:.0%} of the memory's rate; the goal is {goal.share:.0%}"
