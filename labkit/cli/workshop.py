@@ -35,7 +35,7 @@ def bare(call: typer.Context) -> None:
         list_exercises()
 
 
-@workshop.command("list")
+@workshop.command("list", cls=Command)
 def list_exercises(folder: Folder = HERE) -> None:
     """List the exercises, the minutes they take, and how far you are."""
     from labkit.notebooks.workshop.exercises import exercises

@@ -13,7 +13,7 @@ from labkit.harness.judge.judged_process import Submission, SubmissionError, jud
 
 TO_ALL_FILES = """
     import os
-    for file in range(3, 32):
+    for file in range(3, 1024):
         try:
             os.write(file, {})
         except OSError:
@@ -119,7 +119,7 @@ def test_a_conversation_ends_with_a_result(tmp_path: Path) -> None:
         ("    return object()\n", "TypeError"),
         (TO_ALL_FILES.format("b'42\\n'"), "only the judge"),
         (TO_ALL_FILES.format("b'x' * 100000"), "without an end|only the judge"),
-        ("    import os; os.closerange(3, 64)\n    while True: pass\n", "closed a file|exit code|Bad file"),
+        ("    import os; os.closerange(3, 1024)\n    while True: pass\n", "closed a file|exit code|Bad file"),
         ("    import time; time.sleep(60)\n", "did not end in time"),
     ],
 )  # fmt: skip

@@ -160,13 +160,13 @@ SOFTMAX {
         "before its beginning",
     ),
     "announces the end and goes": (
-        r'SOFTMAX { for (int fd = 3; fd < 64; ++fd) (void)!write(fd, "d", 1); _exit(0); }',
+        r'SOFTMAX { for (int fd = 3; fd < 1024; ++fd) (void)!write(fd, "d", 1); _exit(0); }',
         "ended the process|not written|wrote",
     ),
     "announces the end early": (
         r"""
 SOFTMAX {
-  for (int fd = 3; fd < 64; ++fd) (void)!write(fd, "d", 1); usleep(20000); all(x, y, rows, columns);
+  for (int fd = 3; fd < 1024; ++fd) (void)!write(fd, "d", 1); usleep(20000); all(x, y, rows, columns);
 }""",
         "not written|before the round",
     ),
@@ -242,7 +242,7 @@ SOFTMAX {
 # Code that runs while the library is loaded, in a library of its own.
 AT_LOAD = {
     "announces rounds in advance": (
-        r'for (int fd = 3; fd < 64; ++fd) (void)!write(fd, "rdd", 3);',
+        r'for (int fd = 3; fd < 1024; ++fd) (void)!write(fd, "rdd", 3);',
         "only the judge's own code",
     ),
     "gives up": (r"std::abort();", "gave up"),
