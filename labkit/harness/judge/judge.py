@@ -107,6 +107,12 @@ def answers(submission: Submission, calls: Sequence[JudgedCall]) -> list[list[ND
         return arrays.results()
 
 
+def conversation(submission: Submission, answer: Callable[..., Any]) -> Any:
+    """The result of a conversation. SubmissionError as from `JudgedProcess.converse`."""
+    with closing(SharedArrays([])) as arrays, judged(submission, arrays) as process:
+        return process.converse(answer)
+
+
 def race(submission: Submission, task: Task, rng: np.random.Generator, *, turns: int = TURNS) -> Speed | Finding:
     """The speed of a submission, in turns with the honest implementation and the reader. Each turn has a fresh process,
     so no process of the submission lives while another one is timed. A `Finding`: a timed round had a wrong result, or

@@ -30,12 +30,14 @@ SYSTEM = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/dev/urandom", "/dev/null"),
     *(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
 )
-CAUSES = {
+CRASHES = {
     signal.SIGSEGV: "it read or wrote outside of its arguments",
     signal.SIGBUS: "it read or wrote outside of its arguments",
     signal.SIGILL: "it has an instruction that this CPU lacks",
     signal.SIGFPE: "it divided an integer by zero",
     signal.SIGABRT: "it gave up; was memory freed twice?",
+}
+CAUSES = CRASHES | {
     signal.SIGSYS: "it started a process, opened a connection or reached for another process, which is forbidden here",
     signal.SIGXCPU: "it used more processor time than an exercise needs",
     signal.SIGKILL: "it was killed; did it take all memory?",
@@ -67,6 +69,11 @@ class Submission:
     readable: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     memory_bytes: int = MEMORY_BYTES
+
+
+def with_numpy(code: Path, function: str) -> Submission:
+    """A function in Python whose arrays are numpy's."""
+    return Submission(code, function, "python", imports=("numpy",), readable=site_packages())
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from labkit.engine.team_size import team_size
 from labkit.harness.compare.plan import Schedule
+from labkit.harness.judge.judged_process import CRASHES
 from labkit.harness.regions.case import layer_case, shape_of
 from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.layer_stack import LayerStack, layer_stack
@@ -45,13 +46,6 @@ TIMED_SHAPE, TIMED_LAYERS, TIMED_EPOCHS = "gpt2", 12, 3
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3, "int8": 2e-2}  # error / largest value of the result
 CANARY = 0xA5
 ALIGNMENT = 64
-CAUSES = {
-    signal.SIGSEGV: "it read or wrote outside of its arguments",
-    signal.SIGBUS: "it read or wrote outside of its arguments",
-    signal.SIGILL: "it has an instruction that this CPU lacks",
-    signal.SIGFPE: "it divided an integer by zero",
-    signal.SIGABRT: "it gave up; was memory freed twice?",
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
             f"it did not end within {SECONDS} s: is there an endless loop, or a barrier that not every thread reaches?",
         )
     if process.returncode < 0:
-        cause = CAUSES.get(signal.Signals(-process.returncode), "it crashed")
+        cause = CRASHES.get(signal.Signals(-process.returncode), "it crashed")
         return Trial(region, f"{cause} ({signal.Signals(-process.returncode).name})")
     if process.returncode:
         raise RunError(f"the trial of {region} failed:\n{process.stderr[-2000:]}")

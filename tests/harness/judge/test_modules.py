@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from labkit.harness.judge import judged_process
-from labkit.harness.judge.arrays import BFLOAT16, Input, JudgedCall, Result, SharedArrays
-from labkit.harness.judge.judge import answers
-from labkit.harness.judge.judged_process import Submission, SubmissionError, judged, site_packages
+from labkit.harness.judge.arrays import BFLOAT16, Input, JudgedCall, Result
+from labkit.harness.judge.judge import answers, conversation
+from labkit.harness.judge.judged_process import Submission, SubmissionError, site_packages, with_numpy
 
 TO_ALL_FILES = """
     import os
@@ -25,9 +25,8 @@ VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 def doubled(folder: Path, body: str) -> list[np.ndarray]:
     """The result of a function `double(x, y)` with this body, on two calls."""
     (folder / "double.py").write_text(f"import numpy as np\n\ndef double(x, y):\n{body}")
-    submission = Submission(folder / "double.py", "double", "python", imports=("numpy",), readable=site_packages())
     calls = [JudgedCall((Input(values), Result(values.shape))) for values in (VALUES, -VALUES)]
-    return [result for (result,) in answers(submission, calls)]
+    return [result for (result,) in answers(with_numpy(folder / "double.py", "double"), calls)]
 
 
 def test_a_function_in_python_writes_its_results(tmp_path: Path) -> None:
@@ -96,19 +95,14 @@ def test_bfloat16_goes_in_and_out_as_words(tmp_path: Path) -> None:
     assert np.array_equal(result, VALUES)
 
 
-def conversation(folder: Path, body: str, answer: Any) -> Any:
+def talk(folder: Path, body: str, answer: Any) -> Any:
     (folder / "talk.py").write_text(f"def talk(judge):\n{body}")
-    arrays = SharedArrays([])
-    try:
-        with judged(Submission(folder / "talk.py", "talk", "conversation"), arrays) as process:
-            return process.converse(answer)
-    finally:
-        arrays.close()
+    return conversation(Submission(folder / "talk.py", "talk", "conversation"), answer)
 
 
 def test_a_conversation_ends_with_a_result(tmp_path: Path) -> None:
     body = "    return [judge.double(number) for number in range(300)]\n"
-    assert conversation(tmp_path, body, lambda name, number: 2 * number) == [2 * number for number in range(300)]
+    assert talk(tmp_path, body, lambda name, number: 2 * number) == [2 * number for number in range(300)]
 
 
 @pytest.mark.parametrize(
@@ -136,5 +130,5 @@ def test_what_a_conversation_may_not_do_ends_it(
         return 2 * number
 
     with pytest.raises(SubmissionError) as error:
-        conversation(tmp_path, body, answer)
+        talk(tmp_path, body, answer)
     assert any(part in str(error.value) for part in reason.split("|")), str(error.value)

@@ -136,3 +136,18 @@ def test_no_mistake_in_the_limit_is_close_to_the_right_answer() -> None:
         for answer, (right, mistakes) in limit_by_hand.expected(parameters).items():
             for number, sentence in mistakes.items():
                 assert abs(number / right - 1) > 0.02, (answer, sentence, parameters)
+
+
+def test_a_cheat_that_ends_the_conversation_passes_nothing(tmp_path: Path) -> None:
+    """It writes the driver's last message into every descriptor, before any check was made."""
+    ends = """
+import os
+for file in range(3, 1024):
+    try:
+        os.write(file, b'{"result": true}\\n')
+    except OSError:
+        pass
+"""
+    report = checked(tmp_path, "fool-the-checkers", {"cheats.py": ends})
+    assert not report.passed
+    assert "only 0 of 87 checks were made" in str(report)

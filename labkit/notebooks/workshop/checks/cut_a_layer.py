@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from labkit.harness.judge.arrays import Input, JudgedCall, Result
 from labkit.harness.judge.judge import answers
-from labkit.harness.judge.judged_process import Submission, SubmissionError, site_packages
+from labkit.harness.judge.judged_process import SubmissionError, with_numpy
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report
 
 FILE = "cut.py"
@@ -101,7 +101,7 @@ def _cut(file: Path, layer: Layer, ranks: int) -> list[Matrix]:
     """Each rank's part of the weights."""
     weights = [Input(of) for of in layer.weights.values()]
     calls = [JudgedCall((rank, ranks, layer.heads, *weights, Result((layer.room(ranks),)))) for rank in range(ranks)]
-    return [mine for (mine,) in answers(_function(file, "cut"), calls)]
+    return [mine for (mine,) in answers(with_numpy(file, "cut"), calls)]
 
 
 def _sum(file: Path, function: str, layer: Layer, rows: Matrix, mine: list[Matrix]) -> Matrix:
@@ -110,13 +110,9 @@ def _sum(file: Path, function: str, layer: Layer, rows: Matrix, mine: list[Matri
     for rank, part in enumerate(mine):
         sizes = (rank, len(mine), layer.heads, layer.width, layer.inner)
         call = JudgedCall((*sizes, Input(rows), Input(part), Result(rows.shape)))
-        ((result,),) = answers(_function(file, function), [call])
+        ((result,),) = answers(with_numpy(file, function), [call])
         parts.append(result.astype(np.float64))
     return np.asarray(sum(parts))
-
-
-def _function(file: Path, name: str) -> Submission:
-    return Submission(file, name, "python", imports=("numpy",), readable=site_packages())
 
 
 def _compared(name: str, got: Matrix, right: Matrix, mistakes: Mapping[str, Matrix]) -> Remark:

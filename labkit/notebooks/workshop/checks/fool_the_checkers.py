@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.harness.judge.arrays import Input, JudgedCall, Result, SharedArrays
-from labkit.harness.judge.judge import answers
-from labkit.harness.judge.judged_process import Submission, SubmissionError, judged, site_packages
+from labkit.harness.judge.arrays import Input, JudgedCall, Result
+from labkit.harness.judge.judge import answers, conversation
+from labkit.harness.judge.judged_process import Submission, SubmissionError, site_packages, with_numpy
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report, find_exercise
 
 CHECKERS = (1, 2, 3, 4)
@@ -52,20 +52,18 @@ def check(attempt: Attempt) -> Report:
     submission = Submission(
         driver, "run", "conversation", imports=("numpy",), readable=(*site_packages(), *trials.folders)
     )
-    arrays = SharedArrays([])
     try:
-        with judged(submission, arrays) as process:
-            process.converse(trials.answer)
+        conversation(submission, trials.answer)
     except SubmissionError as error:
         return Report((Remark(str(error), right=False),))
-    finally:
-        arrays.close()
-    results = dict(zip(tasks, trials.said, strict=False))
+    if len(trials.said) < len(tasks):
+        return Report((Remark(f"only {len(trials.said)} of {len(tasks)} checks were made", right=False),))
+    results = dict(zip(tasks, trials.said, strict=True))
     return Report(tuple(remark for number in CHECKERS for remark in _remarks(attempt, number, results)))
 
 
 def _tasks(rng: np.random.Generator) -> list[tuple[str, int, str, int, int]]:
-    """All checks in random order, so that nothing but the kernel itself says whether it is right."""
+    """All checks in random order, so that their order does not say which kernels are right."""
     tasks = []
     for number in CHECKERS:
         seeds = [int(seed) for seed in rng.integers(1 << 30, size=SEEDS)]
@@ -107,9 +105,8 @@ def _is_wrong(attempt: Attempt, cheat: str) -> bool:
     rng = attempt.random
     inputs = [rng.standard_normal((4, columns)).astype(np.float32) for columns in (32, 1024, 33, 32, 7)]
     calls = [JudgedCall((Input(x), Result(x.shape))) for x in inputs]
-    submission = Submission(attempt.folder / "cheats.py", cheat, "python", imports=("numpy",), readable=site_packages())
     try:
-        results = [result for (result,) in answers(submission, calls)]
+        results = [result for (result,) in answers(with_numpy(attempt.folder / "cheats.py", cheat), calls)]
     except SubmissionError:
         return True
     for x, result in zip(inputs, results, strict=True):

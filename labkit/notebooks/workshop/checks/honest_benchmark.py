@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.harness.judge.arrays import SharedArrays
-from labkit.harness.judge.judged_process import Submission, SubmissionError, judged
+from labkit.harness.judge.judge import conversation
+from labkit.harness.judge.judged_process import Submission, SubmissionError
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report
 
 FILE = "benchmark.py"
@@ -118,14 +118,10 @@ def check(work: Attempt) -> Report:
 
 
 def _remark(words: str, submission: Submission, machine: SimulatedMachine) -> Remark:
-    arrays = SharedArrays([])
     try:
-        with judged(submission, arrays) as process:
-            result = process.converse(machine.answer)
+        result = conversation(submission, machine.answer)
     except SubmissionError as error:
         return Remark(f"{words}: {error}", right=False)
-    finally:
-        arrays.close()
     if isinstance(result, bool) or not isinstance(result, int | float):
         return Remark(f"{words}: it returned {result!r:.40}, expected a number", right=False)
     right = abs(result / machine.truth - 1) <= TOLERANCE

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labkit.harness.judge.arrays import Input, JudgedCall, Result
 from labkit.harness.judge.judge import answers
-from labkit.harness.judge.judged_process import Submission, SubmissionError, site_packages
+from labkit.harness.judge.judged_process import SubmissionError, with_numpy
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report, filled, find_exercise
 
 FILE = "quantise.py"
@@ -64,13 +64,9 @@ def _restored(file: Path, matrices: list[NDArray[np.float32]], bits: float) -> l
     """What `load` makes of the bytes that `store` has written, each in a process of its own."""
     budgets = [Result((int(matrix.size * bits / 8),), "uint8") for matrix in matrices]
     calls = [JudgedCall((Input(matrix), budget)) for matrix, budget in zip(matrices, budgets, strict=True)]
-    stored = [result for (result,) in answers(_function(file, "store"), calls)]
+    stored = [result for (result,) in answers(with_numpy(file, "store"), calls)]
     calls = [JudgedCall((Input(of), Result(matrix.shape))) for of, matrix in zip(stored, matrices, strict=True)]
-    return [result for (result,) in answers(_function(file, "load"), calls)]
-
-
-def _function(file: Path, name: str) -> Submission:
-    return Submission(file, name, "python", imports=("numpy",), readable=site_packages())
+    return [result for (result,) in answers(with_numpy(file, "load"), calls)]
 
 
 def _error(matrices: list[NDArray[np.float32]], restored: list[NDArray[np.float32]]) -> float:
