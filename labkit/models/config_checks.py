@@ -114,6 +114,12 @@ LAYERS, HEADS, WIDTH = _size(MOST_LAYERS), _size(MOST_HEADS), _size(MOST_WIDTH)
 OPTIONAL_WIDTH = _size(MOST_WIDTH, optional=True)
 WINDOW = _size(MOST_POSITIONS, optional=True)
 
+DROPOUTS = (  # unused in inference, but PyTorch refuses to build or to call a model with another probability
+    *("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "embd_pdrop", "embed_dropout"),
+    *("hidden_dropout", "hidden_dropout_prob", "layerdrop", "resid_dropout", "resid_pdrop", "summary_first_dropout"),
+    *("classifier_dropout", "qa_dropout", "seq_classif_dropout"),
+)
+
 FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit reads
     dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), LAYERS)
     | dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads"), HEADS)
@@ -124,6 +130,7 @@ FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit 
     | {"id2label": _names, "label2id": _names}
     | {"vocab_size": _size(MOST_VOCABULARY), "num_labels": _size(MOST_LABELS, least=0)}
     | dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), _size(MOST_POSITIONS))
+    | dict.fromkeys(DROPOUTS, _number(most=1, optional=True))
     | {"sliding_window": WINDOW, "window_size": WINDOW}
     | {"max_window_layers": _size(MOST_LAYERS, least=0, optional=True)}
     | dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"), _number())

@@ -327,7 +327,7 @@ def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(hf_config, dtype=dtype, trust_remote_code=False)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
             f"transformers cannot build the model of this {type(hf_config).__name__} ({first_line(error)}); "
             "correct its config.json"

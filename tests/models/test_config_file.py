@@ -107,7 +107,8 @@ def test_no_field_of_a_config_in_memory_makes_another_error(config: PretrainedCo
         ("gpt2", {"id2label": 5}, "id2label = 5; expected an object or null"),
         ("llama", {"pad_token_id": "x"}, r'pad_token_id = "x"; expected an integer or null; correct it'),
         ("llama", {"eos_token_id": [1, "a"]}, r'eos_token_id = \[1, "a"\]; expected an integer or a list of integers'),
-        ("gpt2", {"attn_pdrop": "x"}, r'attn_pdrop = "x"; expected a number or an integer; correct it'),
+        ("gpt2", {"attn_pdrop": "x"}, r'attn_pdrop = "x"; expected a number of at least 0 and at most 1 or null'),
+        ("opt", {"dropout": 1.5}, "dropout = 1.5; expected a number of at least 0 and at most 1 or null"),
     ],
 )
 def test_a_field_of_a_wrong_type_is_named(name: str, changed: dict[str, Any], message: str, tmp_path: Path) -> None:
