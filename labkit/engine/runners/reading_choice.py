@@ -12,6 +12,10 @@ would cost half a second at half of the speed.
 Two processes with the same engine have to come to the same way, or to ways that are equally fast: else one of them is
 faster for as long as both run. Seven rounds told ways apart that differ by a tenth; processes that stopped there kept
 ways that differed by 1 to 4 % (gpt2 in bfloat16, Zen 3). So a way leaves a race only when it is clearly slower.
+
+Which of two similar ways is the faster one also depends on the pages of memory that hold the weights: two ways that
+took the same time at first differed by 2 % on average over 30 other places (gpt2 in bfloat16). So after the weights
+have moved, the ways that came close in the first race race again.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ CLEAR = 2.6  # standard deviations of the number of heads of a fair coin
 BETTER = 0.97  # share of the chosen way's time with which another way begins a race
 LATEST = 8  # steps of the chosen way whose median a trial is compared with
 PAUSE_NS = 1e9  # step time between two trials
+CLOSE = 1.1  # time of a way in the first race, relative to the fastest, up to which it races again
 COST = 0.003  # share of all time that trials and races may lose to ways slower than the chosen one
 
 
@@ -60,6 +65,14 @@ class Race:
         base = self._ns[self.left[0]]
         return min(self.left, key=lambda way: median(ns / other for ns, other in zip(self._ns[way], base, strict=True)))
 
+    def close(self, fastest: int) -> tuple[int, ...]:
+        """The ways whose median time is at most `CLOSE` times that of the way `fastest` in the same rounds."""
+        base = self._ns[fastest]
+        ratios = {
+            way: median(ns / other for ns, other in zip(times, base, strict=False)) for way, times in self._ns.items()
+        }
+        return tuple(way for way, ratio in ratios.items() if ratio <= CLOSE)
+
     def lost_ns(self, chosen: int) -> float:
         """The time that the rounds took beyond steps of the way `chosen`."""
         losses_by_way = (
@@ -76,14 +89,15 @@ class ReadingChoice:
     """Choice among `ways` for steps of one kind. Each step uses the way `next`, and then reports its time to `took`.
 
     chosen: the fastest way so far.
-    changes: number of changes of `chosen` after the first choice.
+    changes: number of changes of `chosen`, without those after the weights have moved.
     """
 
     def __init__(self, ways: Sequence[int]) -> None:
         self.chosen, self.changes = ways[0], 0
         self._ways = tuple(ways)
         self._race: Race | None = None  # None: a single way is tried, or none
-        self._first_choice = True
+        self._chooses = True  # in a race that makes its fastest way the chosen one; else the chosen one has to lose it
+        self._close: tuple[int, ...] = ()  # ways that race again after the weights have moved
         self._round: dict[int, int] = {}  # ns by way, in the present round
         self._turns: list[int] = []  # ways of the next steps, the next one last
         self._begun = 0
@@ -103,6 +117,12 @@ class ReadingChoice:
     def compares(self) -> bool:
         """Whether the next step is timed to compare it with others."""
         return bool(self._turns)
+
+    def choose_again(self) -> None:
+        """Begins a race of the ways that were about as fast as the fastest one in the first race."""
+        if len(self._close) > 1:
+            self._chooses, self._race, self._round = True, Race(self._close), {}
+            self._begin_round(self._race)
 
     def took(self, ns: int, steps: int = 1) -> None:
         """Notes the time of the step, or of `steps` steps that are not compared, that used the way `next`."""
@@ -145,8 +165,9 @@ class ReadingChoice:
             self._begin_round(race)
             return
         self._race = None
-        if self._first_choice:
-            self.chosen, self._first_choice = race.fastest, False
+        if self._chooses:
+            self.chosen, self._chooses = race.fastest, False
+            self._close = self._close or race.close(self.chosen)
             self._pause(0.0)
             return
         self._pause(race.lost_ns(self.chosen))
@@ -155,8 +176,8 @@ class ReadingChoice:
             self.changes += 1
 
     def _is_decided(self, race: Race) -> bool:
-        """Whether the fastest way is clear, or the chosen one leads in a later race."""
-        leads = not self._first_choice and race.rounds >= LEAST_ROUNDS and race.fastest == self.chosen
+        """Whether the fastest way is clear, or the chosen one leads in a race that it has to lose."""
+        leads = not self._chooses and race.rounds >= LEAST_ROUNDS and race.fastest == self.chosen
         return race.over or leads
 
     def _pause(self, lost_ns: float) -> None:
@@ -179,6 +200,11 @@ class ReadingChoices:
         self._untimed = ReadingChoice((USUAL if way is None else way,))
         self._by_rows: dict[int, ReadingChoice] = {}
         self._latest: ReadingChoice | None = None
+
+    def choose_again(self) -> None:
+        """Makes the steps choose again among similar ways, since the weights have moved to other pages of memory."""
+        for choice in self._by_rows.values():
+            choice.choose_again()
 
     def of(self, batch: int, tokens: int) -> ReadingChoice:
         """Returns the choice for a step of `batch` sequences with `tokens` new tokens each. Prompts (several tokens)
