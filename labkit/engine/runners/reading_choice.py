@@ -32,7 +32,8 @@ CLEAR = 2.6  # standard deviations of the number of heads of a fair coin
 BETTER = 0.97  # share of the chosen way's time with which another way begins a race
 LATEST = 8  # steps of the chosen way whose median a trial is compared with
 PAUSE_NS = 1e9  # step time between two trials
-CLOSE = 1.1  # time of a way in the first race, relative to the fastest, up to which it races again
+CLOSE = 1.05  # time of a way in the first race, relative to the fastest, up to which it races again
+ROUNDS_AGAIN = 12  # of such a race at most: what remains equal by then may win by chance
 COST = 0.003  # share of all time that trials and races may lose to ways slower than the chosen one
 
 
@@ -41,8 +42,8 @@ class Race:
     fastest one leave. A sign test decides, since times have outliers.
     """
 
-    def __init__(self, ways: Sequence[int]) -> None:
-        self.left = tuple(ways)
+    def __init__(self, ways: Sequence[int], most_rounds: int = MOST_ROUNDS) -> None:
+        self.left, self._most_rounds = tuple(ways), most_rounds
         self.rounds = 0
         self._ns: dict[int, list[int]] = {way: [] for way in ways}  # by way, one for each of its rounds
 
@@ -57,7 +58,7 @@ class Race:
 
     @property
     def over(self) -> bool:
-        return len(self.left) == 1 or self.rounds >= MOST_ROUNDS
+        return len(self.left) == 1 or self.rounds >= self._most_rounds
 
     @property
     def fastest(self) -> int:
@@ -119,9 +120,9 @@ class ReadingChoice:
         return bool(self._turns)
 
     def choose_again(self) -> None:
-        """Begins a race of the ways that were about as fast as the fastest one in the first race."""
+        """Begins a short race of the ways that were about as fast as the fastest one in the first race."""
         if len(self._close) > 1:
-            self._chooses, self._race, self._round = True, Race(self._close), {}
+            self._chooses, self._race, self._round = True, Race(self._close, ROUNDS_AGAIN), {}
             self._begin_round(self._race)
 
     def took(self, ns: int, steps: int = 1) -> None:
