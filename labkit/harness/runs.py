@@ -78,7 +78,7 @@ class TokenTurn(FrozenRecord):
     place: int  # in the order of the pair, which is random
     at_s: float  # since the first epoch began
     first_step_ms: float
-    step_ms: float  # mean of the other steps
+    step_ms: float  # median of the other steps; in records from before 2026-11-29 their mean
     bandwidth_gb_s: float | None = None  # read bandwidth, probed in this pair; None: no probe
     further_tokens: float = 0.0  # by which its context is longer than that of a generation's average step
 

@@ -242,7 +242,7 @@ class Epochs(Sampling):
                     place=place,
                     at_s=round(at_s, 3),
                     first_step_ms=first_ms,
-                    step_ms=float(np.mean(steps_ms)),
+                    step_ms=float(np.median(steps_ms)),
                     further_tokens=further_tokens,
                 )
             )

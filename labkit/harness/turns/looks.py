@@ -14,8 +14,8 @@ from labkit.statistics.sequential import Rule
 
 FEWEST_PAIRS, MOST_PAIRS = 4, 24  # of an epoch
 EPOCH_S = 1.0  # after which an epoch with enough pairs ends
-TURN_MS = 30  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
-FEWEST_STEPS, MOST_STEPS = 3, 24  # of a turn; the first one does not count
+TURN_MS = 40  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
+FEWEST_STEPS, USUAL_STEPS, MOST_STEPS = 3, 4, 24  # of a turn, of which the first does not count; 3: a short generation
 Epoch = TypeVar("Epoch")
 
 
@@ -25,15 +25,17 @@ def epoch_goes_on(pairs: int, started: float, fewest: int = FEWEST_PAIRS) -> boo
 
 
 def usual_steps(fastest_ms: float) -> int:
-    """The steps of a turn, for the fastest step of all sides."""
-    return min(max(1 + math.ceil(TURN_MS / fastest_ms), FEWEST_STEPS), MOST_STEPS)
+    """The steps of a turn, for the fastest step of all sides. Three or more count, so that their median does not follow
+    a single disturbed one.
+    """
+    return min(max(1 + math.ceil(TURN_MS / fastest_ms), USUAL_STEPS), MOST_STEPS)
 
 
 def next_steps(left: int, usual: int) -> int:
     """The steps of the next turn, if a generation has `left` more: the last turn takes all of them, so that none is too
     short.
     """
-    return left if left < usual + FEWEST_STEPS - 1 else usual
+    return left if left < usual + USUAL_STEPS else usual
 
 
 class Looks:

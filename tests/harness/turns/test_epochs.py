@@ -24,7 +24,7 @@ from labkit.harness.turns.looks import FEWEST_PAIRS, FEWEST_STEPS, MOST_PAIRS
 from labkit.statistics.resolution import TellsApart
 from labkit.studies.comparison_words import notes
 
-NEW, FIRST_MS = 20, 50.0
+NEW, FIRST_MS = 30, 50.0
 
 
 class MadeUp:
@@ -93,7 +93,7 @@ def test_an_epoch_is_a_sample_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (record.unit, record.rounds, record.looks) == ("epoch", 3, ())
     assert record.ratio("per_token").value == pytest.approx(4)  # the slow first step of a turn does not count
     assert record.ratio("ttft").value == pytest.approx(1)
-    assert record.ratio("end_to_end").value == pytest.approx((FIRST_MS + 19 * 40) / (FIRST_MS + 19 * 10))
+    assert record.ratio("end_to_end").value == pytest.approx((FIRST_MS + (NEW - 1) * 40) / (FIRST_MS + (NEW - 1) * 10))
     assert record.baseline.per_token_ms == pytest.approx(40)
     assert record.tokens_equal
     for side in sides:
@@ -104,7 +104,22 @@ def test_an_epoch_is_a_sample_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
             assert {turn.first_step_ms / turn.step_ms for turn in run.turns} == {3.0}
             assert {turn.bandwidth_gb_s for turn in run.turns} == {1000.0}
     assert sides[0].asked == sides[1].asked  # so that the context grows alike on both sides
-    assert set(sides[0].asked[1:]) == {3, 4}  # 30 ms of the fastest side, and what a generation leaves
+    assert set(sides[0].asked[1:]) == {4, 5, 6}  # 40 ms of the fastest side, and what a generation leaves
+
+
+def test_a_turn_has_steps_enough_to_outvote_a_disturbed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = MadeUp("baseline", 400.0), MadeUp("candidate", 100.0)
+    original = MadeUp.turn
+
+    def disturbed(self: MadeUp, tokens: int) -> tuple[list[float], list[list[int]]]:
+        steps_ms, made = original(self, tokens)
+        steps_ms[-1] *= 5
+        return steps_ms, made
+
+    monkeypatch.setattr(MadeUp, "turn", disturbed)
+    turns, _ = measured(monkeypatch, Schedule(rounds=3), *sides)
+    assert turns.comparison(0, 1).ratio("per_token").value == pytest.approx(4)
+    assert {turn.step_ms for run in sides[1].runs for turn in run.turns} == {100.0}
 
 
 def test_an_epoch_of_whole_calls_has_a_step_at_every_length_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
