@@ -83,7 +83,8 @@ def main(
             stop_if_interrupted([comparison])
             records.append(SelfComparison.of(comparison))
             files.write(records, page(records))
-            out.print(f"{model}, {precision}: {escape(comparison.claim())}", soft_wrap=True)
+            ways = " and ".join(side.reading or "unknown" for side in (comparison.baseline, comparison.candidate))
+            out.print(f"{model}, {precision}: {escape(comparison.claim())}; read with {ways}", soft_wrap=True)
     files.name_page()
 
 

@@ -98,7 +98,9 @@ class ReadingChoice:
         self._ways = tuple(ways)
         self._race: Race | None = None  # None: a single way is tried, or none
         self._chooses = True  # in a race that makes its fastest way the chosen one; else the chosen one has to lose it
-        self._close: tuple[int, ...] = ()  # ways that race again after the weights have moved
+        self._close: set[int] = (
+            set()
+        )  # ways that race again after the weights have moved; empty before the first choice
         self._round: dict[int, int] = {}  # ns by way, in the present round
         self._turns: list[int] = []  # ways of the next steps, the next one last
         self._begun = 0
@@ -120,9 +122,12 @@ class ReadingChoice:
         return bool(self._turns)
 
     def choose_again(self) -> None:
-        """Begins a short race of the ways that were about as fast as the fastest one in the first race."""
-        if len(self._close) > 1:
-            self._chooses, self._race, self._round = True, Race(self._close, ROUNDS_AGAIN), {}
+        """Begins a short race of the ways that were about as fast as the fastest one in the first race, and of those
+        that race now.
+        """
+        ways = self._close.union(self._race.left if self._race else ())
+        if self._close and len(ways) > 1:
+            self._chooses, self._race, self._round = True, Race(sorted(ways), ROUNDS_AGAIN), {}
             self._begin_round(self._race)
 
     def took(self, ns: int, steps: int = 1) -> None:
@@ -166,15 +171,19 @@ class ReadingChoice:
             self._begin_round(race)
             return
         self._race = None
-        if self._chooses:
+        if not self._chooses:
+            self._pause(race.lost_ns(self.chosen))
+            if self.chosen not in race.left:
+                self.chosen = race.fastest
+                self.changes += 1
+        else:
             self.chosen, self._chooses = race.fastest, False
-            self._close = self._close or race.close(self.chosen)
-            self._pause(0.0)
-            return
-        self._pause(race.lost_ns(self.chosen))
-        if self.chosen not in race.left:
-            self.chosen = race.fastest
-            self.changes += 1
+            if self._close:
+                self._latest.clear()  # and the next trial comes when it is due, however often the weights move
+            else:
+                self._close = set(race.close(self.chosen))
+                self._pause(0.0)
+        self._close.add(self.chosen)
 
     def _is_decided(self, race: Race) -> bool:
         """Whether the fastest way is clear, or the chosen one leads in a race that it has to lose."""

@@ -127,6 +127,21 @@ def test_close_ways_race_again_after_the_weights_have_moved() -> None:
     assert chosen[::2].count(1) >= 4
 
 
+def test_trials_go_on_however_often_the_weights_move() -> None:
+    """A way that was far behind at first becomes the fastest; each place lasts for half of the time between trials."""
+
+    def machine(second: float, way: int, since: float) -> float:
+        return {1: 1.0, 3: 1.01, 0: 1.3 if second + since < 8 else 0.9}.get(way, 1.6)
+
+    choice = ReadingChoice(WAYS)
+    steps(choice, partial(machine, 0.0), 8, seed=0)
+    assert choice.chosen in (1, 3)
+    for place in range(40):
+        choice.choose_again()
+        steps(choice, partial(machine, 8.0), 0.5, seed=place)
+    assert choice.chosen == 0
+
+
 def test_moved_weights_change_nothing_before_the_first_choice_or_without_close_ways() -> None:
     choices = [ReadingChoice(WAYS), ReadingChoice(WAYS), ReadingChoice((3,))]
     steps(choices[1], partial(one_fast, 2, 1.5), 2, seed=0)
