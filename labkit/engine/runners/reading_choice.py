@@ -33,7 +33,7 @@ BETTER = 0.97  # share of the chosen way's time with which another way begins a 
 LATEST = 8  # steps of the chosen way whose median a trial is compared with
 PAUSE_NS = 1e9  # step time between two trials
 CLOSE = 1.05  # time of a way in the first race, relative to the fastest, up to which it races again
-ROUNDS_AGAIN = 12  # of such a race at most: what remains equal by then may win by chance
+ROUNDS_AGAIN = 5  # of such a race at most, since it may last for a good part of an epoch of a comparison
 COST = 0.003  # share of all time that trials and races may lose to ways slower than the chosen one
 
 
@@ -122,9 +122,7 @@ class ReadingChoice:
         return bool(self._turns)
 
     def choose_again(self) -> None:
-        """Begins a short race of the ways that were about as fast as the fastest one in the first race, and of those
-        that race now.
-        """
+        """Begins a short race of the ways that came close in the first race, and of the ways that race now."""
         ways = self._close.union(self._race.left if self._race else ())
         if self._close and len(ways) > 1:
             self._chooses, self._race, self._round = True, Race(sorted(ways), ROUNDS_AGAIN), {}

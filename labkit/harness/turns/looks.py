@@ -15,7 +15,7 @@ from labkit.statistics.sequential import Rule
 FEWEST_PAIRS, MOST_PAIRS = 4, 24  # of an epoch
 EPOCH_S = 1.0  # after which an epoch with enough pairs ends
 TURN_MS = 40  # of the fastest side: longer than the first step, and shorter than the memory keeps its rate
-FEWEST_STEPS, USUAL_STEPS, MOST_STEPS = 3, 4, 24  # of a turn, of which the first does not count; 3: a short generation
+FEWEST_STEPS, USUAL_STEPS, MOST_STEPS = 3, 4, 24  # of a turn, with its first one, which does not count
 Epoch = TypeVar("Epoch")
 
 
