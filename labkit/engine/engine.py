@@ -82,11 +82,6 @@ class InferenceEngine(nn.Module):
         """The pipeline stage of this process, with its spans; None: it has all layers."""
         return self.runner_info.pipeline
 
-    def weights_moved(self) -> None:
-        """Tells the engine that its weights lie in other pages of memory, at the same addresses: a decode step on a CPU
-        chooses anew how it reads them.
-        """
-
     def can_generate(self) -> bool:
         return bool(self.module.can_generate())
 
@@ -186,9 +181,6 @@ class DecoderEngine(FusedEngine):
     @property
     def runner_info(self) -> RunnerInfo:
         return self.fused.runner.info
-
-    def weights_moved(self) -> None:
-        self.fused.runner.weights_moved()
 
 
 class EncoderEngine(FusedEngine):

@@ -40,9 +40,6 @@ class OneCallRunner(Runner):
     def info(self) -> RunnerInfo:
         return replace(super().info, reading=str(self.readings))
 
-    def weights_moved(self) -> None:
-        self.readings.choose_again()
-
     def _begin(self, step: StepInput) -> StepOutput:
         if step.ahead is not None and (most := self._steps_ahead(step, step.ahead)) > 1:
             return self._run_ahead(step, step.ahead, most)

@@ -13,9 +13,9 @@ Two processes with the same engine have to come to the same way, or to ways that
 faster for as long as both run. Seven rounds told ways apart that differ by a tenth; processes that stopped there kept
 ways that differed by 1 to 4 % (gpt2 in bfloat16, Zen 3). So a way leaves a race only when it is clearly slower.
 
-Which of two similar ways is the faster one also depends on the pages of memory that hold the weights: two ways that
-took the same time at first differed by 2 % on average over 30 other places (gpt2 in bfloat16). So after the weights
-have moved, the ways that came close in the first race race again.
+Ways that are equally fast where the weights lie at first may differ by 2 % on average over other places (gpt2 in bfloat16,
+l2-2k and l2-6k). A short race after each move of the weights was tried: on a busy host its five rounds chose worse ways,
+and int8 steps took 2 to 6 % longer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ CLEAR = 2.6  # standard deviations of the number of heads of a fair coin
 BETTER = 0.97  # share of the chosen way's time with which another way begins a race
 LATEST = 8  # steps of the chosen way whose median a trial is compared with
 PAUSE_NS = 1e9  # step time between two trials
-CLOSE = 1.05  # time of a way in the first race, relative to the fastest, up to which it races again
-ROUNDS_AGAIN = 5  # of such a race at most, since it may last for a good part of an epoch of a comparison
 COST = 0.003  # share of all time that trials and races may lose to ways slower than the chosen one
 
 
@@ -42,8 +40,8 @@ class Race:
     fastest one leave. A sign test decides, since times have outliers.
     """
 
-    def __init__(self, ways: Sequence[int], most_rounds: int = MOST_ROUNDS) -> None:
-        self.left, self._most_rounds = tuple(ways), most_rounds
+    def __init__(self, ways: Sequence[int]) -> None:
+        self.left = tuple(ways)
         self.rounds = 0
         self._ns: dict[int, list[int]] = {way: [] for way in ways}  # by way, one for each of its rounds
 
@@ -58,21 +56,13 @@ class Race:
 
     @property
     def over(self) -> bool:
-        return len(self.left) == 1 or self.rounds >= self._most_rounds
+        return len(self.left) == 1 or self.rounds >= MOST_ROUNDS
 
     @property
     def fastest(self) -> int:
         """The way with the lowest median of its times, each divided by the time of one other way in the same round."""
         base = self._ns[self.left[0]]
         return min(self.left, key=lambda way: median(ns / other for ns, other in zip(self._ns[way], base, strict=True)))
-
-    def close(self, fastest: int) -> tuple[int, ...]:
-        """The ways whose median time is at most `CLOSE` times that of the way `fastest` in the same rounds."""
-        base = self._ns[fastest]
-        ratios = {
-            way: median(ns / other for ns, other in zip(times, base, strict=False)) for way, times in self._ns.items()
-        }
-        return tuple(way for way, ratio in ratios.items() if ratio <= CLOSE)
 
     def lost_ns(self, chosen: int) -> float:
         """The time that the rounds took beyond steps of the way `chosen`."""
@@ -90,17 +80,14 @@ class ReadingChoice:
     """Choice among `ways` for steps of one kind. Each step uses the way `next`, and then reports its time to `took`.
 
     chosen: the fastest way so far.
-    changes: number of changes of `chosen`, without those after the weights have moved.
+    changes: number of changes of `chosen` after the first choice.
     """
 
     def __init__(self, ways: Sequence[int]) -> None:
         self.chosen, self.changes = ways[0], 0
         self._ways = tuple(ways)
         self._race: Race | None = None  # None: a single way is tried, or none
-        self._chooses = True  # in a race that makes its fastest way the chosen one; else the chosen one has to lose it
-        self._close: set[int] = (
-            set()
-        )  # ways that race again after the weights have moved; empty before the first choice
+        self._first_choice = True
         self._round: dict[int, int] = {}  # ns by way, in the present round
         self._turns: list[int] = []  # ways of the next steps, the next one last
         self._begun = 0
@@ -120,13 +107,6 @@ class ReadingChoice:
     def compares(self) -> bool:
         """Whether the next step is timed to compare it with others."""
         return bool(self._turns)
-
-    def choose_again(self) -> None:
-        """Begins a short race of the ways that came close in the first race, and of the ways that race now."""
-        ways = self._close.union(self._race.left if self._race else ())
-        if self._close and len(ways) > 1:
-            self._chooses, self._race, self._round = True, Race(sorted(ways), ROUNDS_AGAIN), {}
-            self._begin_round(self._race)
 
     def took(self, ns: int, steps: int = 1) -> None:
         """Notes the time of the step, or of `steps` steps that are not compared, that used the way `next`."""
@@ -169,23 +149,18 @@ class ReadingChoice:
             self._begin_round(race)
             return
         self._race = None
-        if not self._chooses:
-            self._pause(race.lost_ns(self.chosen))
-            if self.chosen not in race.left:
-                self.chosen = race.fastest
-                self.changes += 1
-        else:
-            self.chosen, self._chooses = race.fastest, False
-            if self._close:
-                self._latest.clear()  # and the next trial comes when it is due, however often the weights move
-            else:
-                self._close = set(race.close(self.chosen))
-                self._pause(0.0)
-        self._close.add(self.chosen)
+        if self._first_choice:
+            self.chosen, self._first_choice = race.fastest, False
+            self._pause(0.0)
+            return
+        self._pause(race.lost_ns(self.chosen))
+        if self.chosen not in race.left:
+            self.chosen = race.fastest
+            self.changes += 1
 
     def _is_decided(self, race: Race) -> bool:
-        """Whether the fastest way is clear, or the chosen one leads in a race that it has to lose."""
-        leads = not self._chooses and race.rounds >= LEAST_ROUNDS and race.fastest == self.chosen
+        """Whether the fastest way is clear, or the chosen one leads in a later race."""
+        leads = not self._first_choice and race.rounds >= LEAST_ROUNDS and race.fastest == self.chosen
         return race.over or leads
 
     def _pause(self, lost_ns: float) -> None:
@@ -208,11 +183,6 @@ class ReadingChoices:
         self._untimed = ReadingChoice((USUAL if way is None else way,))
         self._by_rows: dict[int, ReadingChoice] = {}
         self._latest: ReadingChoice | None = None
-
-    def choose_again(self) -> None:
-        """Makes the steps choose again among similar ways, since the weights have moved to other pages of memory."""
-        for choice in self._by_rows.values():
-            choice.choose_again()
 
     def of(self, batch: int, tokens: int) -> ReadingChoice:
         """Returns the choice for a step of `batch` sequences with `tokens` new tokens each. Prompts (several tokens)

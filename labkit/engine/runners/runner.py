@@ -76,9 +76,6 @@ class Runner:
         """Present state of the runner."""
         return RunnerInfo(self.layer_range.streamed)
 
-    def weights_moved(self) -> None:
-        """Called when the weights have moved to other pages of memory, at the same addresses."""
-
     def decode(self, texts: TextBatch) -> Generated:
         """Continues texts to their end."""
         (result,) = drive(self.begin, [texts.loop(alone=True)], used=self.clock.chose)

@@ -27,9 +27,6 @@ class WatchedRunner(Runner):
     def info(self) -> RunnerInfo:
         return self.fast.info
 
-    def weights_moved(self) -> None:
-        self.fast.weights_moved()
-
     def _begin(self, step: StepInput) -> Pending:
         return (self.staged if self._is_watched(step) else self.fast)._begin(step)
 

@@ -74,11 +74,6 @@ class LoadedSide:
         """How decode steps of the engine on a CPU read the weights, and how often that changed; empty for others."""
         return getattr(self.model, "reading", "")
 
-    def weights_moved(self) -> None:
-        """Tells the engine, which may be an earlier version, that its weights lie in other pages of memory."""
-        if (note := getattr(self.model, "weights_moved", None)) is not None:
-            note()
-
     def rest(self) -> None:
         """Waits until no layer is read ahead for a next step, because that would disturb a probe of the disk."""
         streamed = getattr(self.model, "streamed", None)

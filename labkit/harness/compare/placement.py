@@ -38,13 +38,10 @@ class PeakMemory:
 
 
 class Placement:
-    """The memory of a side's weights, which torch's tensors hold. Every method returns plain JSON data.
+    """The memory of a side's weights, which torch's tensors hold. Every method returns plain JSON data."""
 
-    moved: called when weights have moved.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], peak: PeakMemory, moved: Callable[[], None]) -> None:
-        self._tensors, self._peak, self._moved = tensors, peak, moved
+    def __init__(self, tensors: Sequence[torch.Tensor], peak: PeakMemory) -> None:
+        self._tensors, self._peak = tensors, peak
 
     def place(self) -> dict[str, Any]:
         """Puts the weights into new memory. Returns whether most of them lie there."""
@@ -83,5 +80,4 @@ class Placement:
     def _move(self, shared: Sequence[AddressRange] = ()) -> bool:
         """Puts the weights into new memory, except for shared ones, which are there already."""
         placed = place_anew(self._tensors, but=shared)
-        self._moved()
         return placed._replace(moved=placed.moved + sum(span.size for span in shared)).anew

@@ -119,7 +119,7 @@ class Worker:
         loaded = perf_counter()
         self._warm_up(warm_up or new)
         warm = perf_counter()
-        self.placement = Placement(large_tensors(), self._peak, self._side.weights_moved)
+        self.placement = Placement(large_tensors(), self._peak)
         gc.collect()
         gc.freeze()  # so that the collections before the runs take no time
         return {

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import count, takewhile
 
 import numpy as np
 import pytest
@@ -99,57 +98,6 @@ def test_another_way_takes_over_soon_after_the_machine_changes() -> None:
     lost_share, _ = steps(choice, machine, 200, seed=0)
     assert lost_share < 0.05
     assert 8 <= choice.changes <= 12
-
-
-def test_close_ways_race_again_after_the_weights_have_moved() -> None:
-    """In each place of the weights one of two ways is 4 % faster, and the slow ways are left out of these races."""
-
-    def machine(fastest: int, way: int, _: float) -> float:
-        return (1.0 if way == fastest else 1.04) if way in (1, 3) else 1.5
-
-    choice = ReadingChoice(WAYS)
-    steps(choice, partial(machine, 1), 8, seed=0)
-    assert (choice.chosen, choice.changes) == (1, 0)
-    chosen = []
-    for place in range(10):
-        used: set[int] = set()
-
-        def noted(way: int, second: float, place: int = place, used: set[int] = used) -> float:
-            used.add(way)
-            return machine(3 if place % 2 else 1, way, second)
-
-        choice.choose_again()
-        for seed in takewhile(lambda _: choice.compares, count(100 * place)):
-            steps(choice, noted, 0.001, seed)
-        assert used == {1, 3}
-        chosen.append(choice.chosen)
-    assert chosen[1::2].count(3) >= 4
-    assert chosen[::2].count(1) >= 4
-
-
-def test_trials_go_on_however_often_the_weights_move() -> None:
-    """A way that was far behind at first becomes the fastest; each place lasts for half of the time between trials."""
-
-    def machine(second: float, way: int, since: float) -> float:
-        return {1: 1.0, 3: 1.01, 0: 1.3 if second + since < 8 else 0.9}.get(way, 1.6)
-
-    choice = ReadingChoice(WAYS)
-    steps(choice, partial(machine, 0.0), 8, seed=0)
-    assert choice.chosen in (1, 3)
-    for place in range(40):
-        choice.choose_again()
-        steps(choice, partial(machine, 8.0), 0.5, seed=place)
-    assert choice.chosen == 0
-
-
-def test_moved_weights_change_nothing_before_the_first_choice_or_without_close_ways() -> None:
-    choices = [ReadingChoice(WAYS), ReadingChoice(WAYS), ReadingChoice((3,))]
-    steps(choices[1], partial(one_fast, 2, 1.5), 2, seed=0)
-    for choice in choices:
-        before = choice.next
-        choice.choose_again()
-        assert choice.next == before
-    assert not choices[1].compares
 
 
 def test_one_way_is_never_left() -> None:

@@ -10,16 +10,13 @@ import torch
 from helpers.models.small_models import small_model
 from helpers.sweeps import swept
 
-from labkit.engine.runners.reading_choice import ReadingChoices
 from labkit.harness.compare import vanilla_sides
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
 from labkit.harness.compare.loader import check_side, load_side
-from labkit.harness.compare.placement import PeakMemory, Placement
 from labkit.harness.compare.sides import IN_PROCESS
 from labkit.harness.stored_weights import StoredWeights
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
-from labkit.kernels.gpu import CPU
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
@@ -76,18 +73,6 @@ def test_compiled_tokens_are_those_of_vanilla(backend: str, monkeypatch: pytest.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     vanilla = rung("hf-eager", "tiny-llama").generate(PROMPT, **ARGS)
     assert torch.equal(rung("hf-compile", "tiny-llama").generate(PROMPT, **ARGS), vanilla)
-
-
-@pytest.mark.parametrize("name", ["hf-eager", "fused"])
-def test_an_engine_chooses_its_reading_anew_when_its_weights_move(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    side, chosen_again = rung(name, "tiny-gpt2"), list[ReadingChoices]()
-    monkeypatch.setattr(ReadingChoices, "choose_again", lambda self: chosen_again.append(self))
-    Placement([torch.zeros(1 << 20)], PeakMemory(CPU), side.weights_moved).place()
-    if name == "fused" and side.device.type == "cpu" and not unavailable():
-        (readings,) = chosen_again
-        assert readings is side.model.fused.runner.fast.readings
-    else:
-        assert not chosen_again
 
 
 def test_a_rung_says_what_computes() -> None:

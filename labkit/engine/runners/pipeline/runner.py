@@ -67,9 +67,6 @@ class PipelineRunner(Runner):
     def info(self) -> RunnerInfo:
         return replace(self.inner.info, pipeline=self.stage)
 
-    def weights_moved(self) -> None:
-        self.inner.weights_moved()
-
     def shared_call(self, name: str) -> AbstractContextManager[None]:
         return self.calls.one(name)
 
