@@ -14,7 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.inspect import stringify_signature
 from sphinx.util.typing import stringify_annotation
 
-FIELD = re.compile(r"^    (\w+): [^#\n]+  # (.+)$", flags=re.MULTILINE)
+FIELD = re.compile(r"^    (?!_)(\w+): [^#\n]+  # (.+)$", flags=re.MULTILINE)
 
 
 PAGES = (Path(__file__).parent / "reference").glob("[a-z]*.md")

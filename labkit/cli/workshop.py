@@ -153,6 +153,20 @@ def grade(
     typer.echo(shown(str(output)))
 
 
+@workshop.command("wheels", cls=Command)
+def wheels(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the wheels, some gigabytes.")],
+    torch_index: Annotated[
+        str, typer.Option(help="URL of an index that pip looks in, too, such as one of PyTorch's CPU wheels.")
+    ] = "",
+) -> None:
+    """Collect the wheels of labkit and of all that it needs, to install it without a network."""
+    from labkit.notebooks.workshop.wheels import collect_wheels
+
+    err.print("pip collects the wheels; some minutes", style="dim")
+    typer.echo(shown(str(collect_wheels(folder, torch_index=torch_index) / "README.txt")))
+
+
 def _opened(name: str, folder: Path) -> tuple[Exercise, Learner]:
     from labkit.notebooks.workshop.exercises import find_exercise
     from labkit.notebooks.workshop.learner import Learner

@@ -104,7 +104,8 @@ def _read_mb(model: str) -> tuple[float, float, float]:
 
 
 def try_kernel(region: str, dtype: str = "float32") -> Markdown:
-    """Compiles the kernels from their current sources, compares `region` with the unfused ops, and times it.
+    """Compiles the kernels from their current sources, judges the results of `region` on newly drawn layers, and times
+    it. The kernel runs in a confined process of its own.
 
     The C++ of a region is in kernels/, in the folder of its op. Edit it, and run the cell again.
     """
@@ -122,7 +123,10 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
     assert result.fused_us is not None
     assert result.unfused_us is not None
     times = f"{number(result.fused_us)} µs, the torch ops {number(result.unfused_us)} µs, {result.gain}"
-    return Markdown(f"**right**: `{region}` gives the result of the unfused ops. A call takes {times} (gpt2, batch 1).")
+    return Markdown(
+        f"**right**: `{region}` gives the right results on newly drawn layers. A call takes {times} (gpt2, batch 1). "
+        f"It was confined by {', '.join(result.in_force)}."
+    )
 
 
 def check_gap(pair: CapturePair, stage: object, share: object) -> Markdown:

@@ -13,9 +13,9 @@ Two processes with the same engine have to come to the same way, or to ways that
 faster for as long as both run. Seven rounds told ways apart that differ by a tenth; processes that stopped there kept
 ways that differed by 1 to 4 % (gpt2 in bfloat16, Zen 3). So a way leaves a race only when it is clearly slower.
 
-Ways that are equally fast where the weights lie at first may differ by 2 % on average over other places (gpt2 in bfloat16,
-l2-2k and l2-6k). A short race after each move of the weights was tried: on a busy host its five rounds chose worse ways,
-and int8 steps took 2 to 6 % longer.
+Ways that are equally fast where the weights lie at first may differ by 2 % on average over other places (gpt2 in
+bfloat16, l2-2k and l2-6k). A short race after each move of the weights was tried: on a busy host its five rounds chose
+worse ways, and int8 steps took 2 to 6 % longer.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -61,19 +62,42 @@ class Result:
 
 
 @dataclass(frozen=True)
-class JudgedCall:
-    """The arguments of one call, in order. The same `Input` or `Result` may be an argument of several calls."""
+class Record:
+    """A C struct, which is passed by its address.
 
-    arguments: tuple[Input | Result | int | float, ...]
+    content: its bytes; pointers to arrays are zero.
+    pointers: to arrays, by their offset in the struct.
+    """
+
+    content: bytes
+    pointers: Mapping[int, Input | Result]
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """The arguments of one call, in order; None is a null pointer. The same `Input` or `Result` may be an argument of
+    several calls.
+    """
+
+    arguments: tuple[Input | Result | Record | int | float | None, ...]
+
+    @property
+    def arrays(self) -> Iterator[Input | Result]:
+        """The arrays of all arguments, in order."""
+        for argument in self.arguments:
+            if isinstance(argument, Record):
+                yield from argument.pointers.values()
+            elif isinstance(argument, Input | Result):
+                yield argument
 
     @property
     def inputs(self) -> list[NDArray[Any]]:
-        return [argument.values for argument in self.arguments if isinstance(argument, Input)]
+        return [array.values for array in self.arrays if isinstance(array, Input)]
 
     @property
     def checked(self) -> list[Result]:
         """The results whose values are checked."""
-        return [argument for argument in self.arguments if isinstance(argument, Result) and argument.checked]
+        return [array for array in self.arrays if isinstance(array, Result) and array.checked]
 
 
 @dataclass
@@ -131,6 +155,12 @@ class _File:
     def write(self, slot: ArraySlot, values: NDArray[Any]) -> None:
         self.pages(slot)[slot.begin : slot.end] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
+    def read_all(self) -> None:
+        """Reads every byte, with all threads that torch has."""
+        import torch
+
+        torch.from_numpy(self._bytes.view(np.int64)).sum()
+
     def read(self, slot: ArraySlot) -> NDArray[Any]:
         """A copy of the array; bfloat16 becomes float32."""
         copied = self.pages(slot)[slot.begin : slot.end].copy()
@@ -151,19 +181,19 @@ class SharedArrays:
         self._calls = calls
         self._inputs, self._results = _File("inputs"), _File("results")
         self._slots: dict[int, tuple[Input | Result, ArraySlot]] = {}  # by the identity of the argument
-        for argument in (argument for call in calls for argument in call.arguments):
-            if isinstance(argument, Input | Result) and id(argument) not in self._slots:
-                self._slots[id(argument)] = argument, self._slot(argument)
+        for array in (array for call in calls for array in call.arrays):
+            if id(array) not in self._slots:
+                self._slots[id(array)] = array, self._slot(array)
         for file in (self._inputs, self._results):
             file.map()
         self._inputs.seal(FUTURE_WRITE)
         for _, slot in self._slots.values():
             slot.file = (self._results if slot.writable else self._inputs).descriptor
 
-    def _slot(self, argument: Input | Result) -> ArraySlot:
-        if isinstance(argument, Input):
-            return self._inputs.slot(len(self._slots), argument.values, argument.dtype, writable=False)
-        return self._results.slot(len(self._slots), argument.empty(), argument.dtype, writable=True)
+    def _slot(self, array: Input | Result) -> ArraySlot:
+        if isinstance(array, Input):
+            return self._inputs.slot(len(self._slots), array.values, array.dtype, writable=False)
+        return self._results.slot(len(self._slots), array.empty(), array.dtype, writable=True)
 
     @property
     def files(self) -> tuple[int, int]:
@@ -174,9 +204,14 @@ class SharedArrays:
     def described(self) -> dict[str, Any]:
         """The arrays, and the arguments of each call, as the worker takes them: an array is the index of its slot."""
 
-        def plain(argument: Input | Result | float) -> Any:
-            shared = isinstance(argument, Input | Result)
-            return {"slot": self._slots[id(argument)][1].index} if shared else argument
+        def index(array: Input | Result) -> int:
+            return self._slots[id(array)][1].index
+
+        def plain(argument: Input | Result | Record | float | None) -> Any:
+            if isinstance(argument, Record):
+                pointers = [[offset, index(array)] for offset, array in argument.pointers.items()]
+                return {"record": argument.content.hex(), "pointers": pointers}
+            return {"slot": index(argument)} if isinstance(argument, Input | Result) else argument
 
         return {
             "slots": [asdict(slot) for _, slot in self._slots.values()],
@@ -217,6 +252,12 @@ class SharedArrays:
                     if (around != CANARY).any():
                         return f"a result of shape {list(slot.shape)}, {where}"
         return ""
+
+    def read_s(self) -> float:
+        """Seconds in which this process reads all inputs once: the least that a round has to do."""
+        begin = perf_counter()
+        self._inputs.read_all()
+        return perf_counter() - begin
 
     def close(self) -> None:
         """Closes the files. The memory stays until nothing refers to this object."""

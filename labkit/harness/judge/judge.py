@@ -33,6 +33,7 @@ TURNS = 9
 POSSIBLE = 1.15  # most share of the limit; the reader may miss the rest
 EXTRA_PROCESSOR_S, EXTRA_PROCESSOR = 0.02, 1.3  # processor time beyond the round's own, and its share
 Expected = Sequence[NDArray[np.float64]]
+Here = Callable[[SharedArrays], float]  # makes the calls of a round in this process; returns its seconds
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,14 @@ class Question:
 
     expected: its checked results, in float64.
     mistakes: what comes out of a common mistake, by a sentence about it.
+    plain: the results of a plain implementation, whose errors are the measure; None: the task's honest submission is
+    asked.
     """
 
     call: JudgedCall
     expected: Expected
     mistakes: Mapping[str, Expected] = field(default_factory=dict)
+    plain: Sequence[NDArray[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,12 @@ class Task:
 
     draw: the questions of a round, with new values.
     honest: a plain implementation. Its errors and its speed are the measure.
-    reader: code that only reads what a submission has to read: the limit of its speed; None: unknown.
+    reader: what only reads the data that a submission has to read: the limit of its speed; None: unknown.
     """
 
     draw: Callable[[np.random.Generator], Sequence[Question]]
-    honest: Submission
-    reader: Submission | None = None
+    honest: Submission | Here
+    reader: Submission | Here | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,12 @@ def race(submission: Submission, task: Task, rng: np.random.Generator, *, turns:
         try:
             for _ in range(turns):
                 for index in rng.permutation(len(sides)):
-                    with judged(sides[index], trial.arrays) as process:
+                    side = sides[index]
+                    if not isinstance(side, Submission):
+                        trial.arrays.fill()
+                        seconds[index].append(side(trial.arrays))
+                        continue
+                    with judged(side, trial.arrays) as process:
                         timed = _timed_round(process, trial.arrays)
                     if index == 0 and (problem := trial.problem() or _excess(timed, submission)):
                         return Finding(problem, process.in_force)
@@ -168,25 +177,28 @@ class _Trial:
         self._questions = task.draw(rng)
         self.arrays = SharedArrays([question.call for question in self._questions])
         try:
-            self._allowed = self._allowed_errors(task.honest)
+            self._allowed = self._allowed_errors(task.honest)  # by result
         except BaseException:
             self.close()
             raise
 
-    def _allowed_errors(self, honest: Submission) -> list[float]:
+    def _allowed_errors(self, honest: Submission | Here) -> list[float]:
         """The error that is allowed in each result of a call, relative to its scale: a multiple of the honest one."""
-        try:
-            with judged(honest, self.arrays) as process:
-                self.arrays.fill()
-                process.one_round()
-        except SubmissionError as error:
-            raise RunError(f"the plain implementation {honest.function} failed: {error}") from None
+        plain = [question.plain for question in self._questions]
+        if isinstance(honest, Submission):
+            try:
+                with judged(honest, self.arrays) as process:
+                    self.arrays.fill()
+                    process.one_round()
+            except SubmissionError as error:
+                raise RunError(f"the plain implementation {honest.function} failed: {error}") from None
+            plain = list(self.arrays.results())
         errors = [
             [
                 float(_error(*pair).max(initial=0.0)) / _scale(pair[1])
-                for pair in zip(got, question.expected, strict=True)
+                for pair in zip(got or (), question.expected, strict=True)
             ]
-            for question, got in self._answers()
+            for question, got in zip(self._questions, plain, strict=True)
         ]
         return [max(LEAST_ERROR, HONEST_TIMES * max(of_result)) for of_result in zip(*errors, strict=True)]
 

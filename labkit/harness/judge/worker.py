@@ -15,6 +15,7 @@ import importlib.util
 import json
 import mmap
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ FAILED = 70  # exit code after an error in code in Python
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE, MAP_POPULATE = 0x01, 0x02, 0x10, 0x20, 0x4000, 0x8000
 PROT_NONE, PROT_READ, PROT_WRITE = 0, 1, 2
 HUGE_PAGE, MADV_COLLAPSE = 2 << 20, 25
+PERMIT_AMX = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, the tile registers
 NUMBERS = {"i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
@@ -69,7 +71,17 @@ def library(job: dict[str, Any], addresses: Sequence[int]) -> Callable[[], None]
 
 
 def _argument(argument: Any, arrays: Sequence[Any]) -> Any:
-    return arrays[argument["slot"]] if isinstance(argument, dict) else argument
+    if not isinstance(argument, dict):
+        return argument
+    return arrays[argument["slot"]] if "slot" in argument else _record(argument, arrays)
+
+
+def _record(argument: dict[str, Any], addresses: Sequence[int]) -> Any:
+    """A C struct with the addresses of its arrays."""
+    content = bytearray.fromhex(argument["record"])
+    for offset, slot in argument["pointers"]:
+        content[offset : offset + 8] = addresses[slot].to_bytes(8, sys.byteorder)
+    return ctypes.create_string_buffer(bytes(content), len(content))
 
 
 def function_of(job: dict[str, Any]) -> Callable[..., Any]:
@@ -146,6 +158,8 @@ def main() -> None:
     if job["threads"] and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(job["threads"])
     addresses = [address_of(slot) for slot in job["slots"]]
+    if platform.machine() == "x86_64":
+        confinement.LIBC.syscall(*PERMIT_AMX)  # code in C++ may use the tiles of a processor that has them
     in_force = confinement.confine(job["readable"], job["memory_bytes"], job["processor_s"])
     os.write(answers, json.dumps(in_force).encode() + b"\n")
     if job["language"] == "conversation":

@@ -1,51 +1,37 @@
-"""Trial of an edited kernel: it is compiled, run in isolation, compared with the unfused ops, and timed.
+"""Trial of an edited kernel: it is compiled, judged on newly drawn layers, and raced against torch's unfused ops.
 
-python -P -m labkit.harness.regions.trial REGION DTYPE THREADS runs a trial in this process. `try_kernel` runs it in a
-fresh process, so a kernel that crashes or never ends does no harm.
+The library runs in the judge's confined process alone (`labkit.harness.judge`), so a kernel that crashes, never ends or
+forges results does no harm.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import mmap
-import signal
-import subprocess
-import sys
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from secrets import randbits
+from time import perf_counter
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from labkit.engine.team_size import team_size
-from labkit.harness.compare.plan import Schedule
-from labkit.harness.judge.judged_process import CRASHES
-from labkit.harness.regions.case import layer_case, shape_of
-from labkit.harness.regions.layer_side import LayerSide
-from labkit.harness.regions.layer_stack import LayerStack, layer_stack
-from labkit.harness.regions.sides import FUSED, UNFUSED
+from labkit.harness.judge.arrays import SharedArrays
+from labkit.harness.judge.judge import Finding, Question, Task, check, race
+from labkit.harness.judge.judged_process import Submission
+from labkit.harness.regions.drawn_layers import RegionShape, drawn_layer
+from labkit.harness.regions.region_questions import FUNCTIONS, RegionCase, region_case
 from labkit.harness.regions.vocabulary import OP_OF
-from labkit.harness.turns.calls import CallEpochs
-from labkit.kernels.build import BuildError, load
+from labkit.kernels.build import BuildError, compile_library
+from labkit.kernels.types import Heads
 from labkit.models.dtypes import dtype_of
 from labkit.stages import Stage
-from labkit.statistics import Ratio
-from labkit.statistics.sequential import EPOCHS, planned_ratio
-from labkit.system.errors import RunError, UserError
+from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
-from labkit.system.rounding import round_up
 
-SECONDS = 120
-SHAPES = ("tiny-gpt2", "tiny-llama")
-TIMED_SHAPE, TIMED_LAYERS, TIMED_EPOCHS = "gpt2", 12, 3
-TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3, "int8": 2e-2}  # error / largest value of the result
-CANARY = 0xA5
-ALIGNMENT = 64
+CHECKED_CALLS, MOST_BATCH, MOST_PAST = 64, 3, 40
+TIMED = RegionShape(768, Heads(12, 12, 64), 3072)  # of gpt2
+TIMED_CALLS, TIMED_LAYERS, TIMED_PAST = 96, 12, 128  # more layers than the caches hold
 
 
 @dataclass(frozen=True)
@@ -57,157 +43,79 @@ class Trial:
     fused_us: float | None = None  # microseconds of a call
     unfused_us: float | None = None
     gain: str = ""  # unfused / fused, with its interval
+    in_force: tuple[str, ...] = ()  # measures that confined the kernel
 
 
-def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = None) -> Trial:
-    """Compiles the kernels from their present sources and tries `region`. ValueError for an unknown region or dtype."""
+def try_kernel(
+    region: str, *, dtype: str = "float32", threads: int | None = None, seed: int | None = None, timed: bool = True
+) -> Trial:
+    """Compiles the kernels from their present sources and tries `region` on newly drawn layers and rows.
+
+    seed: of what is drawn; None: a new one. timed: whether a right kernel is raced. UserError for an unknown region or
+    dtype.
+    """
     if region not in OP_OF:
         raise UserError(f"unknown op {region!r}{did_you_mean(region, OP_OF)}; expected one of {', '.join(OP_OF)}")
-    dtype_of(dtype)
+    of, weights = Stage(region), dtype_of(dtype)
     threads = team_size() if threads is None else threads
-    command = [sys.executable, "-P", "-m", "labkit.harness.regions.trial", region, dtype, str(threads)]
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return Trial(
-            region,
-            f"it did not end within {SECONDS} s: is there an endless loop, or a barrier that not every thread reaches?",
-        )
-    if process.returncode < 0:
-        cause = CRASHES.get(signal.Signals(-process.returncode), "it crashed")
-        return Trial(region, f"{cause} ({signal.Signals(-process.returncode).name})")
-    if process.returncode:
-        raise RunError(f"the trial of {region} failed:\n{process.stderr[-2000:]}")
-    return Trial(**json.loads(process.stdout.splitlines()[-1]))
-
-
-def trial(region: Stage, dtype: str, threads: int) -> Trial:
-    """As `try_kernel`, but in this process, which a faulty kernel may crash."""
-    try:
-        load(dtype)
+        library = compile_library(dtype)
     except BuildError as error:
         return Trial(region, str(error))
-    for name in SHAPES:
-        for batch in (1, 3):
-            stack = _stack(name, dtype=dtype, batch=batch, context=11, threads=threads, layers=2)
-            if problem := _problem(stack, region, TOLERANCE[dtype]):
-                return Trial(region, f"{problem} ({name}, batch {batch})")
-    stack = _stack(TIMED_SHAPE, dtype=dtype, threads=threads, layers=TIMED_LAYERS)
-    fused_us, unfused_us, gain = _timed(stack, region)
-    return Trial(region, None, fused_us, unfused_us, str(gain))
+    function, kinds = FUNCTIONS[of]
+    submission = Submission(library, function, kinds=kinds, threads=threads)
+    rng = np.random.default_rng(randbits(64) if seed is None else seed)
+    checked = _Drawn(of, weights, threads)
+    finding = check(submission, Task(checked.small, checked.unfused_s), rng)
+    if not finding.right:
+        return Trial(region, finding.problem, in_force=finding.in_force)
+    if not timed:
+        return Trial(region, in_force=finding.in_force)
+    raced = _Drawn(of, weights, threads)
+    reader = None if of is Stage.RESIDUAL else SharedArrays.read_s  # its few rows stay in the caches
+    speed = race(submission, Task(raced.as_gpt2, raced.unfused_s, reader), rng)
+    if isinstance(speed, Finding):
+        return Trial(region, speed.problem, in_force=speed.in_force)
+    fused_us = speed.round_s / TIMED_CALLS * 1e6
+    return Trial(region, None, fused_us, fused_us * speed.ratio.value, str(speed.ratio), finding.in_force)
 
 
-def _stack(model: str, **case: Any) -> LayerStack:
-    return layer_stack(shape_of(model), layer_case(model, **case))
+class _Drawn:
+    """The calls of a round that was drawn, for the judge and for torch's ops."""
 
+    def __init__(self, region: Stage, dtype: torch.dtype, threads: int) -> None:
+        self._case = partial(region_case, region, threads=threads)
+        self._dtype, self._threads = dtype, threads
+        self._cases: list[RegionCase] = []
 
-def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
-    """The first difference between the results of the fused and the unfused op on the same rows; None: equal."""
-    plain, partly = stack.side(UNFUSED), stack.with_fused((region,))
-    name = OP_OF[region]
-    results: list[tuple[Tensor, ...]] = []  # of each call of the op
+    def small(self, rng: np.random.Generator) -> Sequence[Question]:
+        """Layers of many shapes, whose sizes no tile divides."""
+        for number in range(CHECKED_CALLS):
+            kv, dim = int(rng.integers(1, 4)), 2 * int(rng.integers(2, 12))
+            heads = Heads(kv * int(rng.integers(1, 4)), kv, dim)
+            shape = RegionShape(int(rng.integers(2, 90)), heads, int(rng.integers(2, 130)), llama=number % 2 == 1)
+            batch, past = int(rng.integers(1, MOST_BATCH + 1)), int(rng.integers(MOST_PAST))
+            self._cases.append(self._case(shape, drawn_layer(shape, self._dtype, rng), rng, batch=batch, past=past))
+        return [of.question for of in self._cases]
 
-    def watched(op: Any, *, guard: bool) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with _Guarded() if guard else nullcontext():
-                result = op(*args, **kwargs)
-            outputs = result if isinstance(result, tuple) else (result,)
-            if region is Stage.QKV:
-                cache = args[5]
-                new = slice(cache.past, cache.past + 1)
-                outputs = (*outputs, cache.keys[:, :, new], cache.values[:, :, new])
-            results.append(tuple(tensor.detach().clone().float() for tensor in outputs))
-            return result
+    def as_gpt2(self, rng: np.random.Generator) -> Sequence[Question]:
+        """Calls whose weights come from memory, as in a decode step."""
+        layers = [drawn_layer(TIMED, self._dtype, rng) for _ in range(TIMED_LAYERS)]
+        self._cases = [
+            self._case(TIMED, layers[number % TIMED_LAYERS], rng, batch=1, past=TIMED_PAST)
+            for number in range(TIMED_CALLS)
+        ]
+        return [of.question for of in self._cases]
 
-        return call
-
-    first_results = []
-    for side, guard in ((partly, True), (plain, False)):
-        results.clear()
-        ops = {**side.ops, name: watched(side.ops[name], guard=guard)}
-        with torch.inference_mode():
-            try:
-                replace(side, ops=ops).step(lambda stage: nullcontext())
-            except OutsideError as outside:
-                return str(outside)
-        first_results.append(results[0])
-    for index, (got, expected) in enumerate(zip(*first_results, strict=True)):
-        got = got[..., : expected.shape[-1]]
-        if not got.isfinite().all():
-            at = (~got.isfinite()).nonzero()[0].tolist()
-            return f"result {index} has {float(got[tuple(at)])} at {at}: not written, or computed from unwritten values"
-        error, scale = (got - expected).abs(), float(expected.abs().max())
-        if float(error.max()) > tolerance * scale:
-            at = np.unravel_index(int(error.argmax()), error.shape)
-            position = [int(i) for i in at]
-            return f"result {index} is {float(got[at]):.6g} at {position}, expected {float(expected[at]):.6g}"
-    return None
-
-
-def _timed(stack: LayerStack, region: Stage) -> tuple[float, float, Ratio]:
-    """Microseconds of a fused and of an unfused call, and the gain of fusing, in epochs with weights in new memory."""
-    sides = stack.side(FUSED), stack.side(UNFUSED)
-    calls = [partial(_median_us, side, region) for side in sides]
-    measured = CallEpochs(calls, stack.tensors).run(Schedule(rounds=TIMED_EPOCHS))
-    fused, unfused = np.array(measured.results).T
-    gain = planned_ratio(measured.epoch_centres(np.log(unfused / fused)), EPOCHS)
-    return float(np.median(fused)), float(np.median(unfused)), gain
-
-
-def _median_us(side: LayerSide, region: Stage) -> float:
-    return float(np.median(side.times()[region])) / 1e3
-
-
-class OutsideError(RuntimeError):
-    """A kernel wrote outside of its result."""
-
-
-class _Guarded(TorchFunctionMode):
-    """Guards new float32 tensors: they are filled with NaN, have canaries on both sides, and end at a forbidden page.
-
-    If a kernel writes outside of its result, the block's end raises OutsideError, or the process dies at once.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._watched: list[tuple[np.ndarray[Any, Any], int, int]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.empty and kwargs.get("dtype", torch.float32) == torch.float32 and set(kwargs) <= {"dtype"}:
-            return self._empty(torch.Size(args[0] if len(args) == 1 and not isinstance(args[0], int) else args))
-        if func is torch.empty_like and args[0].dtype == torch.float32 and not kwargs:
-            return self._empty(args[0].shape)
-        return func(*args, **kwargs)
-
-    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
-        super().__exit__(kind, error, at)
-        for index, (bytes_, begin, count) in enumerate(self._watched if error is None else ()):
-            if (bytes_[:begin] != CANARY).any():
-                raise OutsideError(f"it wrote before the beginning of result {index}")
-            if (bytes_[begin + count :] != CANARY).any():
-                raise OutsideError(f"it wrote past the end of result {index}")
-
-    def _empty(self, size: torch.Size) -> Tensor:
-        count = 4 * size.numel()
-        page = mmap.PAGESIZE
-        pages = round_up(count + ALIGNMENT, page)
-        memory = mmap.mmap(-1, pages + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        raw = np.frombuffer(memory, dtype=np.uint8)
-        raw[page:-page] = CANARY
-        begin = (page + pages - count) // ALIGNMENT * ALIGNMENT
-        _forbid(raw.ctypes.data, page)
-        _forbid(raw.ctypes.data + page + pages, page)
-        self._watched.append((raw[page:-page], begin - page, count))
-        tensor = torch.frombuffer(memory, dtype=torch.float32, count=size.numel(), offset=begin)
-        return tensor.view(size).fill_(float("nan"))
-
-
-def _forbid(address: int, size: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 0):
-        raise OSError(ctypes.get_errno(), "mprotect")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(trial(Stage(sys.argv[1]), sys.argv[2], int(sys.argv[3])))) + "\n")
+    def unfused_s(self, _: SharedArrays) -> float:
+        """Seconds of torch's ops for all calls."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            with torch.inference_mode():
+                begin = perf_counter()
+                for of in self._cases:
+                    of.unfused()
+                return perf_counter() - begin
+        finally:
+            torch.set_num_threads(before)

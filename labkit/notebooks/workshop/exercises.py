@@ -6,7 +6,12 @@
 - solution/: the files as they may look at the end
 - all other files are what the learner starts with; in a file that ends with .j2 the learner's parameters are filled in
 
-The check is the function `check` of the module in `labkit.notebooks.workshop.checks` that has the exercise's name.
+The check is the function `check` of the module in `labkit.notebooks.workshop.checks` that has the exercise's name. The
+module may also have these functions:
+
+- parameters: draws the numbers in a learner's task
+- captures: the names of captures in `profiles/captures/`, by the name of the learner's copy
+- solved: more values for the templates of the solution
 """
 
 from __future__ import annotations
@@ -97,16 +102,21 @@ class Exercise:
         """The folder of the solution."""
         return self.folder / SOLUTION
 
-    @property
-    def starting_files(self) -> dict[str, Path]:
-        """The files that a learner starts with, by the name that they get."""
-        return files_in(self.folder, without=(ABOUT, HINTS))
+    def starting_files(self, parameters: Mapping[str, Any]) -> dict[str, Path]:
+        """The files that a learner with these parameters starts with, by the name that they get."""
+        chosen: dict[str, str] = self._optional("captures", parameters)
+        folder = carried("profiles/captures")
+        return files_in(self.folder, without=(ABOUT, HINTS)) | {name: folder / of for name, of in chosen.items()}
 
     def parameters(self, learner: str) -> dict[str, Any]:
         """The values in the task of a learner: the same for the same name."""
-        draw: Callable[[np.random.Generator], dict[str, Any]] | None = getattr(self._module, "parameters", None)
         seed = [self.number, *learner.strip().casefold().encode()]
-        return {} if draw is None else draw(np.random.default_rng(seed))
+        return self._optional("parameters", np.random.default_rng(seed))
+
+    def solution_files(self, parameters: Mapping[str, Any]) -> dict[str, bytes]:
+        """The files of the solution for a learner with these parameters, by name."""
+        values = {**parameters, **self._optional("solved", parameters)}
+        return {name: filled(source, values) for name, source in files_in(self.solution).items()}
 
     def check(self, work: Attempt) -> Report:
         """What is right and what is wrong in a learner's files."""
@@ -115,6 +125,11 @@ class Exercise:
             return Report((Remark(f"{', '.join(missing)} is missing in {work.folder}", right=False),))
         report: Report = self._module.check(work)
         return report
+
+    def _optional(self, function: str, argument: object) -> dict[str, Any]:
+        """The result of a function that the module of the check may have."""
+        call: Callable[[object], dict[str, Any]] | None = getattr(self._module, function, None)
+        return {} if call is None else call(argument)
 
     @property
     def _module(self) -> Any:

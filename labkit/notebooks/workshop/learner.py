@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any
 
-from labkit.notebooks.workshop.exercises import SOLUTION, Attempt, Exercise, Report, files_in, filled
+from labkit.notebooks.workshop.exercises import SOLUTION, Attempt, Exercise, Report, filled
 from labkit.system.errors import UserError
 from labkit.system.file_lock import one_process
 from labkit.system.home import expanded
@@ -87,7 +87,7 @@ class Learner:
 
         progress = self._changed(begun)
         parameters = exercise.parameters(progress.learner)
-        for target, source in exercise.starting_files.items():
+        for target, source in exercise.starting_files(parameters).items():
             if (work / target).exists():
                 continue
             with whole_file(work / target) as path:
@@ -122,9 +122,9 @@ class Learner:
         """Copies the solution next to the learner's files. Returns its folder."""
         parameters = exercise.parameters(self._started(exercise).learner)
         target = self.folder / exercise.folder.name / SOLUTION
-        for name, source in files_in(exercise.solution).items():
+        for name, contents in exercise.solution_files(parameters).items():
             with whole_file(target / name) as path:
-                path.write_bytes(filled(source, parameters))
+                path.write_bytes(contents)
         return target
 
     def _started(self, exercise: Exercise) -> Progress:

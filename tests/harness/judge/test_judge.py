@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.judge import softmax_submissions as submissions
+from helpers.judge.invented_cheats import INVENTED
 from helpers.sweeps import sweep
 
 from labkit.harness.judge import judged_process
@@ -16,7 +17,8 @@ from labkit.harness.judge.judged_process import Submission
 from labkit.kernels.build import compiler
 
 CALLS = 64
-BODIES = submissions.HONEST | {name: body for name, (body, _) in submissions.CHEATS.items()}
+CHEATS = submissions.CHEATS | INVENTED
+BODIES = submissions.HONEST | {name: body for name, (body, _) in CHEATS.items()}
 
 
 def compiled(folder: Path, name: str, text: str) -> Path:
@@ -77,7 +79,7 @@ def test_honest_variants_are_right_in_200_runs(library: Path, name: str) -> None
         assert finding.right, finding.problem
 
 
-@pytest.mark.parametrize("name", submissions.CHEATS)
+@pytest.mark.parametrize("name", CHEATS)
 def test_every_cheat_is_caught(library: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a check, or by the race, whose second round only some cheats know."""
     monkeypatch.setattr(judged_process, "ROUND_S", 1.0)
@@ -86,7 +88,7 @@ def test_every_cheat_is_caught(library: Path, name: str, monkeypatch: pytest.Mon
     if isinstance(finding, Finding) and finding.right:
         finding = race(submission(library, name), task(library), rng, turns=2)
     assert isinstance(finding, Finding)
-    assert any(reason in finding.problem for reason in submissions.CHEATS[name][1].split("|")), finding.problem
+    assert any(reason in finding.problem for reason in CHEATS[name][1].split("|")), finding.problem
 
 
 @pytest.mark.parametrize("name", submissions.AT_LOAD)

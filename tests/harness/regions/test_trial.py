@@ -4,16 +4,18 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.sweeps import swept
 
-from labkit.harness.regions.trial import trial, try_kernel
+from labkit.harness.judge import judged_process
+from labkit.harness.regions.trial import Trial, try_kernel
 from labkit.harness.regions.vocabulary import OP_OF
 from labkit.kernels import build
-from labkit.stages import Stage
 
 RESIDUAL = "residual_add/cpp_impl.cpp"
+FIRST = "if (rows * hidden < kWorthATeam) threads = 1;"
 SUM = "to[i] += sum + bias[i];"
 
 
@@ -37,10 +39,24 @@ def replace(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("region", swept(list(OP_OF), []))
-def test_the_kernels_as_they_are_pass(region: str) -> None:
-    result = trial(Stage(region), "float32", threads=2)
-    assert result.problem is None
+def tried(region: str = "residual", **options: Any) -> Trial:
+    return try_kernel(region, **{"threads": 2, "seed": 0, "timed": False} | options)
+
+
+@pytest.mark.parametrize("dtype", swept(["float32", "bfloat16", "float16", "int8"], ["float32"]))
+@pytest.mark.parametrize("region", list(OP_OF))
+def test_the_kernels_as_they_are_pass(region: str, dtype: str) -> None:
+    for seed in range(3):
+        assert tried(region, dtype=dtype, seed=seed).problem is None
+
+
+@pytest.mark.parametrize("region", swept(list(OP_OF), ["residual"]))
+def test_a_right_kernel_is_timed(region: str) -> None:
+    """On a busy machine a kernel may seem impossibly fast, or take more processor time than its threads have."""
+    result = tried(region, timed=True)
+    assert result.problem is None or re.search("impossible|processor time", result.problem)
+    if result.problem is not None:
+        return
     assert result.fused_us is not None
     assert result.unfused_us is not None
     assert min(result.fused_us, result.unfused_us) > 0
@@ -52,23 +68,25 @@ def test_the_kernels_as_they_are_pass(region: str) -> None:
         ("to[i] += sum + bias[i]", "could not compile the kernels: .*residual_add/cpp_impl.cpp:.*error"),
         pytest.param(
             "to[i] += sum;",
-            r"result 0 is \S+ at \[0, \d+\], expected \S+ \(tiny-gpt2, batch 1\)",
+            r"result 0 at \[0, \d+\] is \S+, expected \S+; .* numbers are wrong \(call 1 of 64\)",
             marks=pytest.mark.sweep,
         ),
         pytest.param(
             "to[i] = 0.0f / 0.0f;",
-            r"result 0 has nan at \[0, 0\]: not written, or computed from unwritten values",
+            r"result 0 at \[0, 0\] is nan: not written, or computed from unwritten values",
             marks=pytest.mark.sweep,
         ),
         pytest.param(
-            "{" + SUM + " out[-1] = 1.0f; }", "it wrote before the beginning of result 0", marks=pytest.mark.sweep
+            "{" + SUM + " out[-1] = 1.0f; }",
+            "it wrote outside of a result of shape .*, before its beginning",
+            marks=pytest.mark.sweep,
         ),
     ],
     ids=["no semicolon", "bias forgotten", "nan", "before the beginning"],
 )
 def test_a_mistake_is_told_in_words(edited: Path, new: str, message: str) -> None:
     replace(edited / RESIDUAL, SUM, new)
-    problem = trial(Stage.RESIDUAL, "float32", threads=2).problem
+    problem = tried().problem
     assert problem is not None
     assert re.search(message, problem), problem
 
@@ -78,7 +96,7 @@ def test_a_mistake_is_told_in_words(edited: Path, new: str, message: str) -> Non
     [
         pytest.param(
             "{" + SUM + " to[rows * out_stride] = 1.0f; }",
-            "it wrote past the end of result 0|SIGSEGV",
+            "it wrote outside of a result of shape .*, past its end|SIGSEGV",
             marks=pytest.mark.sweep,
         ),
         pytest.param(
@@ -91,20 +109,42 @@ def test_a_mistake_is_told_in_words(edited: Path, new: str, message: str) -> Non
 )
 def test_a_mistake_that_takes_its_process_down_is_too(edited: Path, new: str, message: str) -> None:
     replace(edited / RESIDUAL, SUM, new)
-    problem = try_kernel("residual", threads=2).problem
+    problem = tried().problem
     assert problem is not None
     assert re.search(message, problem), problem
     assert os.environ["LABKIT_KERNELS"] == str(edited)
 
 
-@pytest.mark.parametrize("seconds", swept([1, 9], ["1"]))
-def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
-    """After 1 s the trial is still loading; after 9 s it is in the endless loop."""
+def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace(edited / RESIDUAL, SUM, "for (volatile bool on = true; on;) {}")
-    monkeypatch.setattr("labkit.harness.regions.trial.SECONDS", seconds)
-    problem = try_kernel("residual", threads=1).problem
+    monkeypatch.setattr(judged_process, "ROUND_S", 1.0)
+    problem = tried(threads=1).problem
     assert problem is not None
-    assert f"did not end within {seconds} s" in problem
+    assert "did not end in time: is there an endless loop" in problem
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("static int calls = 0; if (++calls > 40) return 0;", "is nan: not written"),
+        ("std::_Exit(0);", "ended the process with exit code 0"),
+    ],
+    ids=["right at first", "ends with success"],
+)
+def test_cheats_are_caught(edited: Path, new: str, message: str) -> None:
+    """They passed while the kernel shared a process with its verdict, and while its first result alone was compared."""
+    replace(edited / RESIDUAL, FIRST, new + FIRST)
+    problem = tried().problem
+    assert problem is not None
+    assert message in problem
+
+
+def test_timed_results_are_compared_too(edited: Path) -> None:
+    replace(edited / RESIDUAL, FIRST, "if (hidden == 768) return 0;" + FIRST)
+    assert tried().problem is None
+    problem = tried(timed=True).problem
+    assert problem is not None
+    assert "is nan: not written" in problem
 
 
 def test_an_unknown_op_is_refused_with_the_known() -> None:

@@ -7,12 +7,15 @@ INCLUDES = r"""
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <thread>
 #include <vector>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -228,7 +231,7 @@ SOFTMAX {
   std::vector<char*> all; for (;;) { all.push_back(new char[64 << 20]);
   std::memset(all.back(), 1, 64 << 20); }
 }""",
-        "gave up|crashed|outside|killed",
+        "gave up|crashed|outside|killed|did not end in time",
     ),
     "needs an instruction that is none": (
         r'SOFTMAX { asm volatile("ud2"); }',

@@ -66,7 +66,7 @@ ALL = (
         {"model": "tiny-llama", "context": 9, "rounds": 3, "threads": 2},
         figures=4 + 1 + 1 + 1 + 1,  # a drawing per region, the layer, the bars, the ladder, the roof
         headline=r"a layer fused in the one-call step against unfused torch ops: [\d.]+x \[[\d.]+, ",
-        texts=("gives the result of the unfused ops",),
+        texts=("gives the right results on newly drawn layers",),
     ),
     NotebookCase(
         "03_timelines",

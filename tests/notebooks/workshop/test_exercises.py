@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from helpers.sweeps import sweep
 
-from labkit.notebooks.workshop.checks import limit_by_hand
+from labkit.notebooks.workshop.checks import find_the_bug, free_batch, limit_by_hand, read_a_timeline
 from labkit.notebooks.workshop.exercises import Report, exercises, find_exercise
 from labkit.notebooks.workshop.learner import Learner
+from labkit.nsys import read, stage_table
+from labkit.system.carried import carried
 
+IN_NUMBERS = ("limit-by-hand", "read-a-timeline", "find-the-bug", "free-batch")
 TIMED = ("gemv", "fuse-a-region", "predict-then-measure")  # whose checks time something
 
 
@@ -67,21 +70,81 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     assert f"{exercise.files[0]} is missing" in str(yours.check(exercise))
 
 
-def wrong_numbers() -> list[tuple[str, float, str]]:
-    parameters = find_exercise("limit-by-hand").parameters("Ada")
+def expected(name: str, learner: str) -> Mapping[str, tuple[float, Mapping[float, str]]]:
+    """The right numbers of a learner, and the mistakes that give others."""
+    if name == "find-the-bug":
+        return find_the_bug.expected()
+    module = {"limit-by-hand": limit_by_hand, "read-a-timeline": read_a_timeline, "free-batch": free_batch}[name]
+    return module.expected(find_exercise(name).parameters(learner))
+
+
+def wrong_numbers() -> list[tuple[str, str, float, str]]:
     return [
-        (answer, number, sentence)
-        for answer, (_, mistakes) in limit_by_hand.expected(parameters).items()
+        (name, answer, number, sentence)
+        for name in IN_NUMBERS
+        for answer, (_, mistakes) in expected(name, "Ada").items()
         for number, sentence in mistakes.items()
     ]
 
 
-@pytest.mark.parametrize(("answer", "number", "sentence"), wrong_numbers())
-def test_every_mistake_in_the_limit_is_recognised(tmp_path: Path, answer: str, number: float, sentence: str) -> None:
-    report = checked(tmp_path, "limit-by-hand", {"answers.toml": f"{answer} = {number!r}\n"})
+@pytest.mark.parametrize(("name", "answer", "number", "sentence"), wrong_numbers())
+def test_every_mistake_in_a_number_is_recognised(
+    tmp_path: Path, name: str, answer: str, number: float, sentence: str
+) -> None:
+    report = checked(tmp_path, name, {"answers.toml": f"{answer} = {number!r}\n"})
     (remark,) = [remark for remark in report.remarks if remark.text.startswith(f"{answer}:")]
     assert not remark.right
     assert sentence in remark.text
+
+
+def test_the_captures_have_what_the_exercise_asks_for(tmp_path: Path) -> None:
+    """The learner's copies give these numbers, although other functions read them than the check's."""
+    exercise = find_exercise("read-a-timeline")
+    work, of = Learner(tmp_path).start(exercise, "Ada"), exercise.parameters("Ada")
+    right = {name: number for name, (number, _) in read_a_timeline.expected(of).items()}
+    ranges = {name: read(work / f"{name}.sqlite").ranges for name in ("vanilla", "fused")}
+    for name, frame in ranges.items():
+        steps = frame[frame["name"] == "decode/step"]
+        lasts_ms = (steps["end_ns"] - steps["start_ns"]).iloc[of["step"] - 1] / 1e6
+        assert lasts_ms == pytest.approx(right[f"{name}_ms"])
+    stages = ranges["fused"][ranges["fused"]["name"] == f"decode/layer.{of['layer']}/mlp"]
+    lasts_us = (stages["end_ns"] - stages["start_ns"]).iloc[of["step"] - 1] / 1e3
+    assert lasts_us == pytest.approx(right["mlp_us"])
+    of_gpu = stage_table(read(work / "gpu.sqlite"), ("phase", "stage")).frame.set_index(["phase", "stage"])
+    assert 100 * of_gpu.loc[("decode", "idle"), "share"] == pytest.approx(right["gpu_idle_percent"])
+
+
+def test_each_learner_finds_each_fault_in_a_file_that_does_not_tell_it(tmp_path: Path) -> None:
+    exercise, orders = find_exercise("find-the-bug"), set()
+    for number, learner in enumerate(("Ada", "Grace", "Emmy", "Hypatia", "Sophie", "Rosalind")):
+        faults = find_the_bug.faults(exercise.parameters(learner))
+        work = Learner(tmp_path / str(number)).start(exercise, learner)
+        for name, fault in faults.items():
+            (copy,) = [path for path in work.iterdir() if path.name.startswith(f"{name}.")]
+            assert copy.read_bytes() == (carried("profiles/captures") / find_the_bug.CAPTURES[fault]).read_bytes()
+        orders.add(tuple(faults.values()))
+    assert len(orders) > 2
+
+
+def test_the_planted_faults_are_as_large_as_they_were_planted() -> None:
+    captures = carried("profiles/captures")
+
+    def stages(name: str, by: tuple[str, ...]) -> Any:
+        frame = stage_table(read(captures / name), by).frame
+        return frame[frame["phase"] == "decode"].set_index([column for column in by if column != "phase"])
+
+    by_rank = stages("straggling-rank.sqlite", ("phase", "stage", "rank"))["median_ms"]
+    assert by_rank["mlp", 1] - by_rank["mlp", 0] == pytest.approx(0.4, rel=0.2)
+    healthy, stalled = (
+        stages(name, ("phase", "stage"))["step_ms"]["idle"]
+        for name in ("gpt2-fused-h100.sqlite", "stalling-host.sqlite")
+    )
+    assert stalled - healthy == pytest.approx(0.9, rel=0.2)
+    misplaced = stages("wrong-stage.sqlite", ("phase", "stage"))["median_ms"]
+    assert misplaced["attn_out"] < 0.05 * misplaced["attention"]
+    of_layers = stages("hidden-copy.json.gz", ("phase", "layer", "stage"))["median_ms"].xs("mlp", level="stage")
+    assert of_layers.idxmax() == find_the_bug.LAYER
+    assert of_layers.max() > 4 * of_layers.median()
 
 
 @pytest.mark.parametrize(
@@ -126,16 +189,13 @@ def test_wrong_kernels_fail_for_their_own_reason(tmp_path: Path, name: str) -> N
     assert any(reason in str(report) for reason in reasons.split("|")), str(report)
 
 
-def any_parameters() -> list[Any]:
-    return [find_exercise("limit-by-hand").parameters(f"learner {number}") for number in range(200)]
-
-
-def test_no_mistake_in_the_limit_is_close_to_the_right_answer() -> None:
+@pytest.mark.parametrize("name", IN_NUMBERS)
+def test_no_mistake_is_close_to_the_right_number(name: str) -> None:
     """Else a wrong number would pass."""
-    for parameters in any_parameters():
-        for answer, (right, mistakes) in limit_by_hand.expected(parameters).items():
+    for learner in range(200 if name == "limit-by-hand" else 20):
+        for answer, (right, mistakes) in expected(name, f"learner {learner}").items():
             for number, sentence in mistakes.items():
-                assert abs(number / right - 1) > 0.02, (answer, sentence, parameters)
+                assert abs(number - right) > 0.02 * abs(right), (answer, sentence, learner)
 
 
 def test_a_cheat_that_ends_the_conversation_passes_nothing(tmp_path: Path) -> None:

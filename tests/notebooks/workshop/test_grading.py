@@ -1,9 +1,11 @@
 """Grades of many learners: a table that goes on where it was, and learners who cannot harm each other."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from helpers.sweeps import sweep
 
 from labkit.notebooks.workshop import grading
 from labkit.notebooks.workshop.exercises import find_exercise
@@ -57,6 +59,31 @@ def test_a_learner_who_crashes_or_copies_another_name_harms_nobody(tmp_path: Pat
     notes = "\n".join(remarks(grades))
     assert "2 folders have this name: ada, ada2" in notes
     assert "the same files from ada, ada2" in notes
+
+
+@sweep
+def test_kernels_of_one_learner_harm_nobody_else(tmp_path: Path) -> None:
+    """Each does harm before it computes. The right one comes last, on the machine that the others leave behind."""
+    harm = {
+        "1 endless": ("for (volatile bool on = true; on;) {}", "endless loop"),
+        "2 forking": ("while (true) fork();", "started a process"),
+        "3 hungry": ("while (true) std::memset(new char[1 << 26], 1, 1 << 26);", "gave up|killed|crashed"),
+        "4 printing": ('while (true) std::fputs("right ", stderr);', "crashed|endless loop"),
+        "5 deleting": ("if (unlink(__FILE__)) std::abort();", "gave up"),
+    }
+    for learner, (code, _) in harm.items():
+        work = solved(tmp_path / "class" / learner, learner, SOFTMAX).folder / find_exercise(SOFTMAX).folder.name
+        text = (work / "online_softmax.cpp").read_text()
+        head = "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n#include <unistd.h>\n"
+        begin = text.index("{", text.index("void attend")) + 1
+        (work / "online_softmax.cpp").write_text(f"{head}{text[:begin]} {code} {text[begin:]}")
+    solved(tmp_path / "class" / "6 honest", "Ada", SOFTMAX)
+    of = by_folder(grade(tmp_path / "class", [SOFTMAX], seed=1, output=tmp_path / "grades.csv"), SOFTMAX)
+    for learner, (_, reason) in harm.items():
+        assert not of[learner].passed
+        assert re.search(reason, of[learner].remark), of[learner].remark
+        assert (tmp_path / "class" / learner / find_exercise(SOFTMAX).folder.name / "online_softmax.cpp").exists()
+    assert of["6 honest"].passed, of["6 honest"].remark
 
 
 def test_grading_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

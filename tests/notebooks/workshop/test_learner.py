@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.notebooks.workshop import learner as module
 from labkit.notebooks.workshop.exercises import Remark, Report, exercises, find_exercise
 from labkit.notebooks.workshop.learner import PROGRESS, Learner, read_progress
 from labkit.system.errors import UserError
@@ -19,7 +20,7 @@ def test_exercises_are_numbered_and_whole() -> None:
     for exercise in of.values():
         assert exercise.question.endswith("?")
         assert exercise.hints
-        assert set(exercise.files) <= set(exercise.starting_files)
+        assert set(exercise.files) <= set(exercise.starting_files(exercise.parameters("Ada")))
         assert exercise.solution.is_dir()
 
 
@@ -110,6 +111,24 @@ def test_the_progress_is_read_back(tmp_path: Path) -> None:
     learner.start(find_exercise(LIMIT), "Ada Lovelace")
     assert read_progress(tmp_path / PROGRESS) == learner.progress
     assert json.loads((tmp_path / PROGRESS).read_text())["learner"] == "Ada Lovelace"
+
+
+def test_a_clock_that_was_set_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instants = iter(f"{year}-01-01T00:00:00+00:00" for year in (2026, 1970, 1999))
+    monkeypatch.setattr(module, "_now", lambda: next(instants))
+    learner, exercise = Learner(tmp_path), find_exercise(LIMIT)
+    work = learner.start(exercise, "Ada")
+    (work / "answers.toml").write_text((learner.solve(exercise) / "answers.toml").read_text())
+    assert learner.check(exercise).passed
+    assert learner.start(exercise) == work
+    progress = read_progress(tmp_path / PROGRESS)
+    assert (progress.exercises[LIMIT].started[:4], progress.exercises[LIMIT].passed[:4]) == ("2026", "1970")
+
+
+@pytest.mark.parametrize("folder", ["/proc/workshop", "/dev/null", "/dev/null/workshop"])
+def test_a_folder_that_cannot_be_written_is_refused(folder: str) -> None:
+    with pytest.raises(UserError, match="--folder"):
+        Learner(folder).start(find_exercise(LIMIT), "Ada")
 
 
 def test_a_report_without_remarks_is_not_passed() -> None:

@@ -1,0 +1,199 @@
+"""Questions about the kernel of a region: new layers and rows, the arguments of its C function, the right results.
+
+N rows, H hidden, I intermediate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labkit.harness.judge.arrays import JudgedCall, Result
+from labkit.harness.judge.judge import Question
+from labkit.harness.regions.drawn_layers import DrawnLayer, RegionLayer, RegionShape, converted, drawn_numbers
+from labkit.harness.regions.kernel_arguments import input_of, padded, pointers_to, record_of, result_of
+from labkit.kernels.attention.reference import attention
+from labkit.kernels.mlp_gemm.reference import mlp_gemm
+from labkit.kernels.plain import linear
+from labkit.kernels.qkv_gemm.reference import qkv_gemm
+from labkit.kernels.residual_add.reference import residual_add
+from labkit.kernels.types import NO_NORM, NO_ROTARY, LayerCache, Linear, Rotary, Rows, float_dtype, padded_head_dim
+from labkit.stages import Stage
+
+FUNCTIONS = {  # by region: the C function, and the kinds of its arguments
+    Stage.QKV: ("labkit_qkv_gemm", "ppppppippi"),
+    Stage.ATTENTION: ("labkit_attention", "ppppppi"),
+    Stage.ATTN_OUT: ("labkit_gemm", "ppipi"),
+    Stage.MLP: ("labkit_mlp_gemm", "ppppiippi"),
+    Stage.MLP_OUT: ("labkit_gemm", "ppipi"),
+    Stage.RESIDUAL: ("labkit_residual_add", "ppppppiipi"),
+}
+ROTARY_BASE = 10_000.0
+Results = tuple[Tensor, ...]
+Convert = Callable[[Any], Any]
+
+
+Prepare = Callable[[RegionLayer, Convert, Convert], Callable[[], Results]]
+
+
+@dataclass(frozen=True)
+class RegionCase:
+    """A question, and the same computed by torch's ops one by one, in the type of the weights."""
+
+    question: Question
+    unfused: Callable[[], Results]
+
+
+def region_case(
+    region: Stage,
+    shape: RegionShape,
+    layer: DrawnLayer,
+    rng: np.random.Generator,
+    *,
+    batch: int,
+    past: int,
+    threads: int,
+) -> RegionCase:
+    """A call of the region's kernel for the next token of `batch` sequences with `past` tokens."""
+    asked = _Asked(shape, layer, rng, batch, past)
+    of_region: dict[Stage, Callable[[], tuple[Sequence[Any], Prepare]]] = {
+        Stage.QKV: asked.qkv,
+        Stage.ATTENTION: asked.attention,
+        Stage.ATTN_OUT: partial(asked.product, "attn_out"),
+        Stage.MLP: asked.mlp,
+        Stage.MLP_OUT: partial(asked.product, "mlp_out"),
+        Stage.RESIDUAL: asked.residual,
+    }
+    arguments, prepare = of_region[region]()
+    double = partial(converted, dtype=torch.float64)
+    call = JudgedCall((*arguments, threads))
+    exact, rounded = (
+        [padded(got, result) for got, result in zip(results(), call.checked, strict=True)]
+        for results in (prepare(double(layer.rows), double, _same), prepare(layer.rows, _same, asked.rounded))
+    )
+    to_own_type = partial(converted, dtype=float_dtype(layer.dtype))
+    return RegionCase(Question(call, exact, plain=rounded), prepare(layer.own_type, to_own_type, _same))
+
+
+class _Asked:
+    """The rows of a call, and the arguments and results of each region for them.
+
+    A region gives the arguments of its C function except for the threads, and `Prepare`: a layer, the conversion of the
+    rows to its type, and the rounding of activations become a function that computes the results.
+    """
+
+    def __init__(self, shape: RegionShape, layer: DrawnLayer, rng: np.random.Generator, batch: int, past: int) -> None:
+        self.shape, self.layer, self.rng, self.past, self.heads = shape, layer, rng, past, shape.heads
+        self.rows = Rows(batch, 1, torch.full((batch,), past, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32))
+
+    def qkv(self) -> tuple[Sequence[Any], Prepare]:
+        hidden, rotary, slots = self._rows(self.shape.hidden), self._rotary(), self._cache()
+        of_cache = {tensor.data_ptr(): result_of(tensor) for tensor in (slots.keys, slots.values)}
+        pointers = {**self.layer.inputs, **pointers_to(rotary, self.rows), **of_cache}
+        rotary_c = NO_ROTARY if rotary is None else rotary.c
+        records = [
+            record_of(of, pointers) for of in (self.layer.packed.qkv.c, rotary_c, self.heads.c, self.rows.c, slots.c)
+        ]
+        n, width = len(hidden), self.heads.query * self.heads.dim
+
+        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
+            rows, tables = of(hidden), of(rotary)
+            cache = of(LayerCache(slots.keys.clone(), slots.values.clone(), self.past))
+
+            def results() -> Results:
+                turned = qkv_gemm(rows, layer.qkv, self.heads, tables, self.rows, cache, multiply=_product(rounded))
+                return cache.keys, cache.values, *turned
+
+            return results
+
+        return [*records, input_of(hidden), 0, Result((n, width)), Result((n, self.shape.hidden))], prepare
+
+    def attention(self) -> tuple[Sequence[Any], Prepare]:
+        queries, slots = self._rows(self.heads.query * self.heads.dim), self._cache()
+        params, pointers = self.layer.rows.attention, pointers_to(self.rows, slots)
+        records = [record_of(of, pointers) for of in (params.c, self.heads.c, self.rows.c, slots.c)]
+
+        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
+            rows, cache = of(queries), of(slots)
+            return lambda: (rounded(attention(rows, params, self.heads, self.rows, cache, all_seen=True)),)
+
+        return [*records, input_of(queries), Result(tuple(queries.shape))], prepare
+
+    def product(self, name: str) -> tuple[Sequence[Any], Prepare]:
+        """A product whose bias the next region adds."""
+        packed = replace(getattr(self.layer.packed, name), bias=None)
+        rows, record = self._rows(packed.inputs), record_of(packed.c, self.layer.inputs)
+
+        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
+            x, w = of(rows), replace(getattr(layer, name), bias=None)
+            return lambda: (linear(rounded(x), w),)
+
+        return [record, input_of(rows), len(rows), Result((len(rows), packed.outputs))], prepare
+
+    def mlp(self) -> tuple[Sequence[Any], Prepare]:
+        hidden, addend, bias = self._rows(self.shape.hidden), self._rows(self.shape.hidden), self._bias()
+        packed = self.layer.packed.mlp
+        width, n = packed.up.outputs // (2 if packed.gated else 1), len(hidden)
+        added = None if bias is None else input_of(bias)
+        arguments = [record_of(packed.c, self.layer.inputs), input_of(hidden), input_of(addend), added, 0, n]
+
+        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
+            rows = of(hidden), of(addend), of(bias)
+            return lambda: mlp_gemm(*rows, layer.mlp, multiply=_product(rounded))
+
+        return [*arguments, Result((n, width)), Result((n, self.shape.hidden))], prepare
+
+    def residual(self) -> tuple[Sequence[Any], Prepare]:
+        before, mlp_out, bias = self._rows(self.shape.hidden), self._rows(self.shape.hidden), self._bias()
+        added = None if bias is None else input_of(bias)
+        arguments = [input_of(before), None, None, input_of(mlp_out), added, record_of(NO_NORM.c, {}), *before.shape]
+
+        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
+            rows = of(before), of(mlp_out), of(bias)
+            return lambda: (residual_add(*rows),)
+
+        return [*arguments, Result(tuple(before.shape))], prepare
+
+    def rounded(self, activations: Tensor) -> Tensor:
+        """Activations as the kernels may round them."""
+        return activations.to(float_dtype(self.layer.dtype)).float()
+
+    def _rows(self, width: int) -> Tensor:
+        return drawn_numbers(self.rng, self.rows.batch, width)
+
+    def _bias(self) -> Tensor | None:
+        return None if self.shape.llama else drawn_numbers(self.rng, self.shape.hidden)
+
+    def _rotary(self) -> Rotary | None:
+        if not self.shape.llama:
+            return None
+        frequencies = ROTARY_BASE ** (-torch.arange(0, self.heads.dim, 2) / self.heads.dim)
+        angles = torch.arange(self.past + 1)[:, None] * frequencies
+        return Rotary(angles.cos(), angles.sin(), interleaved=False)
+
+    def _cache(self) -> LayerCache:
+        """Random keys and values in all slots, those behind the new one too."""
+        sizes = (
+            self.rows.batch,
+            self.heads.kv,
+            self.past + 1 + int(self.rng.integers(3)),
+            padded_head_dim(self.heads.dim),
+        )
+        keys, values = (drawn_numbers(self.rng, *sizes).to(float_dtype(self.layer.dtype)) for _ in range(2))
+        for slots in (keys, values):
+            slots[..., self.heads.dim :] = 0
+        return LayerCache(keys, values, self.past)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _product(rounded: Convert) -> Callable[[Tensor, Linear], Tensor]:
+    return lambda rows, matrix: linear(rounded(rows), matrix)
