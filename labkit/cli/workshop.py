@@ -63,6 +63,10 @@ def start(
     exercise, yours = _opened(name, folder)
     work = yours.start(exercise, learner)
     typer.echo(shown(f"{work}: read {work / 'exercise.ipynb'}, edit {', '.join(exercise.files)}"))
+    progress = yours.progress
+    numbers = exercise.parameters(progress.learner) if progress else {}
+    if numbers:
+        typer.echo("your numbers: " + ", ".join(f"{name} {value}" for name, value in numbers.items()))
     typer.echo(f"then: labkit workshop check {exercise.name}")
 
 

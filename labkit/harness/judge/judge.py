@@ -42,6 +42,7 @@ class Question:
 
     expected: its checked results, in float64.
     mistakes: what comes out of a common mistake, by a sentence about it.
+    about: the call in a few words, for a remark about it.
     plain: the results of a plain implementation, whose errors are the measure; None: the task's honest submission is
     asked.
     """
@@ -49,6 +50,7 @@ class Question:
     call: JudgedCall
     expected: Expected
     mistakes: Mapping[str, Expected] = field(default_factory=dict)
+    about: str = ""
     plain: Sequence[NDArray[Any]] | None = None
 
 
@@ -214,7 +216,8 @@ class _Trial:
                 most = self._allowed[index] * _scale(right)
                 if not (_error(result, right) <= most).all():
                     sentence = _difference(index, result, right, most) + _mistake(question, got)
-                    return f"{sentence} (call {number} of {len(self._questions)})"
+                    about = f", {question.about}" if question.about else ""
+                    return f"{sentence} (call {number} of {len(self._questions)}{about})"
         return ""
 
     def close(self) -> None:
@@ -237,7 +240,7 @@ def _difference(index: int, result: NDArray[Any], right: NDArray[np.float64], mo
     where = f"result {index} at {place}"
     others = f"; {int(wrong.sum()):,} of its {wrong.size:,} numbers are wrong"
     if np.isnan(got):
-        return f"{where} is {got}: not written, or computed from unwritten values{others}"
+        return f"{where} is {got}: not written, or computed from unwritten values or an overflow{others}"
     return f"{where} is {got:.6g}, expected {float(right.reshape(-1)[first]):.6g}{others}"
 
 

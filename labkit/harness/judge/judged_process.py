@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -30,6 +31,8 @@ SYSTEM = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/dev/urandom", "/dev/null"),
     *(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
 )
+LINE = re.compile(r'File "([^"]+)", line (\d+)')  # of a traceback
+OF_OTHERS = ("<", worker.__file__, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
 CRASHES = {
     signal.SIGSEGV: "it read or wrote outside of its arguments",
     signal.SIGBUS: "it read or wrote outside of its arguments",
@@ -204,12 +207,15 @@ class JudgedProcess:
         except TimeoutExpired:
             return SubmissionError("it closed a file that only the judge's own code uses")
         said = os.pread(self._errors, MOST_ERRORS, max(0, os.fstat(self._errors).st_size - MOST_ERRORS))
-        last_line = (said.decode(errors="replace").split("\n")[-2:] or [""])[0].strip()
+        text = said.decode(errors="replace")
+        last_line = (text.split("\n")[-2:] or [""])[0].strip()
         if code < 0:
             cause = CAUSES.get(signal.Signals(-code), "it crashed")
             return SubmissionError(f"{cause} ({signal.Signals(-code).name})")
         if code == worker.FAILED:
-            return SubmissionError(f"it raised an error: {last_line}")
+            lines = [number for path, number in LINE.findall(text) if not path.startswith(OF_OTHERS)]
+            where = f"line {lines[-1]}: " if lines else ""
+            return SubmissionError(f"it raised an error: {where}{last_line}")
         return SubmissionError(f"it ended the process with exit code {code}" + (f": {last_line}" if last_line else ""))
 
 

@@ -4,11 +4,11 @@ One program computes one head: scores of its query against all keys in the cache
 values. `BLOCK` keys fit into the program's registers at once, so a long cache needs a loop over blocks.
 
 The check calls the kernel itself, as `attention_kernel[(heads,)](q, k, v, out, tokens, scale, WIDTH, BLOCK)`, with
-tensors that lie in one piece:
+contiguous float32 tensors. WIDTH and BLOCK are powers of two:
 
     q [heads][WIDTH]    k, v [heads][tokens][WIDTH]    out [heads][WIDTH]
 
-This version is right as long as there are exactly BLOCK tokens.
+This version is right if `tokens` equals BLOCK.
 """
 
 import triton

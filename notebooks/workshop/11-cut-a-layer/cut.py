@@ -1,17 +1,17 @@
-"""A transformer layer, cut for ranks that share the work.
+"""A transformer layer without norms, cut for ranks that share the work.
 
     y = x + attention(x)        all heads, each over its own part of q, k and v; then the output matrix
     z = y + relu(y @ up + up_bias) @ down + down_bias
 
 Rows are tokens: x is [tokens][hidden]. q, k and v are [hidden][heads * width], o is [heads * width][hidden], up is
 [hidden][inner], down is [inner][hidden]. A token attends to itself and to the tokens before it; scores are divided by
-the square root of the width. Heads and inner can be divided by the number of ranks.
+the square root of the width. `heads` and `inner` count those of all ranks, and are multiples of the number of ranks.
 
 The ranks work alone, except for two sums: of what `attention` writes on all ranks, and of what `mlp` writes. x and y
 are added outside of these functions, once.
 
-`cut` writes a rank's part of the weights into `mine`. It has room for the matrices and up_bias divided by the number of
-ranks, and for one whole down_bias. In a rank's process nothing else is left of the weights.
+`cut` writes a rank's part of the weights into `mine`. It has room for 1/ranks of each matrix and of up_bias, and for
+one whole down_bias. In a rank's process nothing else is left of the weights.
 
 This version is right for one rank.
 """

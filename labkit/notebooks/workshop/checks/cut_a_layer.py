@@ -82,7 +82,7 @@ def check(work: Attempt) -> Report:
     bias = layer.weights["down_bias"]
     return Report(
         (
-            Remark(f"each of {ranks} ranks keeps at most {layer.room(ranks)} numbers", right=True),
+            Remark(f"each of {ranks} ranks has room for {layer.room(ranks)} numbers", right=True),
             _compared("attention", after_attention, layer.attention(x), {}),
             _compared(
                 "mlp",

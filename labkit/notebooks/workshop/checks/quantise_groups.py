@@ -45,7 +45,10 @@ def check(work: Attempt) -> Report:
     if unwritten is not None:
         return Report((Remark(f"`load` leaves numbers of matrix {unwritten} unwritten, or infinite", right=False),))
     reached = _error(matrices, restored)
-    words = f"the error is {reached:.2%} of the weights, at {bits:g} bits for each number; {best:.2%} is possible"
+    words = (
+        f"root mean square of the errors / that of the weights is {reached:.2%} at {bits:g} bits for each number; the "
+        f"solution has {best:.2%} on these matrices, which are new in each check"
+    )
     if reached <= AS_GOOD * best:
         return Report((Remark(words, right=True),))
     return Report((Remark(f"{words}{_reason(reached / best)}", right=False),))
@@ -81,6 +84,6 @@ def _error(matrices: list[NDArray[np.float32]], restored: list[NDArray[np.float3
 def _reason(times: float) -> str:
     if times > 10:
         return ": the matrices are not recognisable; are codes and scales read where they were written?"
-    if times > 1.6:
+    if times > 1.3:
         return ": too many numbers share a scale"
     return ": near; does every group use all of its codes, and the budget all of its bytes?"

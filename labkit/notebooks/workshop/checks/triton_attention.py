@@ -15,6 +15,7 @@ from labkit.notebooks.workshop.exercises import Attempt, Remark, Report, find_ex
 
 FILE, KERNEL = "attention.py", "attention_kernel"
 HEADS, WIDTH, BLOCK = 2, 16, 32
+LOW = 200.0  # below it an exponential in float32 is 0
 TOKENS = (1, 5, 31, 32, 33, 64, 70, 100)
 
 
@@ -35,7 +36,7 @@ def _submission(file: Path) -> Submission:
 
 
 def draw(rng: np.random.Generator) -> Sequence[Question]:
-    """A call for each number of tokens, in random order. Some have scores that are beyond an exponential."""
+    """A call for each number of tokens, in random order. Some scores are beyond an exponential, on either side."""
     return [_question(rng, int(tokens)) for tokens in rng.permutation(TOKENS)]
 
 
@@ -43,6 +44,8 @@ def _question(rng: np.random.Generator, tokens: int) -> Question:
     query = (rng.choice([1.0, 40.0]) * rng.standard_normal((HEADS, WIDTH))).astype(np.float32)
     keys, values = (rng.standard_normal((HEADS, tokens, WIDTH)).astype(np.float32) for _ in range(2))
     scale = float(np.float32(1 / np.sqrt(WIDTH)))
+    lower = rng.choice([0.0, LOW]) / scale / (query**2).sum(axis=1)  # takes this from every score
+    keys -= (lower[:, None] * query)[:, None, :].astype(np.float32)
     call = JudgedCall((Input(query), Input(keys), Input(values), Result((HEADS, WIDTH)), tokens, scale, WIDTH, BLOCK))
     scores = np.einsum("hw,htw->ht", query.astype(np.float64), keys) * scale
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -51,8 +54,13 @@ def _question(rng: np.random.Generator, tokens: int) -> Question:
         return np.einsum("ht,htw->hw", of_weights / of_weights.sum(axis=1, keepdims=True), values)
 
     unscaled = np.exp(scores / scale - scores.max(axis=1, keepdims=True) / scale)
-    mistakes = {"the scores are not multiplied by `scale`": [mixed(unscaled)]}
+    mistakes = {
+        "the scores are not multiplied by `scale`": [mixed(unscaled)],
+        "the weighted sum is not divided by the sum of the weights": [np.einsum("ht,htw->hw", weights, values)],
+    }
     if tokens > BLOCK:
+        sentence = "what was added before is not scaled when a larger score comes"
+        mistakes[sentence] = [mixed(np.exp(scores - _maximum_so_far(scores)))]
         whole = tokens // BLOCK * BLOCK
         mistakes["this is the attention over the first block alone"] = [
             mixed(np.where(np.arange(tokens) < BLOCK, weights, 0))
@@ -67,4 +75,10 @@ def _question(rng: np.random.Generator, tokens: int) -> Question:
         shares /= shares.sum(axis=1, keepdims=True)
         sentence = "rows that are not there have a score of 0, and so a weight"
         mistakes[sentence] = [np.einsum("ht,htw->hw", shares[:, :tokens], values)]
-    return Question(call, [mixed(weights)], mistakes)
+    return Question(call, [mixed(weights)], mistakes, about=f"{tokens} tokens")
+
+
+def _maximum_so_far(scores: np.ndarray) -> np.ndarray:
+    """For each score the largest one up to the end of its block."""
+    of_blocks = [scores[:, : end + BLOCK].max(axis=1) for end in range(0, scores.shape[1], BLOCK)]
+    return np.repeat(np.stack(of_blocks, axis=1), BLOCK, axis=1)[:, : scores.shape[1]]

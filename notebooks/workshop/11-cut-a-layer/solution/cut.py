@@ -1,4 +1,4 @@
-"""A transformer layer, cut for ranks that share the work.
+"""A transformer layer without norms, cut for ranks that share the work.
 
 q, k, v and up are cut by columns: a rank has whole heads, and whole columns of the MLP, so it needs nothing from the
 others until the second matrix. o and down are cut by the rows that belong to these columns. Each rank then has a part
