@@ -14,6 +14,7 @@ from labkit.harness.judge.judge import Finding, Question, Task, check, race
 from labkit.harness.judge.judged_process import Submission
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report
 
+UNSURE = 2.5  # upper / lower end of a speedup's interval, above which it decides nothing
 Draw = Callable[[np.random.Generator], Sequence[Question]]
 
 
@@ -84,7 +85,9 @@ def _speed(submission: Submission, task: Task, goal: Goal, rng: np.random.Genera
     if goal.gain is not None:
         reached = speed.ratio.value >= goal.gain and speed.ratio.low > 1
         gained = f"{speed.ratio.value:.2f} {speed.ratio.interval}"
-        words = f"{gained} times as fast as the plain version; the goal is {goal.gain:g}"
+        words = f"{gained} times as fast as the plain version; the goal is {goal.gain:g}, with an interval above 1"
+        if speed.ratio.high > UNSURE * speed.ratio.low:
+            reached, words = False, f"{words}. This interval is too wide: other programs ran; check again"
         remarks.append(Remark(words, right=reached))
     if goal.share is not None and speed.share is not None:
         words = f"it reads at {speed.share:.0%} of the memory's rate; the goal is {goal.share:.0%}"

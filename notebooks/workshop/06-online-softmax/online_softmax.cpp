@@ -6,7 +6,7 @@
 //
 //   out[c] = sum over tokens t of exp(score[t]) * value[t][c]  /  sum over tokens t of exp(score[t])
 //
-// `state` has room for width + 2 numbers. It is the only memory that stays between two calls of the same query. Before
+// `state` has room for width + 2 numbers. Keep nothing else between two calls of the same query. Before
 // the first block of a query it holds zeros, and `first` is 1.
 //
 // This version is right for a single block of small scores. It goes wrong in two ways: which?

@@ -18,10 +18,7 @@ static float dot(const float* a, const float* b, int64_t count) {
   return sum;
 }
 
-static float gelu(float v) {
-  // v / 2 * (1 + tanh(u)) is v / (1 + exp(-2 u))
-  return v / (1 + std::exp(-2 * 0.7978845608f * (v + 0.044715f * v * v * v)));
-}
+static float gelu(float v) { return v / (1 + std::exp(-1.5957691216f * (v + 0.044715f * v * v * v))); }
 
 extern "C" void region(const float* x, const float* bias, const float* residual,  // [hidden]
                        const float* gain, const float* shift,                     // [hidden]
