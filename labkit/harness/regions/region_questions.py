@@ -178,7 +178,7 @@ class _Asked:
         return Rotary(angles.cos(), angles.sin(), interleaved=False)
 
     def _cache(self) -> LayerCache:
-        """Random keys and values in all slots, those behind the new one too."""
+        """Random keys and values in all slots, also after the new one."""
         sizes = (
             self.rows.batch,
             self.heads.kv,

@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from labkit.engine.team_size import team_size
+from labkit.engine.team_size import team_size, torch_threads
 from labkit.harness.judge.arrays import SharedArrays
 from labkit.harness.judge.judge import Finding, Question, Task, check, race
 from labkit.harness.judge.judged_process import Submission
@@ -109,13 +109,8 @@ class _Drawn:
 
     def unfused_s(self, _: SharedArrays) -> float:
         """Seconds of torch's ops for all calls."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
-            with torch.inference_mode():
-                begin = perf_counter()
-                for of in self._cases:
-                    of.unfused()
-                return perf_counter() - begin
-        finally:
-            torch.set_num_threads(before)
+        with torch_threads(self._threads), torch.inference_mode():
+            begin = perf_counter()
+            for of in self._cases:
+                of.unfused()
+            return perf_counter() - begin

@@ -5,7 +5,7 @@
 
 Rows are tokens: x is [tokens][hidden]. q, k and v are [hidden][heads * width], o is [heads * width][hidden], up is
 [hidden][inner], down is [inner][hidden]. A token attends to itself and to the tokens before it; scores are divided by
-the square root of the width. `heads` and `inner` count those of all ranks, and are multiples of the number of ranks.
+the square root of the width. `heads` and `inner` are the sums over all ranks, and multiples of their number.
 
 The ranks work alone, except for two sums: of what `attention` writes on all ranks, and of what `mlp` writes. x and y
 are added outside of these functions, once.

@@ -23,7 +23,7 @@ CAPTURES = {  # by fault
     "wrong stage": "wrong-stage.sqlite",
     "hidden copy": "hidden-copy.json.gz",
 }
-FAULTS = (*CAPTURES, "slow network", "small kernels", "nothing")
+FAULTS = (*CAPTURES, "slow network", "small kernels")
 NAMES = "abcd"
 MISPLACED, AROUND = Stage.ATTN_OUT, Stage.ATTENTION
 LAYER, COPIED_MB = 7, 768 * 3072 * 4 / 1e6
