@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,18 @@ from labkit.notebooks.verdicts import checked, shown
 from labkit.notebooks.workshop.exercises import Remark, Report
 from labkit.system.input_file import read_file
 
+Numbers = Mapping[str, tuple[float, Mapping[float, str]]]  # the right number, and what a wrong one suggests
+APART = 0.03  # least distance of a mistake's number to the right one, as a fraction
 RIGHT = "**right**"
 OPEN = "?"  # an answer that was not given yet
+
+
+def drawn_apart(draw: Callable[[], dict[str, Any]], expected: Callable[[dict[str, Any]], Numbers]) -> dict[str, Any]:
+    """Parameters of a task, drawn until no mistake gives nearly the right number."""
+    while True:
+        drawn = draw()
+        if all(abs(wrong / right - 1) > APART for right, mistakes in expected(drawn).values() for wrong in mistakes):
+            return drawn
 
 
 def read_answers(path: Path) -> dict[str, Any] | Remark:
@@ -25,7 +35,7 @@ def read_answers(path: Path) -> dict[str, Any] | Remark:
 
 def judged_answers(
     path: Path,
-    numbers: Mapping[str, tuple[float, Mapping[float, str]]],
+    numbers: Numbers,
     words: Mapping[str, tuple[str, Sequence[str]]] | None = None,
 ) -> Report:
     """A remark about each expected answer.

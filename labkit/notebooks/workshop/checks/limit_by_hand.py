@@ -7,19 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from labkit.notebooks.workshop.answers import judged_answers
+from labkit.notebooks.workshop.answers import drawn_apart, judged_answers
 from labkit.notebooks.workshop.exercises import Attempt, Report
 
 BYTES = 2  # of a bfloat16 number
-APART = 0.03  # least distance of a mistake's number to the right one, as a fraction
 
 
 def parameters(rng: np.random.Generator) -> dict[str, Any]:
     """A model, a batch and a machine, for which no mistake gives nearly the right number."""
-    while True:
-        drawn = _drawn(rng)
-        if all(abs(wrong / right - 1) > APART for right, mistakes in expected(drawn).values() for wrong in mistakes):
-            return drawn
+    return drawn_apart(lambda: _drawn(rng), expected)
 
 
 def _drawn(rng: np.random.Generator) -> dict[str, Any]:

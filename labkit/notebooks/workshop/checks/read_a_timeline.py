@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.notebooks.workshop.answers import judged_answers
+from labkit.notebooks.workshop.answers import drawn_apart, judged_answers
 from labkit.notebooks.workshop.exercises import Attempt, Report
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.stage_table import IDLE
@@ -23,7 +23,6 @@ CAPTURES = {
     "fused.sqlite": "gpt2-fused.sqlite",
     "gpu.sqlite": "gpt2-fused-h100.sqlite",
 }
-APART = 0.03  # least distance of a mistake's number to the right one, as a fraction
 WAITS = ("the host", "the memory", "another kernel")
 
 
@@ -31,10 +30,7 @@ def parameters(rng: np.random.Generator) -> dict[str, Any]:
     """A decode step, counted from 1, and a layer, counted from 0, for which no mistake gives nearly the right
     number.
     """
-    while True:
-        drawn = {"step": int(rng.integers(2, 24)), "layer": int(rng.integers(1, 11))}
-        if all(abs(wrong / right - 1) > APART for right, mistakes in expected(drawn).values() for wrong in mistakes):
-            return drawn
+    return drawn_apart(lambda: {"step": int(rng.integers(2, 24)), "layer": int(rng.integers(1, 11))}, expected)
 
 
 def captures(of: Mapping[str, Any]) -> dict[str, str]:
