@@ -85,6 +85,7 @@ NAVIGATION = {
             "docs/CONTRIBUTING",
         ],
     },
+    "docs/workshop": {"": ["workshop-figures"]},
     "profiles/README": {"": ["cpu-*", "gpu-*"]},
     "docs/reference/README": {"": ["command-line", "labkit", "[!l]*"]},
 }

@@ -91,6 +91,18 @@ def test_every_cheat_is_caught(library: Path, name: str, monkeypatch: pytest.Mon
     assert any(reason in finding.problem for reason in CHEATS[name][1].split("|")), finding.problem
 
 
+@pytest.mark.parametrize(("read_s", "impossible"), [([10.0, 10.0, 10.0], True), ([10.0, 1e-6, 10.0], False)])
+def test_a_kernel_is_too_fast_only_for_the_fastest_read(
+    library: Path, read_s: Sequence[float], impossible: bool
+) -> None:
+    """A read that other work slowed down refuses no honest kernel."""
+    reads = iter(read_s)
+    limited = Task(draw, submission(library, "plain"), reader=lambda arrays: next(reads))
+    speed = race(submission(library, "plain"), limited, np.random.default_rng(0), turns=len(read_s))
+    assert isinstance(speed, Finding) == impossible
+    assert isinstance(speed, Speed) or "impossible" in speed.problem
+
+
 @pytest.mark.parametrize("name", submissions.AT_LOAD)
 def test_code_that_runs_at_load_gains_nothing(
     library: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
