@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -138,20 +139,27 @@ def grade(
     output: Annotated[Path, typer.Option(help="Table of the grades, as CSV; grading goes on where it was.")] = GRADES,
 ) -> None:
     """Check the files of many learners again, with a seed of your own."""
-    from labkit.notebooks.workshop.grading import grade, remarks, seed_of
+    from labkit.notebooks.workshop.exercises import find_exercise
+    from labkit.notebooks.workshop.grading import NOT_HANDED_IN, grade, remarks, seed_of
     from labkit.system.progress import progress_bar
 
     seed = seed_of(output) if seed is None else seed
     with progress_bar(err) as follow:
         grades = grade(submissions, only or (), seed=seed, output=output, progress=follow)
-    names = list(dict.fromkeys(of.exercise for of in grades))
-    table = Table(Column("folder", no_wrap=True), "learner", *names, "right", title=f"seed {seed}")
+    numbers = {of.exercise: str(find_exercise(of.exercise).number) for of in grades}
+    legend = f"+ right   - not yet   . {NOT_HANDED_IN}   seed {seed}"
+    columns = ("folder", "learner", *numbers.values(), "right")
+    table = Table(*columns, caption=legend, box=box.SIMPLE, collapse_padding=True, pad_edge=False)
     for folder in dict.fromkeys(of.submission for of in grades):
-        row = {of.exercise: of for of in grades if of.submission == folder}
-        cells = ["right" if of.passed else shown(of.remark) for of in row.values()]
-        right = sum(of.passed for of in row.values())
-        table.add_row(shown(folder), shown(next(iter(row.values())).learner), *cells, f"{right} of {len(row)}")
+        row = [of for of in grades if of.submission == folder]
+        marks = ["+" if of.passed else "." if of.remark == NOT_HANDED_IN else "-" for of in row]
+        table.add_row(shown(folder), shown(row[0].learner), *marks, str(marks.count("+")))
     out.print(table)
+    for of in grades:
+        if not of.passed and of.remark != NOT_HANDED_IN:
+            remark = " ".join(of.remark.splitlines()[:2])  # the table of grades has the rest
+            words = f"{shown(of.submission)}, {numbers[of.exercise]} {of.exercise}: {shown(remark)}"
+            out.print(words, soft_wrap=True)
     for line in remarks(grades):
         err.print(f"note: {line}", style="yellow", soft_wrap=True)
     typer.echo(shown(str(output)))

@@ -129,18 +129,26 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
     )
 
 
-def check_gap(pair: CapturePair, stage: object, share: object) -> Markdown:
-    """The verdicts on two answers: the stage that fusing changed most, and its share of the vanilla step in percent.
+def check_gap(pair: CapturePair, stage: object, share: object, most_gain: object) -> Markdown:
+    """The verdicts on three answers: the stage that fusing changed most, its share of the vanilla step in percent, and
+    the vanilla step / the same step without this stage.
 
-    The share is right within 1 percentage point.
+    The share is right within 1 percentage point, the gain within 2 %.
     """
     stages = pair.difference.by_stage
     most = str(stages["ms"].abs().idxmax())
     verdict = _check_name(stage, [str(name) for name in stages.index], most)
     if not isinstance(stage, str) or stage != most:
-        return Markdown(f"- the stage: {verdict}\n- its share of the vanilla step: name the stage first")
-    right = 100 * float(stages.loc[most, "vanilla_ms"]) / pair.difference.vanilla.mean_ms
-    return Markdown(f"- the stage: {verdict}\n- its share of the vanilla step: {_check_percent(share, right)}")
+        rest = ("its share of the vanilla step", "the most gain")
+        return Markdown("\n".join([f"- the stage: {verdict}", *(f"- {name}: name the stage first" for name in rest)]))
+    step, of_stage = pair.difference.vanilla.mean_ms, float(stages.loc[most, "vanilla_ms"])
+    mistakes = {
+        step / of_stage: "this is the step / the stage; which time is left if the stage takes none?",
+        (step - of_stage) / step: "this is the time that is left / the step; a gain is the old time / the new one",
+    }
+    gain = checked(most_gain, step / (step - of_stage), mistakes, tolerance=0.02)
+    percent = _check_percent(share, 100 * of_stage / step)
+    return Markdown(f"- the stage: {verdict}\n- its share of the vanilla step: {percent}\n- the most gain: {gain}")
 
 
 def _check_name(answer: object, names: Sequence[str], right: str) -> str:

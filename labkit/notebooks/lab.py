@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from labkit.notebooks.carried import ENDING, carried_notebooks, title
+from labkit.notebooks.workshop.exercises import exercises
 from labkit.system.markdown import markdown_table
 from labkit.system.output_folder import runs_of
 from labkit.system.whole_file import write_whole
@@ -36,6 +37,9 @@ Begin with the first notebook, which runs anywhere. You can read the others in a
 {table}
 
 Minutes are for a run with the default settings on two cores without a GPU. Each notebook ends with exercises.
+
+The workshop has {count} more exercises, in files that a check reads. In a terminal `labkit workshop list` shows them.
+`labkit workshop start {first}` copies the first one to the folder `workshop`; open its `exercise.ipynb` here.
 """
 
 
@@ -72,7 +76,9 @@ def write_start_page(folder: Path) -> Path:
     for name, path in carried_notebooks().items():
         minutes, needs = NEEDS.get(name, ("", ""))
         rows.append((f"[{name}]({quote(name)}{ENDING})", title(path), str(minutes), needs))
-    text = PAGE.format(table=markdown_table(("notebook", "question", "minutes", "needs"), rows))
+    known = list(exercises())
+    table = markdown_table(("notebook", "question", "minutes", "needs"), rows)
+    text = PAGE.format(table=table, count=len(known), first=known[0])
     cell = {"cell_type": "markdown", "id": "start", "metadata": {}, "source": text}
     about = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
     page = folder / START

@@ -50,6 +50,9 @@ def checked(reply: object, right: float, mistakes: Mapping[float, str], *, toler
     for factor in (2, 4):
         if close(answer, right * factor) or close(answer, right / factor):
             return f"not yet: off by a factor of {factor}; bytes of a number, or something counted twice?"
+    for factor in (1_000, 1_000_000, 1_000_000_000):
+        if close(answer, right * factor) or close(answer, right / factor):
+            return f"not yet: off by a factor of {factor:,}; which unit is asked for?"
     return f"not yet: {number(answer)} is too {'high' if answer > right else 'low'}"
 
 

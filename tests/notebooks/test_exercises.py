@@ -62,6 +62,7 @@ def test_the_measured_and_printed_bytes_are_not_the_answer() -> None:
         (READ_MB - (BATCH - 1) * CACHE_MB, "this is one sequence"),
         (BATCH * (READ_MB - (BATCH - 1) * CACHE_MB), "the weights once"),
         (READ_MB / 2, "bytes of a number"),
+        (READ_MB / 1e3, "a factor of 1,000; which unit"),
         (5 * READ_MB, "too high"),
     ],
 )
@@ -135,11 +136,11 @@ def test_the_kilobytes_of_a_step_are_counted_for_the_model_at_hand(answer: float
 SHARE = 40.0
 
 
-def gap_verdict(share: object, stage: object = "mlp") -> str:
+def gap_verdict(share: object, stage: object = "mlp", most_gain: object = None) -> str:
     """Verdict on a pair whose stage `mlp` changed most: it took 4 ms of a step of 10 ms."""
     stages = pd.DataFrame({"ms": [-3.0, 0.5], "vanilla_ms": [4.0, 2.0]}, index=["mlp", "qkv"])
     pair: Any = SimpleNamespace(difference=SimpleNamespace(by_stage=stages, vanilla=SimpleNamespace(mean_ms=10.0)))
-    text: str = check_gap(pair, stage, share).data
+    text: str = check_gap(pair, stage, share, most_gain).data
     return text
 
 
@@ -149,6 +150,19 @@ def gap_verdict(share: object, stage: object = "mlp") -> str:
 )
 def test_a_share_of_what_changed_most_gets_its_verdict(share: float | None, message: str) -> None:
     assert message in gap_verdict(share).splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("most_gain", "message"),
+    [
+        (10 / 6, "**right**"),
+        (2.5, "the step / the stage"),
+        (0.6, "the old time / the new one"),
+        (None, "not answered yet"),
+    ],
+)
+def test_the_most_gain_is_the_step_without_the_stage(most_gain: float | None, message: str) -> None:
+    assert message in gap_verdict(SHARE, "mlp", most_gain).splitlines()[2]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from labkit.harness.roofline import decode_bytes, region_bytes
 from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.notebooks.exercises import BATCH, CONTEXT, check_batches, check_limit, check_sums
+from labkit.notebooks.prediction_exercise import check_predicted
 from labkit.stages import Stage
 from labkit.weights.resolve import resolve
 
@@ -60,3 +61,21 @@ def test_a_limit_computed_from_the_printed_bandwidth_is_right(digits: int) -> No
 def _at(side: Measurement, gb_s: float) -> Measurement:
     runs = tuple(run.model_copy(update={"bandwidth_gb_s": (gb_s, gb_s)}) for run in side.runs)
     return side.model_copy(update={"runs": runs})
+
+
+@pytest.mark.parametrize(
+    ("factor", "message"),
+    [(1.0, "**right**"), (1.14, "**right**"), (0.5, "not yet: you predicted"), (None, "not answered yet")],
+)
+def test_predictions_are_judged_by_a_run_in_bfloat16(factor: float | None, message: str) -> None:
+    record = comparison()
+    assert "this run is in float32" in check_predicted(record, 1.0, 1.0).data
+    sides = {name: _in_bfloat16(getattr(record, name)) for name in ("baseline", "candidate")}
+    in_bfloat16 = record.model_copy(update=sides)
+    times = (of.per_token_ms for of in sides.values())
+    text = check_predicted(in_bfloat16, *(factor and factor * time for time in times)).data
+    assert text.count(message) == 2
+
+
+def _in_bfloat16(side: Measurement) -> Measurement:
+    return side.model_copy(update={"case": side.case.model_copy(update={"dtype": "bfloat16"})})

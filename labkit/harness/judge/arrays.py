@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -196,6 +196,11 @@ class SharedArrays:
         return self._results.slot(len(self._slots), array.empty(), array.dtype, writable=True)
 
     @property
+    def input_bytes(self) -> int:
+        """Bytes of all inputs, each counted once."""
+        return sum(slot.bytes for array, slot in self._slots.values() if isinstance(array, Input))
+
+    @property
     def files(self) -> tuple[int, int]:
         """Descriptors for the worker."""
         return self._inputs.descriptor, self._results.descriptor
@@ -214,7 +219,7 @@ class SharedArrays:
             return {"slot": index(argument)} if isinstance(argument, Input | Result) else argument
 
         return {
-            "slots": [asdict(slot) for _, slot in self._slots.values()],
+            "slots": [vars(slot) for _, slot in self._slots.values()],
             "calls": [[plain(argument) for argument in call.arguments] for call in self._calls],
         }
 

@@ -11,7 +11,6 @@ machine finds, with seeds of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from labkit.harness.judge.arrays import JudgedCall, SharedArrays
 from labkit.harness.judge.judged_process import JudgedProcess, Round, Submission, SubmissionError, judged
 from labkit.statistics import Ratio
-from labkit.statistics.sequential import EPOCHS, centre, planned_ratio
+from labkit.statistics.sequential import EPOCHS, planned_ratio
 from labkit.system.errors import RunError
 
 HONEST_TIMES = 16  # error that is allowed / largest error of the honest implementation, relative to a result's scale
@@ -86,7 +85,8 @@ class Speed:
 
     round_s: float  # typical time of a round
     ratio: Ratio  # honest implementation / submission
-    share: float | None  # of the limit: time of the reader / time of the submission; None: unknown
+    share: Ratio | None  # of the limit: time of the reader / time of the submission; None: unknown
+    gb_s: float  # at which it reads its inputs
 
 
 def check(submission: Submission, task: Task, rng: np.random.Generator) -> Finding:
@@ -143,16 +143,17 @@ def race(submission: Submission, task: Task, rng: np.random.Generator, *, turns:
         except SubmissionError as error:
             return Finding(str(error))
     ours, honest, *readers = (np.array(of_side) for of_side in seconds)
+    round_s, gb_s = float(np.median(ours)), trial.arrays.input_bytes / float(np.median(ours)) / 1e9
     ratio = planned_ratio(np.log(honest / ours), EPOCHS)
     if not readers:
-        return Speed(float(np.median(ours)), ratio, None)
+        return Speed(round_s, ratio, None, gb_s)
     fastest_read = float(readers[0].min())  # other work on the machine slows reads down, and speeds none up
-    if fastest_read > POSSIBLE * np.median(ours):
+    if fastest_read > POSSIBLE * round_s:
         return Finding(
-            f"its {np.median(ours) * 1e3:.2f} ms are impossible: only to read its inputs takes "
+            f"its {round_s * 1e3:.2f} ms are impossible: only to read its inputs takes "
             f"{fastest_read * 1e3:.2f} ms; what does it leave out?"
         )
-    return Speed(float(np.median(ours)), ratio, math.exp(centre(np.log(readers[0] / ours))))
+    return Speed(round_s, ratio, planned_ratio(np.log(readers[0] / ours), EPOCHS), gb_s)
 
 
 def _timed_round(process: JudgedProcess, arrays: SharedArrays) -> Round:

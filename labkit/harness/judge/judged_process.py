@@ -117,7 +117,9 @@ class JudgedProcess:
             try:
                 self._send(answer(said["ask"], *said["arguments"]))
             except (KeyError, TypeError, ValueError) as error:
-                raise SubmissionError(f"it asked for something that there is not: {error}") from None
+                line = said.get("line")
+                where = f"line {line}" if type(line) is int else "it"
+                raise SubmissionError(f"{where} asked for something that there is not: {error}") from None
 
     def _message(self, last: float) -> dict[str, Any]:
         line = self._line(last, "end")
@@ -132,7 +134,8 @@ class JudgedProcess:
     def _send(self, message: Any) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            text = json.dumps(message).encode()
+            self._process.stdin.write(b"%d\n%b" % (len(text), text))
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._failure() from None
@@ -213,8 +216,8 @@ class JudgedProcess:
             cause = CAUSES.get(signal.Signals(-code), "it crashed")
             return SubmissionError(f"{cause} ({signal.Signals(-code).name})")
         if code == worker.FAILED:
-            lines = [number for path, number in LINE.findall(text) if not path.startswith(OF_OTHERS)]
-            where = f"line {lines[-1]}: " if lines else ""
+            lines = [place for place in LINE.findall(text) if not place[0].startswith(OF_OTHERS)]
+            where = f"{os.path.basename(lines[-1][0])}, line {lines[-1][1]}: " if lines else ""
             return SubmissionError(f"it raised an error: {where}{last_line}")
         return SubmissionError(f"it ended the process with exit code {code}" + (f": {last_line}" if last_line else ""))
 

@@ -1,7 +1,7 @@
 """The process that calls foreign code: `python -I [-S] worker.py ANSWERS_FD`.
 
 It has the arguments of the calls and room for the results, and nothing that is worth stealing: no expected result, no
-clock, no verdict. It takes a job, one line of JSON, on stdin, confines itself, and loads the code. From then on each
+clock, no verdict. It takes a job, a message on stdin, confines itself, and loads the code. From then on each
 byte on stdin stands for one round of all calls. It answers with one byte after each step. In a conversation the code is
 called once, with an object whose methods the judge answers.
 
@@ -97,15 +97,18 @@ def function_of(job: dict[str, Any]) -> Callable[..., Any]:
 
 
 class Asked:
-    """An object whose methods are answered by the judge. Arguments and answers are what JSON has."""
+    """An object whose methods are answered by the judge, who learns the line that asks. Arguments and answers are what
+    JSON has.
+    """
 
     def __init__(self, answers: int) -> None:
         self._answers = answers
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def method(*arguments: Any) -> Any:
-            os.write(self._answers, json.dumps({"ask": name, "arguments": arguments}).encode() + b"\n")
-            return json.loads(read_line())
+            question = {"ask": name, "arguments": arguments, "line": sys._getframe(1).f_lineno}
+            os.write(self._answers, json.dumps(question).encode() + b"\n")
+            return read_message()
 
         return method
 
@@ -140,19 +143,27 @@ def _array(slot: dict[str, Any], address: int) -> Any:
     return values
 
 
-def read_line() -> bytes:
-    """The next line on stdin. It is read byte by byte, since what follows it belongs to others."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        if not (byte := os.read(0, 1)):
-            os._exit(0)
-        line += byte
-    return bytes(line)
+def read_message() -> Any:
+    """The next message on stdin: a line with the number of its bytes, then JSON. What follows belongs to others."""
+    length = bytearray()
+    while not length.endswith(b"\n"):
+        length += read_some(1)
+    message = bytearray()
+    while len(message) < int(length):
+        message += read_some(int(length) - len(message))
+    return json.loads(message)
+
+
+def read_some(most: int) -> bytes:
+    """At least one byte of stdin. At the end of stdin the process ends."""
+    if not (read := os.read(0, most)):
+        os._exit(0)
+    return read
 
 
 def main() -> None:
     answers = int(sys.argv[1])
-    job = json.loads(read_line())
+    job = read_message()
     for name in job["imports"]:
         importlib.import_module(name)
     if job["threads"] and "torch" in sys.modules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,10 +28,22 @@ def drawn_apart(draw: Callable[[], dict[str, Any]], expected: Callable[[dict[str
 
 def read_answers(path: Path) -> dict[str, Any] | Remark:
     """The answers in a file; a remark if it is not TOML."""
+    text = ""
     try:
-        return tomllib.loads(read_file(path, "answers").decode())
+        text = read_file(path, "answers").decode()
+        return tomllib.loads(text)
     except (ValueError, OSError) as error:
-        return Remark(f"{path.name} cannot be read: {error}", right=False)
+        return Remark(f"{path.name} cannot be read: {_in_its_line(error, text)}", right=False)
+
+
+def _in_its_line(error: Exception, text: str) -> str:
+    """What is wrong with a file of TOML, after the line that it stands in."""
+    if not (place := re.search(r" \(at line (\d+), column \d+\)$", str(error))):
+        return str(error)
+    line = text.split("\n")[int(place[1]) - 1].strip()
+    _, _, value = line.partition("=")
+    words = "a word stands in quotes" if re.match(r"\s*[A-Za-z_]", value) else str(error)[: place.start()]
+    return f"`{line:.80}`, line {place[1]}: {words}"
 
 
 def judged_answers(

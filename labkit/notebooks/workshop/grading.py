@@ -33,6 +33,7 @@ from labkit.system.whole_file import write_whole
 CHECK_S = 120.0  # of one exercise, at most
 MOST_DEPTH = 3  # folders between the submissions and a learner's progress
 MOST_BYTES = 1 << 20  # of a learner's file
+NOT_HANDED_IN = "not handed in"  # the remark on an exercise without files
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _digest(work: Path, exercise: Exercise) -> str:
 
 def _grade(learner: Submitted, exercise: Exercise, seed: int, digest: str) -> Grade:
     begin = monotonic()
-    remark = learner.problem or ("" if digest else "not handed in")
+    remark = learner.problem or ("" if digest else NOT_HANDED_IN)
     if not remark:
         with tempfile.TemporaryDirectory(prefix="labkit-grading-") as temporary:
             for name in exercise.files:

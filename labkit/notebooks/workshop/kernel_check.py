@@ -14,7 +14,8 @@ from labkit.harness.judge.judge import Finding, Question, Task, check, race
 from labkit.harness.judge.judged_process import Submission
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report
 
-UNSURE = 2.5  # upper / lower end of a speedup's interval, above which it decides nothing
+UNSURE_GAIN, UNSURE_SHARE = 2.5, 1.3  # upper / lower end of an interval, above which it decides nothing
+OTHERS_RAN = ". This interval is too wide: other programs ran; check again"
 Draw = Callable[[np.random.Generator], Sequence[Question]]
 
 
@@ -86,10 +87,15 @@ def _speed(submission: Submission, task: Task, goal: Goal, rng: np.random.Genera
         reached = speed.ratio.value >= goal.gain and speed.ratio.low > 1
         gained = f"{speed.ratio.value:.2f} {speed.ratio.interval}"
         words = f"{gained} times as fast as the plain version; the goal is {goal.gain:g}, with an interval above 1"
-        if speed.ratio.high > UNSURE * speed.ratio.low:
-            reached, words = False, f"{words}. This interval is too wide: other programs ran; check again"
+        if speed.ratio.high > UNSURE_GAIN * speed.ratio.low:
+            reached, words = False, words + OTHERS_RAN
         remarks.append(Remark(words, right=reached))
-    if goal.share is not None and speed.share is not None:
-        words = f"it reads at {speed.share:.0%} of the memory's rate; the goal is {goal.share:.0%}"
-        remarks.append(Remark(words, right=speed.share >= goal.share))
+    if goal.share is not None and (share := speed.share) is not None:
+        interval = f"[{share.low:.0%}, {share.high:.0%}]"
+        words = f"it reads {speed.gb_s:.1f} GB/s, {share.value:.0%} {interval} of the memory's rate; the goal is "
+        words += f"{goal.share:.0%}"
+        wide = share.high > UNSURE_SHARE * share.low
+        if share.value < goal.share and wide:
+            words += OTHERS_RAN
+        remarks.append(Remark(words, right=share.value >= goal.share or (share.high >= goal.share and not wide)))
     return remarks

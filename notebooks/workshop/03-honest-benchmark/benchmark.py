@@ -1,4 +1,4 @@
-"""How many times as fast is engine "b" as engine "a", per token, once both are warm?
+"""How many times as fast is engine "b" as engine "a", per token, not counting the first run of each?
 
 `machine` is a computer that is simulated, with a clock of its own:
 
@@ -11,7 +11,7 @@ prompts, some end a text early. Some machines become slower while they get warm,
 generation has at most 64 tokens.
 
 This benchmark prints impressive numbers. Make it right on every machine, within 3 %. It has ten minutes of the
-machine's time.
+machine's time, and 20,000 calls of the machine's functions.
 """
 
 

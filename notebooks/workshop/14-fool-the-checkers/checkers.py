@@ -2,8 +2,12 @@
 
 Each checker returns whether it believes that the kernel is right. All of them believe a right kernel. Each has a hole
 through which a wrong kernel passes; checkers in use have had every one of them. First write a wrong kernel for each
-hole, in `cheats.py`. Then mend the checkers in this file, so that no cheat passes and right kernels still do: a right
-kernel may add in another order, or compute in float64. `rng` draws other numbers for each check.
+hole, in `cheats.py`: the check tries them on the checkers as they are now, of which it has a copy. Then mend the
+checkers in this file, each so that no wrong kernel passes through its hole, and right kernels still pass.
+
+A right kernel leaves `x` as it is, and writes every number of `out` with an error of at most a ten-thousandth of the
+number, or of 1e-12. It may add in another order, or compute in float64, and it is right in every call. checker_4 makes
+ten calls, as before. `rng` draws other numbers for each check.
 """
 
 import numpy as np

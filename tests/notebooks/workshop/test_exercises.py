@@ -151,6 +151,8 @@ def test_the_planted_faults_are_as_large_as_they_were_planted() -> None:
     ("text", "message"),
     [
         ("weights_mb =\n", "cannot be read"),
+        ("weights_mb = many\n", "cannot be read: `weights_mb = many`, line 1: a word stands in quotes"),
+        ("weights_mb = 3,5\n", "cannot be read: `weights_mb = 3,5`, line 1: "),
         ("\xff", "cannot be read"),
         ("weight_mb = 1\n", "weight_mb, which is no answer"),
         ('weights_mb = "many"\n', "expected a number"),
@@ -210,4 +212,58 @@ for file in range(3, 1024):
 """
     report = checked(tmp_path, "fool-the-checkers", {"cheats.py": ends})
     assert not report.passed
-    assert "only 0 of 87 checks were made" in str(report)
+    assert "only 0 of 96 checks were made" in str(report)
+
+
+CHECKERS = (find_exercise("fool-the-checkers").solution / "checkers.py").read_text()
+CHEATS = (find_exercise("fool-the-checkers").solution / "cheats.py").read_text()
+HOLES: dict[str, tuple[Mapping[str, str], str]] = {
+    "the first call counts": ({"zip(outs, rights, strict=True)": "zip(outs[:1], rights[:1])"}, "4 believes cheat_4"),
+    "the first half counts": ({"zip(outs, rights, strict=True)": "zip(outs[:5], rights[:5])"}, "4 believes another"),
+    "both ends count": ({"zip(outs, rights, strict=True)": "zip(outs[::9], rights[::9])"}, "4 believes another"),
+    "no copy": ({"zip(copies, outs": "zip(inputs, outs", "unchanged and close": "close"}, "2 believes another"),
+    "a large tolerance": ({"rtol=1e-4, atol=1e-12": "atol=1e-2"}, "1 believes another"),
+    "no tolerance": ({"rtol=1e-4, atol=1e-12": "rtol=0, atol=0"}, "1 refuses a right kernel"),
+    "the reference in the result": ({"np.full_like(x, np.nan)": "softmax(x).astype(x.dtype)"}, "3 believes cheat_3"),
+    "misspelt": ({"def checker_2": "def cheker_2"}, "checker 2: checkers.py lacks the function checker_2"),
+    "no Python": ({"unchanged and close": "unchanged close"}, "checkers.py, line 23: SyntaxError: "),
+    "an error": ({"unchanged and close": "unchanged + missing"}, "checkers.py, line 23: NameError: "),
+    "endless": ({'    """Large scores."""\n': "    while True: pass\n"}, "checker 3: it did not end within 1 s"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_mended_checkers_with_a_hole_are_told_which(tmp_path: Path, name: str) -> None:
+    changes, reason = HOLES[name]
+    text = CHECKERS
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    report = checked(tmp_path, "fool-the-checkers", {"checkers.py": text, "cheats.py": CHEATS})
+    assert not report.passed
+    assert reason in str(report), str(report)
+
+
+BENCHMARK = (find_exercise("honest-benchmark").solution / "benchmark.py").read_text()
+DISHONEST: dict[str, tuple[Mapping[str, str], str]] = {
+    "one prompt": ({"(machine, engine, turn)": "(machine, engine, 7)"}, "not yet: engines that remember prompts"),
+    "the tokens that were asked for": ({"/ made": "/ TOKENS"}, "not yet: an engine that ends some texts early"),
+    "one turn": ({"TOKENS = 21, 64": "TOKENS = 1, 1"}, "not yet: a machine that becomes slower"),
+    "no engine of this name": ({'"b"):\n': '"c"):\n'}, "on every machine: line 28 asked for"),
+    "an endless benchmark": ({"21, 64": "9999, 64"}, "more time than the machine's ten minutes"),
+    "many short texts": ({"21, 64": "9999, 1"}, "more than 20,000 calls"),
+    "no time": ({"made = machine.wait(engine)": "made = TOKENS"}, "the clock ticks once in a millisecond"),
+    "text": ({"return median(ratios)": "return 'twice'"}, "on every machine: it returned 'twice', expected a number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DISHONEST)
+def test_dishonest_benchmarks_fail_for_their_own_reason(tmp_path: Path, name: str) -> None:
+    changes, reason = DISHONEST[name]
+    text = BENCHMARK
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    report = checked(tmp_path, "honest-benchmark", {"benchmark.py": text})
+    assert not report.passed
+    assert reason in str(report), str(report)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from helpers.sweeps import sweep
+from typer.testing import CliRunner
 
+from labkit.cli.app import app
 from labkit.notebooks.workshop import grading
 from labkit.notebooks.workshop.exercises import find_exercise
 from labkit.notebooks.workshop.grading import Grade, csv_of, grade, remarks, seed_of, submitted
@@ -137,3 +139,17 @@ def test_the_table_is_read_back(tmp_path: Path) -> None:
     of = Grade("ada", 'Ada, "the first"', LIMIT, True, "", 1.5, 7, "abc")
     (tmp_path / "grades.csv").write_text(csv_of([of]))
     assert list(grading._read(tmp_path / "grades.csv")) == [of]
+
+
+def test_the_teachers_table_fits_a_terminal_and_says_what_is_wrong(tmp_path: Path) -> None:
+    root, table = tmp_path / "class", tmp_path / "grades.csv"
+    solved(root / "ada", "Ada Lovelace", LIMIT)
+    grace = solved(root / "grace", "Grace Hopper", LIMIT)
+    (grace.folder / find_exercise(LIMIT).folder.name / "answers.toml").write_text("weights_mb = 1\n")
+    command = ["workshop", "grade", str(root), "--output", str(table), "--seed", "3"]
+    said = CliRunner().invoke(app, command, env={"COLUMNS": "80"}).stdout.splitlines()
+    rows = {words[0]: words[-15:] for words in map(str.split, said[:6]) if words}
+    assert rows["ada"] == ["+", *13 * ".", "1"]
+    assert rows["grace"] == ["-", *13 * ".", "0"]
+    assert any(line.startswith("grace, 1 limit-by-hand: weights_mb: ") for line in said)
+    assert max(map(len, said[:8])) <= 80

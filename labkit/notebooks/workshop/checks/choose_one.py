@@ -12,6 +12,7 @@ from labkit.notebooks.workshop.exercises import Attempt, Report
 
 MATRICES = ("qkv", "attn_out", "mlp", "mlp_out", "lm_head")
 INT8, FUSED, LEFT = 0.55, 1 / 3, 0.1  # time that stays of what an optimisation touches
+SAVING = "this is what is saved, and not the step"
 APART = 1.03  # least ratio of the best two results, and of a mistake's number to the right one
 
 
@@ -47,6 +48,7 @@ def expected(of: Mapping[str, float]) -> dict[str, tuple[float, dict[float, str]
                 INT8 * step: "only the stages that read weights become faster",
                 step - (1 - INT8) * (weights + of["attention"]): "attention reads keys and values, which stay",
                 step - INT8 * weights: "0.55 of the time stays, and 0.45 is saved",
+                (1 - INT8) * weights: SAVING,
             },
         ),
         "attention_ms": (
@@ -54,6 +56,7 @@ def expected(of: Mapping[str, float]) -> dict[str, tuple[float, dict[float, str]
             {
                 step / 3: "only the attention stage becomes faster",
                 step - of["attention"] / 3: "a third stays, and two thirds are saved",
+                (1 - FUSED) * of["attention"]: SAVING,
             },
         ),
         "one_call_ms": (
@@ -61,6 +64,7 @@ def expected(of: Mapping[str, float]) -> dict[str, tuple[float, dict[float, str]
             {
                 step - of["outside"]: "a tenth of it stays",
                 step - of["outside"] / 10: "a tenth stays, and nine tenths are saved",
+                (1 - LEFT) * of["outside"]: SAVING,
             },
         ),
         "most_gain": (
@@ -68,6 +72,7 @@ def expected(of: Mapping[str, float]) -> dict[str, tuple[float, dict[float, str]
             {
                 of["attention"] / step: "this is the stage's share of the step",
                 3.0: "this is the gain of the stage alone",
+                (step - of["attention"]) / step: "this is new / old",
             },
         ),
     }

@@ -18,7 +18,7 @@ from labkit.harness.judge.judged_process import Submission, SubmissionError, sit
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report, find_exercise
 
 CHECKERS = (1, 2, 3, 4)
-HONEST, CHEATS = 4, {1: 2, 2: 1, 3: 1, 4: 1}  # kernels of the driver
+HONEST, CHEATS = 4, {1: 2, 2: 2, 3: 1, 4: 3}  # kernels of the driver
 SEEDS = 3
 WRONG = 1e-3  # least error of a wrong kernel, relative to the number
 
@@ -53,9 +53,11 @@ def check(attempt: Attempt) -> Report:
         driver, "run", "conversation", imports=("numpy",), readable=(*site_packages(), *trials.folders)
     )
     try:
-        conversation(submission, trials.answer)
+        result = conversation(submission, trials.answer)
     except SubmissionError as error:
         return Report((Remark(str(error), right=False),))
+    if isinstance(result, str) and result:
+        return Report((Remark(result, right=False),))
     if len(trials.said) < len(tasks):
         return Report((Remark(f"only {len(trials.said)} of {len(tasks)} checks were made", right=False),))
     results = dict(zip(tasks, trials.said, strict=True))
@@ -83,11 +85,13 @@ def _remarks(attempt: Attempt, number: int, results: dict[tuple[str, int, str, i
     believed = all(said for task, said in of if task[0] == "original")
     cheat = f"cheat_{number}"
     if not believed:
-        first = Remark(f"{cheat}: the first checker_{number} does not believe it", right=False)
+        first = Remark(f"{cheat}: the original checker_{number} does not believe it", right=False)
     elif not _is_wrong(attempt, cheat):
-        first = Remark(f"{cheat} is a right kernel; a cheat has to be wrong on some inputs", right=False)
+        first = Remark(
+            f"{cheat} is a right kernel; a cheat has to be wrong for some inputs or in some calls", right=False
+        )
     else:
-        first = Remark(f"{cheat} is wrong, and the first checker_{number} believes it", right=True)
+        first = Remark(f"{cheat} is wrong, and the original checker_{number} believes it", right=True)
     mended = [(task[2], said) for task, said in of if task[0] == "mended"]
     if not all(said for kind, said in mended if kind == "honest"):
         second = Remark(f"your checker_{number} refuses a right kernel", right=False)
@@ -101,9 +105,9 @@ def _remarks(attempt: Attempt, number: int, results: dict[tuple[str, int, str, i
 
 
 def _is_wrong(attempt: Attempt, cheat: str) -> bool:
-    """Whether a kernel gives a wrong result somewhere, or fails."""
+    """Whether a kernel gives a wrong result in one of twenty calls, or fails."""
     rng = attempt.random
-    inputs = [rng.standard_normal((4, columns)).astype(np.float32) for columns in (32, 1024, 33, 32, 7)]
+    inputs = [rng.standard_normal((4, columns)).astype(np.float32) for columns in 4 * (32, 1024, 33, 32, 7)]
     calls = [JudgedCall((Input(x), Result(x.shape))) for x in inputs]
     try:
         results = [result for (result,) in answers(with_numpy(attempt.folder / "cheats.py", cheat), calls)]

@@ -65,8 +65,12 @@ class SimulatedMachine:
     def answer(self, name: str, *arguments: Any) -> Any:
         """The answer to a question of the benchmark."""
         self.questions += 1
-        if self.questions > MOST_QUESTIONS or self.now_s > MOST_S:
-            raise ValueError("the machine's ten minutes are over")
+        if self.now_s > MOST_S:
+            raise ValueError("more time than the machine's ten minutes")
+        if self.questions > MOST_QUESTIONS:
+            raise ValueError(
+                f"more than {MOST_QUESTIONS:,} calls of the machine's functions; are the texts very short?"
+            )
         if name not in ("clock", "start", "wait"):
             raise ValueError(f"machine.{name}; it has clock, start and wait")
         return getattr(self, name)(*arguments)
@@ -108,21 +112,32 @@ def check(work: Attempt) -> Report:
     """Whether the benchmark is right on every machine."""
     rng = work.random
     submission = Submission(work.folder / FILE, "measure", "conversation")
-    remarks = []
+    remarks, errors = [], []
     for words, habits_of in MACHINES.items():
         token_s = {engine: float(rng.uniform(0.004, 0.03)) for engine in "ab"}
         habits = Habits(float(rng.uniform(2, 20)), True, True, float(rng.uniform(0.01, 0.05)), 0.15)
         machine = SimulatedMachine(token_s, habits_of(habits), rng)
-        remarks.append(_remark(words, submission, machine))
+        try:
+            ratio = _ratio(submission, machine)
+        except SubmissionError as error:
+            errors.append(str(error))
+            remarks.append(Remark(f"{words}: {error}", right=False))
+        else:
+            right = abs(ratio / machine.truth - 1) <= TOLERANCE
+            remarks.append(Remark(f"{words}: it says {ratio:.3g}x, and {machine.truth:.3g}x is true", right))
+    if len(errors) == len(MACHINES) and len(set(errors)) == 1:
+        return Report((Remark(f"on every machine: {errors[0]}", right=False),))
     return Report(tuple(remarks))
 
 
-def _remark(words: str, submission: Submission, machine: SimulatedMachine) -> Remark:
+def _ratio(submission: Submission, machine: SimulatedMachine) -> float:
+    """What the benchmark says about a machine. SubmissionError: no number."""
     try:
         result = conversation(submission, machine.answer)
     except SubmissionError as error:
-        return Remark(f"{words}: {error}", right=False)
+        if "ZeroDivisionError" in str(error):
+            raise SubmissionError(f"{error}; the clock ticks once in a millisecond") from None
+        raise
     if isinstance(result, bool) or not isinstance(result, int | float):
-        return Remark(f"{words}: it returned {result!r:.40}, expected a number", right=False)
-    right = abs(result / machine.truth - 1) <= TOLERANCE
-    return Remark(f"{words}: it says {result:.3g}x, and {machine.truth:.3g}x is true", right)
+        raise SubmissionError(f"it returned {result!r:.40}, expected a number")
+    return result

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.notebooks.workshop.answers import OPEN, read_answers
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report
 
+if TYPE_CHECKING:
+    from labkit.harness.records import Measurement
+
 FILE = "answers.toml"
 MODELS = ("gpt2", "smollm2-shape", "llama-shape")
-NEAR, NEAR_RATIO = 0.30, 0.15  # largest error of a right prediction, as a fraction
-EPOCHS, PROMPT, NEW = 3, 16, 48
+NEAR = 0.25  # largest error of a right prediction, as a fraction
+EPOCHS, PROMPT, NEW = 3, 16, 32
 
 
 def parameters(rng: np.random.Generator) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def check(attempt: Attempt) -> Report:
     answers = read_answers(attempt.folder / FILE)
     if isinstance(answers, Remark):
         return Report((answers,))
-    predicted = {name: answers.get(name, OPEN) for name in ("float32_ms", "int8_ms", "times_faster")}
+    predicted = {name: answers.get(name, OPEN) for name in ("gb_s", "float32_ms", "int8_ms", "times_faster")}
     for name, value in predicted.items():
         if value == OPEN:
             return Report((Remark(f"{name}: not answered yet; predict first, then measure", right=False),))
@@ -47,20 +50,32 @@ def check(attempt: Attempt) -> Report:
     case = comparison_case(model=attempt.parameters["model"], dtype="float32", batch=1, prompt=PROMPT, new=NEW)
     (measured,) = compare_with_each(("fused",), "fused-int8", case, Schedule(rounds=EPOCHS, stages=False))
     ratio = measured.ratio("per_token").value
-    share = measured.baseline.floor_share
-    limit = f", {share:.0%} of the limit" if share else ""
+    times = {"float32_ms": measured.baseline, "int8_ms": measured.candidate}
     return Report(
         (
-            _near("float32_ms", predicted["float32_ms"], measured.baseline.per_token_ms, NEAR, f" ms{limit}"),
-            _near("int8_ms", predicted["int8_ms"], measured.candidate.per_token_ms, NEAR, " ms"),
-            _near("times_faster", predicted["times_faster"], ratio, NEAR_RATIO, "x"),
+            *(_of_time(name, predicted[name], predicted["gb_s"], side) for name, side in times.items()),
+            _near(
+                "times_faster", f"you predicted {predicted['times_faster']:.3g}", predicted["times_faster"], ratio, "x"
+            ),
         )
     )
 
 
-def _near(name: str, predicted: float, measured: float, most: float, unit: str) -> Remark:
+def _of_time(name: str, predicted_ms: float, predicted_gb_s: float, side: Measurement) -> Remark:
+    """A remark on a predicted time. The rate of the memory may have changed since the prediction, which then says
+    something about the time at the new rate.
+    """
+    words, now_gb_s = f"you predicted {predicted_ms:.3g} ms", side.read_bandwidth_gb_s
+    if now_gb_s:
+        predicted_ms *= predicted_gb_s / now_gb_s
+        words += f" at {predicted_gb_s:.3g} GB/s, so {predicted_ms:.3g} ms at the {now_gb_s:.3g} GB/s of now"
+    share = f", {side.floor_share:.0%} of the limit" if side.floor_share else ""
+    return _near(name, words, predicted_ms, side.per_token_ms, f" ms{share}")
+
+
+def _near(name: str, words: str, predicted: float, measured: float, unit: str) -> Remark:
     error = predicted / measured - 1
-    words = f"{name}: you predicted {predicted:.3g}, measured are {measured:.3g}{unit}"
-    if abs(error) <= most:
+    words = f"{name}: {words}; measured are {measured:.3g}{unit}"
+    if abs(error) <= NEAR:
         return Remark(words, right=True)
     return Remark(f"{words}: {abs(error):.0%} too {'high' if error > 0 else 'low'}", right=False)

@@ -1,4 +1,4 @@
-"""How many times as fast is engine "b" as engine "a", per token, once both are warm?
+"""How many times as fast is engine "b" as engine "a", per token, not counting the first run of each?
 
 Both run once before anything counts. Then they take turns, in changing order, each time with a new prompt and long
 texts. The time of a turn is divided by the tokens that were made. The result is the median of the turns' ratios, so a
