@@ -193,8 +193,8 @@ class JudgedProcess:
         while not self._readable(min(LOOK_S, last - monotonic())):
             if monotonic() >= last:
                 raise SubmissionError(
-                    f"it did not {what} in time: is there an endless loop, or a barrier that not every thread reaches? Or "
-                    "do other programs keep the processors busy?"
+                    f"it did not {what} in time: is there an endless loop, or a barrier that not every thread reaches? "
+                    "Or do other programs keep the processors busy?"
                 )
         if not (read := os.read(self._answers, MOST_LINE)):
             raise self._failure()
