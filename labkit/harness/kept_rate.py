@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from labkit.statistics.kept_records import KeptRecord, kept_file, read_kept, write_kept
-from labkit.statistics.kept_resolutions import Machine
+from labkit.statistics.kept_records import KeptRecord, Machine, kept_file, read_kept, write_kept
 from labkit.system.errors import UserError
 
 KEPT, NAME = "read-rates.json", "rates"

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, ValidationError
+import psutil
+from pydantic import ConfigDict, Field, ValidationError
 
 from labkit.system.cache_root import cache_root
 from labkit.system.json_file import read_json
+from labkit.system.processor import cpu_name
+from labkit.system.processors import physical_cores
 from labkit.system.validation import Listed
 from labkit.system.whole_file import write_whole
 
 SCHEMA = 1
+SAME_MEMORY = 0.05  # the system's own part of the memory differs a little from start to start
 
 
 class KeptRecord(Listed):
     """A record in a file of the cache."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Machine(KeptRecord):
+    """A machine, as far as the place of weights in its memory depends on it."""
+
+    cpu: str
+    cores: int
+    memory_gb: float = Field(gt=0)
+
+    @classmethod
+    def here(cls) -> Machine:
+        memory_gb = round(psutil.virtual_memory().total / 1e9, 1)
+        return cls(cpu=cpu_name(), cores=physical_cores(), memory_gb=memory_gb)
+
+    def is_same(self, other: Machine) -> bool:
+        alike = abs(math.log(self.memory_gb / other.memory_gb)) < SAME_MEMORY
+        return alike and (self.cpu, self.cores) == (other.cpu, other.cores)
 
 
 Record = TypeVar("Record", bound=KeptRecord)

@@ -10,38 +10,17 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import psutil
 from pydantic import Field
 
-from labkit.statistics.kept_records import KeptRecord, kept_file, read_kept, write_kept
+from labkit.statistics.kept_records import KeptRecord, Machine, kept_file, read_kept, write_kept
 from labkit.statistics.resolution import MINUTE_S, Resolution, TellsApart
 from labkit.system.errors import UserError
-from labkit.system.processor import cpu_name
-from labkit.system.processors import physical_cores
 from labkit.system.shown import shown
 from labkit.system.whole_file import check_output_file
 
 KEPT, NAME = "resolutions.json", "resolutions"
 SIZES_APART = 4  # size of a class of models / size of the next smaller class
 LARGEST = 10.0  # logarithm of a ratio that no machine shows
-SAME_MEMORY = 0.05  # the system's own part of the memory differs a little from start to start
-
-
-class Machine(KeptRecord):
-    """A machine, as far as the place of weights in its memory depends on it."""
-
-    cpu: str
-    cores: int
-    memory_gb: float = Field(gt=0)
-
-    @classmethod
-    def here(cls) -> Machine:
-        memory_gb = round(psutil.virtual_memory().total / 1e9, 1)
-        return cls(cpu=cpu_name(), cores=physical_cores(), memory_gb=memory_gb)
-
-    def is_same(self, other: Machine) -> bool:
-        alike = abs(math.log(self.memory_gb / other.memory_gb)) < SAME_MEMORY
-        return alike and (self.cpu, self.cores) == (other.cpu, other.cores)
 
 
 class KeptResolution(KeptRecord):

@@ -7,7 +7,7 @@ import torch
 
 from labkit.harness import kept_rate, roofline
 from labkit.harness.kept_rate import KEPT, keep_rate, kept_rate_gb_s
-from labkit.statistics.kept_resolutions import Machine
+from labkit.statistics.kept_records import Machine
 
 
 def test_the_highest_rate_of_each_number_of_threads_is_kept(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from labkit.nsys.doctor import examination as doctor
 from labkit.nsys.doctor.check import Status
 from labkit.nsys.doctor.machine_checks import UNKNOWN, resolution
 from labkit.statistics import kept_records
-from labkit.statistics.kept_resolutions import KEPT, KeptResolution, Machine, keep_resolution, kept_resolutions
+from labkit.statistics.kept_records import Machine
+from labkit.statistics.kept_resolutions import KEPT, KeptResolution, keep_resolution, kept_resolutions
 
 MEASURED = KeptResolution(
     machine=Machine.here(), threads=2, model="gpt2", dtype="bfloat16", weight_mb=249.0, scatter=0.02, bias=0.0,

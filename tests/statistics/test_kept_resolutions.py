@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from labkit.statistics import kept_records
+from labkit.statistics.kept_records import Machine
 from labkit.statistics.kept_resolutions import (
     KEPT,
     KeptResolution,
-    Machine,
     check_can_keep,
     keep_resolution,
     kept_resolutions,

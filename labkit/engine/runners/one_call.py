@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter_ns
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from labkit.engine.runners.checks import most_positions
 from labkit.engine.runners.groups import grouped_chunks, joined_groups, padded_groups
+from labkit.engine.runners.kept_readings import KeptReadings, matrices_text
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoice, ReadingChoices
 from labkit.engine.runners.runner import Runner, RunnerInfo
@@ -33,7 +35,9 @@ class OneCallRunner(Runner):
         self.step = DecodeStep(
             layer_range.weights, exchange, layer_range.streamed, kv_streamed=layer_range.backing_store is not None
         )
-        self.readings = ReadingChoices()
+        streamed = layer_range.streamed is not None
+        matrices = matrices_text(layer_range.weights, streamed=streamed)
+        self.readings = ReadingChoices(KeptReadings(Path(self.step.library._name).stem, matrices))
         self._step_ns = 0  # of the latest step
 
     @property

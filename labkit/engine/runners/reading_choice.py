@@ -3,7 +3,7 @@
 Some ways differ by a few percent, others take twice as long. Which one is fastest depends on the processor, on the
 shapes, and on the memory traffic of other guests of a shared machine. So the first steps use the ways in turns, until
 the fastest way is clear. The turns of a round follow each other directly, so they meet the same memory traffic, and
-only times of one round are compared with each other.
+only times of one round are compared with each other. The result is kept for the next process (`kept_readings`).
 
 Later one step tries another way, about once a second. Only if it takes less time than the latest steps of the chosen
 way, these two race. A disturbance makes steps longer and never shorter, so it does not start a race: a race of all ways
@@ -21,10 +21,13 @@ worse ways, and int8 steps took 2 to 6 % longer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, sqrt
 from statistics import median
 
+from labkit.engine.runners.kept_readings import KeptReadings
+from labkit.engine.team_size import team_size
 from labkit.kernels.reading import READINGS, USUAL, wanted_reading
 
 LEAST_ROUNDS, MOST_ROUNDS = 7, 64  # of a race; 64 rounds tell ways apart that differ by 2 % where steps scatter by 5 %
@@ -32,6 +35,7 @@ CLEAR = 2.6  # standard deviations of the number of heads of a fair coin
 BETTER = 0.97  # share of the chosen way's time with which another way begins a race
 LATEST = 8  # steps of the chosen way whose median a trial is compared with
 PAUSE_NS = 1e9  # step time between two trials
+SOON_NS = 0.2e9  # the same after a start with a kept way, until all others have been tried
 COST = 0.003  # share of all time that trials and races may lose to ways slower than the chosen one
 
 
@@ -83,20 +87,30 @@ class ReadingChoice:
     changes: number of changes of `chosen` after the first choice.
     """
 
-    def __init__(self, ways: Sequence[int]) -> None:
-        self.chosen, self.changes = ways[0], 0
-        self._ways = tuple(ways)
+    def __init__(
+        self, ways: Sequence[int], *, kept: int | None = None, keep: Callable[[int], None] = lambda way: None
+    ) -> None:
+        """kept: the way that an earlier process chose, which then is the first choice; it may have become slow, so the
+        other ways are tried soon. None: all ways race for the first choice. keep: gets each new choice.
+        """
+        self.chosen, self.changes = ways[0] if kept is None else kept, 0
+        self._ways, self._keep = tuple(ways), keep
         self._race: Race | None = None  # None: a single way is tried, or none
-        self._first_choice = True
+        self._first_choice = kept is None
         self._round: dict[int, int] = {}  # ns by way, in the present round
         self._turns: list[int] = []  # ways of the next steps, the next one last
         self._begun = 0
         self._tried = 0  # ways so far
         self._latest: deque[float] = deque(maxlen=LATEST)  # ns of steps of the chosen way
         self._pause_ns = inf
-        if len(self._ways) > 1:
-            self._race = Race(ways)
-            self._begin_round(self._race)
+        self._soon = 0  # trials with a short pause before
+        if len(self._ways) == 1:
+            return
+        if kept is not None:
+            self._pause_ns, self._soon = SOON_NS, len(self._ways) - 1
+            return
+        self._race = Race(ways)
+        self._begin_round(self._race)
 
     @property
     def next(self) -> int:
@@ -111,9 +125,9 @@ class ReadingChoice:
     def took(self, ns: int, steps: int = 1) -> None:
         """Notes the time of the step, or of `steps` steps that are not compared, that used the way `next`."""
         if not self._turns:
-            self._latest.append(ns / steps)
+            self._latest.extend([ns / steps] * min(steps, LATEST))
             self._pause_ns -= ns
-            if self._pause_ns <= 0:
+            if self._pause_ns <= 0 and len(self._latest) == LATEST:
                 others = [way for way in self._ways if way != self.chosen]
                 self._turns = [others[self._tried % len(others)]]
                 self._tried += 1
@@ -151,12 +165,14 @@ class ReadingChoice:
         self._race = None
         if self._first_choice:
             self.chosen, self._first_choice = race.fastest, False
+            self._keep(self.chosen)
             self._pause(0.0)
             return
         self._pause(race.lost_ns(self.chosen))
         if self.chosen not in race.left:
             self.chosen = race.fastest
             self.changes += 1
+            self._keep(self.chosen)
 
     def _is_decided(self, race: Race) -> bool:
         """Whether the fastest way is clear, or the chosen one leads in a later race."""
@@ -166,7 +182,8 @@ class ReadingChoice:
     def _pause(self, lost_ns: float) -> None:
         """Begins a pause after a trial or a race that lost this time."""
         self._latest.clear()
-        self._pause_ns = max(PAUSE_NS, lost_ns / COST)
+        self._soon = max(0, self._soon - 1)
+        self._pause_ns = SOON_NS if self._soon else max(PAUSE_NS, lost_ns / COST)
 
 
 class ReadingChoices:
@@ -174,7 +191,9 @@ class ReadingChoices:
     lines of weights. `LABKIT_READ` fixes the way of all steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptReadings | None = None) -> None:
+        """kept: the choices of earlier processes; None: nothing is kept."""
+        self._kept = kept
         self.fix(wanted_reading())
 
     def fix(self, way: int | None) -> None:
@@ -191,9 +210,16 @@ class ReadingChoices:
         if tokens > 1:
             return self._untimed
         if (choice := self._by_rows.get(batch)) is None:
-            choice = self._by_rows[batch] = ReadingChoice(self._ways)
+            choice = self._by_rows[batch] = self._new_choice(batch)
         self._latest = choice
         return choice
+
+    def _new_choice(self, rows: int) -> ReadingChoice:
+        if self._kept is None or len(self._ways) == 1:
+            return ReadingChoice(self._ways)
+        threads = team_size()
+        kept = self._kept.way(threads, rows)
+        return ReadingChoice(self._ways, kept=kept, keep=partial(self._kept.keep, threads, rows))
 
     def __str__(self) -> str:
         """The way of the latest kind of decode step, and its number of changes; empty before the first decode step."""

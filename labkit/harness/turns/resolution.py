@@ -14,7 +14,8 @@ from labkit.harness.compare.sampling import Turns
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Measurement
 from labkit.harness.runs import Run
-from labkit.statistics.kept_resolutions import KeptResolution, Machine
+from labkit.statistics.kept_records import Machine
+from labkit.statistics.kept_resolutions import KeptResolution
 from labkit.statistics.resolution import MINUTE_S, resolution_of
 from labkit.statistics.trust import busy
 from labkit.system.bounds import check_numbers

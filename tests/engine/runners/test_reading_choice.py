@@ -100,6 +100,35 @@ def test_another_way_takes_over_soon_after_the_machine_changes() -> None:
     assert 8 <= choice.changes <= 12
 
 
+def test_a_kept_way_serves_from_the_first_step_and_each_other_way_is_tried_once() -> None:
+    kept: list[int] = []
+    choice = ReadingChoice(WAYS, kept=2, keep=kept.append)
+    used = []
+    for _ in range(120):
+        used.append(choice.next)
+        choice.took(int(STEP_NS * (1 if choice.next == 2 else 2)))
+    assert used[:20] == [2] * 20
+    assert sorted(way for way in used if way != 2) == [0, 1, 3, 4]
+    assert (choice.chosen, kept) == (2, [])
+
+
+@pytest.mark.parametrize("fastest", WAYS)
+def test_a_kept_way_that_became_slow_is_left_within_two_seconds(fastest: int) -> None:
+    kept: list[int] = []
+    choice = ReadingChoice(WAYS, kept=(fastest + 1) % len(WAYS), keep=kept.append)
+    steps(choice, partial(one_fast, fastest, 1.3), 2, seed=fastest)
+    assert choice.chosen == kept[-1] == fastest
+
+
+def test_every_choice_is_kept() -> None:
+    kept: list[int] = []
+    choice = ReadingChoice(WAYS, keep=kept.append)
+    steps(choice, lambda way, second: 1.0 if way == (1 if second < 20 else 0) else 1.2, 40, seed=0)
+    assert kept[0] == 1
+    assert kept[-1] == choice.chosen == 0
+    assert len(kept) == 1 + choice.changes
+
+
 def test_one_way_is_never_left() -> None:
     choice = ReadingChoice((3,))
     steps(choice, lambda way, _: 1.0, 10, seed=0)

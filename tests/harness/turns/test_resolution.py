@@ -20,7 +20,8 @@ from labkit.harness.runs import Run, TokenTurn
 from labkit.harness.turns import resolution as module
 from labkit.harness.turns.resolution import FEWEST, ResolutionError, measure_resolution
 from labkit.statistics import kept_records, kept_resolutions
-from labkit.statistics.kept_resolutions import KeptResolution, Machine, keep_resolution
+from labkit.statistics.kept_records import Machine
+from labkit.statistics.kept_resolutions import KeptResolution, keep_resolution
 from labkit.statistics.resolution import Resolution
 
 EPOCH_S, SCATTER = 3.0, 0.02
