@@ -32,6 +32,14 @@ def solution(folder: Path, name: str, learner: str = "Ada") -> dict[str, str]:
     return {path.name: path.read_text() for path in yours.solve(exercise).iterdir()}
 
 
+def changed(text: str, changes: Mapping[str, str]) -> str:
+    """The text after all replacements, each of which finds something to replace."""
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
 @pytest.mark.parametrize("name", [name for name in exercises() if name not in TIMED])
 @pytest.mark.parametrize("learner", ["Ada", "Grace"])
 def test_a_solution_passes(tmp_path: Path, name: str, learner: str) -> None:
@@ -182,11 +190,7 @@ WRONG_SOFTMAX: dict[str, tuple[Mapping[str, str], str]] = {
 @pytest.mark.parametrize("name", WRONG_SOFTMAX)
 def test_wrong_kernels_fail_for_their_own_reason(tmp_path: Path, name: str) -> None:
     changes, reasons = WRONG_SOFTMAX[name]
-    text = SOFTMAX
-    for before, after in changes.items():
-        assert before in text
-        text = text.replace(before, after)
-    report = checked(tmp_path, "online-softmax", {"online_softmax.cpp": text})
+    report = checked(tmp_path, "online-softmax", {"online_softmax.cpp": changed(SOFTMAX, changes)})
     assert not report.passed
     assert any(reason in str(report) for reason in reasons.split("|")), str(report)
 
@@ -235,11 +239,7 @@ HOLES: dict[str, tuple[Mapping[str, str], str]] = {
 @pytest.mark.parametrize("name", HOLES)
 def test_mended_checkers_with_a_hole_are_told_which(tmp_path: Path, name: str) -> None:
     changes, reason = HOLES[name]
-    text = CHECKERS
-    for before, after in changes.items():
-        assert before in text
-        text = text.replace(before, after)
-    report = checked(tmp_path, "fool-the-checkers", {"checkers.py": text, "cheats.py": CHEATS})
+    report = checked(tmp_path, "fool-the-checkers", {"checkers.py": changed(CHECKERS, changes), "cheats.py": CHEATS})
     assert not report.passed
     assert reason in str(report), str(report)
 
@@ -260,10 +260,6 @@ DISHONEST: dict[str, tuple[Mapping[str, str], str]] = {
 @pytest.mark.parametrize("name", DISHONEST)
 def test_dishonest_benchmarks_fail_for_their_own_reason(tmp_path: Path, name: str) -> None:
     changes, reason = DISHONEST[name]
-    text = BENCHMARK
-    for before, after in changes.items():
-        assert before in text
-        text = text.replace(before, after)
-    report = checked(tmp_path, "honest-benchmark", {"benchmark.py": text})
+    report = checked(tmp_path, "honest-benchmark", {"benchmark.py": changed(BENCHMARK, changes)})
     assert not report.passed
     assert reason in str(report), str(report)
