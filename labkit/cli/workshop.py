@@ -65,9 +65,9 @@ def start(
     work = yours.start(exercise, learner)
     typer.echo(shown(f"{work}: read {work / 'exercise.ipynb'}, edit {', '.join(exercise.files)}"))
     progress = yours.progress
-    numbers = exercise.parameters(progress.learner) if progress else {}
+    numbers = exercise.numbers(progress.learner) if progress else {}
     if numbers:
-        typer.echo("your numbers: " + ", ".join(f"{name} {value}" for name, value in numbers.items()))
+        typer.echo("your numbers: " + ", ".join(f"{label} {value}" for label, value in numbers.items()))
     typer.echo(f"then: labkit workshop check {exercise.name}")
 
 

@@ -32,12 +32,12 @@ class ExerciseCell:
 
     def _repr_markdown_(self) -> str:
         progress = self.learner.progress
-        parameters = self.exercise.parameters(progress.learner) if progress else {}
+        numbers = self.exercise.numbers(progress.learner) if progress else {}
         rows = {
             "your files": ", ".join(f"`{name}`" for name in self.exercise.files),
             "minutes": str(self.exercise.minutes),
-            "needs": self.exercise.needs,
-            **{name.replace("_", " "): as_text(str(value)) for name, value in parameters.items()},
+            **({"needs": self.exercise.needs} if self.exercise.needs else {}),
+            **{label: as_text(value) for label, value in numbers.items()},
         }
         return markdown_table(("", as_text(self.exercise.name)), rows.items())
 

@@ -82,7 +82,7 @@ class Exercise:
     question: str
     minutes: int
     files: tuple[str, ...]  # that the learner edits
-    needs: str = "nothing more"
+    needs: str = ""  # besides labkit
 
     @property
     def number(self) -> int:
@@ -113,6 +113,10 @@ class Exercise:
         seed = [self.number, *learner.strip().casefold().encode()]
         return self._optional("parameters", np.random.default_rng(seed))
 
+    def numbers(self, learner: str) -> dict[str, str]:
+        """The values in the task of a learner, for people, by what they are."""
+        return {_label(name): str(value) for name, value in self.parameters(learner).items()}
+
     def solution_files(self, parameters: Mapping[str, Any]) -> dict[str, bytes]:
         """The files of the solution for a learner with these parameters, by name."""
         values = {**parameters, **self._optional("solved", parameters)}
@@ -134,6 +138,10 @@ class Exercise:
     @property
     def _module(self) -> Any:
         return import_module(f"labkit.notebooks.workshop.checks.{self.name.replace('-', '_')}")
+
+
+def _label(parameter: str) -> str:
+    return parameter.replace("gb_s", "GB/s").replace("gflops", "GFLOP/s").replace("_", " ")
 
 
 def files_in(folder: Path, without: Sequence[str] = ()) -> dict[str, Path]:

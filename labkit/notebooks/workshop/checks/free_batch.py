@@ -16,12 +16,12 @@ def parameters(rng: np.random.Generator) -> dict[str, Any]:
     gb_s, gflops = int(rng.choice([20, 35, 50, 80, 300])), 100 * int(rng.integers(3, 30))
     free = gflops / gb_s
     batch = max(2, round(free * rng.choice([0.4, 2.5])))
-    return {"weights_m": 100 * int(rng.integers(1, 80)), "gb_s": gb_s, "gflops": gflops, "batch": batch}
+    return {"millions_of_weights": 100 * int(rng.integers(1, 80)), "gb_s": gb_s, "gflops": gflops, "batch": batch}
 
 
 def expected(of: Mapping[str, Any]) -> dict[str, tuple[float, dict[float, str]]]:
     """The right numbers, each with the numbers that common mistakes give."""
-    weights, gb_s, gflops, batch = of["weights_m"] * 1e6, of["gb_s"], of["gflops"], of["batch"]
+    weights, gb_s, gflops, batch = of["millions_of_weights"] * 1e6, of["gb_s"], of["gflops"], of["batch"]
     read_s, compute_s = 2 * weights / gb_s / 1e9, 2 * weights / gflops / 1e9  # of one sequence
     longer, shorter = sorted((read_s, batch * compute_s), reverse=True)
     free = gflops / gb_s

@@ -48,8 +48,8 @@ def parameters(rng: np.random.Generator) -> dict[str, Any]:
     head = config.vocab_size * config.hidden_size
     return {
         "model": model,
-        "layers_m": round(config.num_layers * layer / 1e6, 1),
-        "head_m": round(head / 1e6, 1),
+        "millions_in_layers": round(config.num_layers * layer / 1e6, 1),
+        "millions_in_head": round(head / 1e6, 1),
     }
 
 
