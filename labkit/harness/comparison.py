@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -94,6 +94,8 @@ class Comparison(Tabular, FrozenRecord):
         if not self.in_epochs:
             return ROUNDS
         rule = rule_of_epochs(self._placed_anew)
+        if self.shared_weights is not None and self.shared_weights.mostly:
+            rule = replace(rule, least_scatter=0.0)  # both sides read the same pages
         return rule if self.tells_apart is None else rule.with_floor(self.tells_apart.difference)
 
     @property

@@ -2,29 +2,32 @@
 memory changes its mode.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers.studies.simulated_turns import PAIRS, TURNS, Samples
 from numpy.typing import NDArray
 
-from labkit.statistics.sequential import EPOCHS, centre, interval_of
+from labkit.statistics import Verdict
+from labkit.statistics.sequential import EPOCHS, Rule, centre, interval_at, interval_of, sequential_ratio
 
 COMPARISONS, IN_A_MINUTE = 600, 30  # epochs
 Ends = NDArray[np.float64]  # [comparison]
 
 
-def stopped(logs: Samples) -> tuple[Ends, Ends]:
+def stopped(logs: Samples, rule: Rule = EPOCHS) -> tuple[Ends, Ends]:
     """Both ends of the interval at the first look with a verdict, or at the last look."""
     low, high = np.full((2, len(logs)), np.nan)
-    look, count, still_open = 1, EPOCHS.first_look, np.arange(len(logs))
-    beyond, within = np.log1p(EPOCHS.noise), np.log1p(EPOCHS.same)
+    look, count, still_open = 1, rule.first_look, np.arange(len(logs))
+    beyond, within = np.log1p(rule.noise), np.log1p(rule.same)
     while still_open.size and count <= logs.shape[1]:
-        _, low[still_open], high[still_open] = interval_of(logs[still_open, :count], EPOCHS.error_of(look))
+        _, low[still_open], high[still_open] = interval_at(logs[still_open, :count], look, rule)
         lows, highs = low[still_open], high[still_open]
         decided = (lows > beyond) | (highs < -beyond) | ((-within <= lows) & (highs <= within))
         still_open = still_open[~decided]
         last = count == logs.shape[1]
-        look, count = look + 1, EPOCHS.next_look(count)
+        look, count = look + 1, rule.next_look(count)
         count = count if last else min(count, logs.shape[1])
     return low, high
 
@@ -53,6 +56,31 @@ def test_a_side_is_the_same_as_itself_within_a_minute(machine: str, least: float
 def test_a_difference_is_found_within_a_minute(speedup: float, machine: str, least: float) -> None:
     low, _ = stopped(TURNS[machine].epochs(np.random.default_rng(7), COMPARISONS, IN_A_MINUTE, speedup))
     assert np.mean(low > np.log1p(EPOCHS.noise)) >= least
+
+
+def test_a_few_epochs_that_agree_by_chance_decide_only_what_places_cannot_make() -> None:
+    agreeing = np.array([-0.0001, 0.0, 0.0001])
+    assert sequential_ratio(agreeing - 0.0173, 1, EPOCHS).verdict is Verdict.UNDECIDED
+    assert sequential_ratio(agreeing - 0.0173, 1, replace(EPOCHS, least_scatter=0.0)).verdict is Verdict.SLOWER
+    assert sequential_ratio(agreeing - 0.05, 1, EPOCHS).verdict is Verdict.SLOWER
+    assert sequential_ratio(agreeing, 1, EPOCHS).verdict is Verdict.SAME
+
+
+def test_places_that_stay_in_a_quiet_stretch_do_not_pass_for_a_difference() -> None:
+    """In half of the comparisons the epochs hardly scatter, although one side is slower during all of them."""
+    random = np.random.default_rng(11)
+    quiet = random.random((COMPARISONS, 1)) < 0.5
+    logs = random.normal(0, np.where(quiet, 0.001, 0.02), (COMPARISONS, IN_A_MINUTE))
+    logs[:, :4] += np.where(quiet, random.normal(0, 0.01, (COMPARISONS, 1)), 0)
+    logs[:, 4:] += random.normal(0, 0.02, (COMPARISONS, IN_A_MINUTE - 4))
+    beyond = np.log1p(EPOCHS.noise)
+
+    def wrong(rule: Rule) -> float:
+        low, high = stopped(logs, rule)
+        return float(np.mean((low > beyond) | (high < -beyond)))
+
+    assert wrong(EPOCHS) <= 0.02
+    assert wrong(replace(EPOCHS, least_scatter=0.0)) > 0.05
 
 
 def test_pairs_alone_would_find_differences_that_are_not_there() -> None:

@@ -15,6 +15,7 @@ from labkit.statistics.sequential import (
     ROUNDS,
     Rule,
     hodges_lehmann,
+    interval_at,
     interval_of,
     more_rounds,
     more_rounds_text,
@@ -46,7 +47,7 @@ def until_decided(logs: Rounds, rule: Rule) -> Decided:
     verdicts = np.full(len(logs), Verdict.UNDECIDED, dtype=object)
     look, rounds = 1, rule.first_look
     while rounds <= logs.shape[1] and (open_ := np.nonzero(verdicts == Verdict.UNDECIDED)[0]).size:
-        _, low, high = interval_of(logs[open_, :rounds], rule.error_of(look))
+        _, low, high = interval_at(logs[open_, :rounds], look, rule)
         beyond, within = np.log1p(rule.noise), np.log1p(rule.same)
         current = np.select(
             [low > beyond, high < -beyond, (-within <= low) & (high <= within)],
