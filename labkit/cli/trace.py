@@ -182,7 +182,9 @@ def _show_checks(checks: list[DoctorCheck], as_json: bool) -> None:
 
 def stages(
     captures: Captures,
-    by: Annotated[str, typer.Option(help="Columns to group by: phase, layer, stage, rank, process.")] = "phase,stage",
+    by: Annotated[
+        str, typer.Option(help="Columns to group by: stage, and any of phase, layer, rank, process.")
+    ] = "phase,stage",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show the time of the steps in a capture, stage by stage."""

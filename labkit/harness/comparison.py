@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from labkit.statistics import Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.rates import RatioByRate
 from labkit.statistics.resolution import TellsApart
 from labkit.statistics.sequential import (
+    EPOCHS_SHARED,
     PROCESS_LUCK,
     ROUNDS,
     Rule,
@@ -93,9 +94,9 @@ class Comparison(Tabular, FrozenRecord):
         """What decides this comparison."""
         if not self.in_epochs:
             return ROUNDS
-        rule = rule_of_epochs(self._placed_anew)
         if self.shared_weights is not None and self.shared_weights.mostly:
-            rule = replace(rule, least_scatter=0.0)  # both sides read the same pages
+            return EPOCHS_SHARED
+        rule = rule_of_epochs(self._placed_anew)
         return rule if self.tells_apart is None else rule.with_floor(self.tells_apart.difference)
 
     @property

@@ -240,7 +240,7 @@ def test_gpu_work_that_no_step_launched_is_remarked() -> None:
 
 @pytest.mark.parametrize("by", [("phase",), ("stage", "stage"), ("stage", "kernel"), ()])
 def test_an_unknown_grouping_is_refused(by: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="expected 'stage' and any of rank, process, phase, layer"):
+    with pytest.raises(ValueError, match="expected stage and any of rank, process, phase, layer"):
         stage_table(decode(VANILLA, steps=1), by)
 
 

@@ -10,7 +10,7 @@ from helpers.studies.simulated_turns import PAIRS, TURNS, Samples
 from numpy.typing import NDArray
 
 from labkit.statistics import Verdict
-from labkit.statistics.sequential import EPOCHS, Rule, centre, interval_at, interval_of, sequential_ratio
+from labkit.statistics.sequential import EPOCHS, EPOCHS_SHARED, Rule, centre, interval_at, interval_of, sequential_ratio
 
 COMPARISONS, IN_A_MINUTE = 600, 30  # epochs
 Ends = NDArray[np.float64]  # [comparison]
@@ -73,14 +73,14 @@ def test_places_that_stay_in_a_quiet_stretch_do_not_pass_for_a_difference() -> N
     logs = random.normal(0, np.where(quiet, 0.001, 0.02), (COMPARISONS, IN_A_MINUTE))
     logs[:, :4] += np.where(quiet, random.normal(0, 0.01, (COMPARISONS, 1)), 0)
     logs[:, 4:] += random.normal(0, 0.02, (COMPARISONS, IN_A_MINUTE - 4))
-    beyond = np.log1p(EPOCHS.noise)
 
     def wrong(rule: Rule) -> float:
         low, high = stopped(logs, rule)
+        beyond = np.log1p(rule.noise)
         return float(np.mean((low > beyond) | (high < -beyond)))
 
     assert wrong(EPOCHS) <= 0.02
-    assert wrong(replace(EPOCHS, least_scatter=0.0)) > 0.05
+    assert wrong(EPOCHS_SHARED) > 0.05  # without limits
 
 
 def test_pairs_alone_would_find_differences_that_are_not_there() -> None:

@@ -17,6 +17,7 @@ from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Source, Trace
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
+from labkit.system.asked_from import given
 from labkit.system.errors import UserError
 from labkit.system.result_table import ResultTable, Tabular
 
@@ -102,7 +103,7 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     Ranks are averaged unless `by` tells them apart. TraceError where the trace has no range of labkit.
     """
     if "stage" not in by or set(by) - set(KEYS) or len(set(by)) != len(by):
-        raise UserError(f"got by={tuple(by)}; expected 'stage' and any of {', '.join(KEYS[:-1])}, each once")
+        raise UserError(f"got {given('by', ','.join(by))}; expected stage and any of {', '.join(KEYS[:-1])}, each once")
     attribution = attribute(trace)
     step_work = work(trace, steps(trace, attribution), attribution)
     on_gpu = bool((step_work.steps["clock"] == GPU).all())
@@ -235,7 +236,7 @@ def _remarks(trace: Trace, step_work: StepWork, coverage: float, by: Sequence[st
         else step_work.steps["process"].nunique()
     )
     if ranks > 1 and not {"rank", "process"} & set(by):
-        remarks.append(f"mean of {ranks} ranks; by=('rank', ...) tells them apart")
+        remarks.append(f"mean of {ranks} ranks; group by rank to tell them apart")
     for keys, of_lane in step_work.steps.groupby(["process", "tid", "phase"]):
         times_ms = of_lane["duration_ns"].to_numpy() / 1e6
         if count := warm_up(times_ms):

@@ -243,7 +243,7 @@ def test_every_other_side_may_have_to_differ_from_the_first(monkeypatch: pytest.
 
 
 def test_a_difference_that_the_machine_does_not_tell_apart_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule, sides = Schedule(rounds=None, budget_s=1e9), (MadeUp("baseline", 10.2), MadeUp("candidate", 10.0))
+    schedule, sides = Schedule(rounds=None, budget_s=1e9), (MadeUp("baseline", 10.28), MadeUp("candidate", 10.0))
     alone, _ = measured(monkeypatch, schedule, *sides)
     assert alone.comparison(0, 1).verdict == "FASTER"
     turns, _ = measured(monkeypatch, schedule, *sides, tells_apart=TellsApart(0.035, 60.0))
