@@ -94,9 +94,8 @@ class Comparison(Tabular, FrozenRecord):
         """What decides this comparison."""
         if not self.in_epochs:
             return ROUNDS
-        if self.shared_weights is not None and self.shared_weights.mostly:
-            return EPOCHS_SHARED
-        rule = rule_of_epochs(self._placed_anew)
+        shared = self.shared_weights is not None and self.shared_weights.mostly
+        rule = EPOCHS_SHARED if shared and self._placed_anew else rule_of_epochs(self._placed_anew)
         return rule if self.tells_apart is None else rule.with_floor(self.tells_apart.difference)
 
     @property

@@ -36,9 +36,7 @@ from labkit.statistics.trust import FEWEST_EPOCHS, FEWEST_ROUNDS, WIDEST
 GROWTH = 1.3  # number of rounds at a look / number at the previous look
 EVEN_LOOKS, EVEN_SHARE = 10, 0.9  # ten looks come to 45 epochs
 PROCESS_LUCK = 0.02  # two processes of one side may differ by this for their whole life: no round averages it out
-LEAST_SCATTER = (
-    0.01  # of epochs with weights in new memory: gpt2's scatter by 1 % in float32, and by 2 to 3 % in bfloat16
-)
+LEAST_SCATTER = 0.01  # of epochs with weights in new memory; gpt2: 1 % in float32, 2 to 3 % in bfloat16
 LASTING = 0.015  # two processes of one engine may differ by this for many epochs, wherever their weights lie
 SAME_EPOCHS = 0.03  # smaller differences between sides with weights in new memory count as none
 EXACT_RANKS = 60  # rounds; above, the normal approximation of the signed-rank statistic errs on the wide side
