@@ -18,6 +18,8 @@ import torch
 from helpers.kernels import ops
 from helpers.sweeps import swept
 
+from labkit.statistics import kept_records
+
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,6 +37,12 @@ def pytest_collection_finish() -> None:
     """Freezes imported modules and collected tests. Measured runs collect garbage, and would scan them each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_kept_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the measured figures in the user's cache: a test that reads them depends on what ran before it."""
+    monkeypatch.setattr(kept_records, "cache_root", lambda: None)
 
 
 @pytest.fixture

@@ -42,6 +42,6 @@ def keep_rate(gb_s: float, threads: int, folder: Path | None = None) -> None:
     kept = read_kept(file, NAME, KeptRate)
     if file is None or any(rate.serves(here, threads) and gb_s < rate.gb_s * MORE for rate in kept):
         return
-    others = [rate for rate in kept if not rate.serves(here, threads)]
+    rate = KeptRate(machine=here, threads=threads, gb_s=gb_s)
     with suppress(OSError, UserError):
-        write_kept(file, NAME, [*others, KeptRate(machine=here, threads=threads, gb_s=gb_s)])
+        write_kept(file, NAME, rate, replaces=lambda kept: kept.serves(here, threads))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from labkit.system.validation import Listed
 from labkit.system.whole_file import write_whole
 
 SCHEMA = 1
+MOST = 256  # records in a file; the oldest leave
 SAME_MEMORY = 0.05  # the system's own part of the memory differs a little from start to start
 
 
@@ -68,7 +69,11 @@ def read_kept(file: Path | None, name: str, kind: type[Record]) -> list[Record]:
     return records
 
 
-def write_kept(file: Path, name: str, records: Sequence[KeptRecord]) -> None:
-    """Writes all records, whole or not at all. Errors: as `write_whole`."""
-    entries = [record.model_dump(mode="json") for record in records]
+def write_kept(file: Path, name: str, record: Record, *, replaces: Callable[[Record], bool]) -> None:
+    """Adds a record to the file, whole or not at all. Errors: as `write_whole`.
+
+    replaces: whether the new record takes the place of this one.
+    """
+    others = [kept for kept in read_kept(file, name, type(record)) if not replaces(kept)]
+    entries = [kept.model_dump(mode="json") for kept in [*others, record][-MOST:]]
     write_whole(file, json.dumps({"schema": SCHEMA, name: entries}, indent=1))

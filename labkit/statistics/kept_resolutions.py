@@ -50,6 +50,10 @@ class KeptResolution(KeptRecord):
         """Whether a model of this size, with this number of threads, has this resolution."""
         return threads == self.threads and size_class(weight_mb) == size_class(self.weight_mb)
 
+    def is_as(self, other: KeptResolution) -> bool:
+        """Whether both are of one machine, size of models and number of threads."""
+        return self.machine.is_same(other.machine) and self.serves(other.weight_mb, other.threads)
+
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
         of = shown(f"{self.model} {self.dtype}")
@@ -89,12 +93,7 @@ def keep_resolution(resolution: KeptResolution, folder: Path | None = None) -> P
     UserError: the user has no home folder. OSError, which names the file: it cannot be written.
     """
     file = check_can_keep(folder)
-    others = [
-        entry
-        for entry in read_kept(file, NAME, KeptResolution)
-        if not (entry.machine.is_same(resolution.machine) and entry.serves(resolution.weight_mb, resolution.threads))
-    ]
-    write_kept(file, NAME, [*others, resolution])
+    write_kept(file, NAME, resolution, replaces=resolution.is_as)
     return file
 
 

@@ -21,7 +21,6 @@ from labkit.system.errors import UserError
 from labkit.weights.matrices import matrices_of
 
 KEPT, NAME = "readings.json", "readings"
-MOST = 256  # records in the file; the oldest leave
 
 
 class KeptReading(KeptRecord):
@@ -66,9 +65,8 @@ class KeptReadings:
         file, record = kept_file(KEPT, self.folder), self._record(threads, rows, READINGS[way])
         if file is None:
             return
-        others = [kept for kept in read_kept(file, NAME, KeptReading) if not kept.is_as(record)]
         with suppress(OSError, UserError):
-            write_kept(file, NAME, [*others, record][-MOST:])
+            write_kept(file, NAME, record, replaces=record.is_as)
 
     def _record(self, threads: int, rows: int, way: str) -> KeptReading:
         return KeptReading(

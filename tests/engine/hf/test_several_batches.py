@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models.engines import fused, greedy, prompt
+from helpers.models.engines import fused, greedy, prompt, vanilla
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import MaxLengthCriteria
 
+import labkit
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.texts import GenerateTexts
 from labkit.engine.runners.driving import Loop, drive
@@ -46,7 +47,7 @@ def test_batches_side_by_side_get_the_tokens_of_each_alone(impl: str) -> None:
 
 
 def test_steps_of_all_batches_are_under_way_before_one_is_collected() -> None:
-    model = fused("gpt2").module
+    model = labkit.init_inference(vanilla("gpt2")).module  # its first steps are compared, so each has one token
     events: deque[tuple[str, int]] = deque()
 
     class Late:

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
-from helpers.models.engines import fused, prompt
+from helpers.models.engines import fused, prompt, vanilla
 
+import labkit
 from labkit.engine.runners import kept_readings
 from labkit.engine.runners.kept_readings import KEPT, KeptReadings
 from labkit.engine.runners.one_call import OneCallRunner
+from labkit.engine.runners.reading_choice import MOST_ROUNDS
 from labkit.kernels.reading import READINGS
 from labkit.statistics import kept_records
 from labkit.statistics.kept_records import Machine
@@ -68,7 +70,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_the_oldest_records_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_readings, "MOST", 2)
+    monkeypatch.setattr(kept_records, "MOST", 2)
     for rows in (1, 2, 3):
         kept(tmp_path).keep(2, rows, rows)
     assert [kept(tmp_path).way(2, rows) for rows in (1, 2, 3)] == [None, 2, 3]
@@ -79,14 +81,17 @@ def test_the_next_engine_begins_with_the_kept_way(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(kept_records, "cache_root", lambda: tmp_path)
     monkeypatch.delenv("LABKIT_READ", raising=False)
 
+    engine = labkit.init_inference(vanilla("llama"))
+
     def first_choice(family: str) -> tuple[bool, str]:
         runner = OneCallRunner(fused(family).fused.runner.layer_range)  # type: ignore[union-attr]
         choice = runner.readings.of(1, 1)
         return choice.compares, READINGS[choice.chosen]
 
     assert first_choice("llama")[0]
-    engine = fused("llama")
-    while not (tmp_path / KEPT).exists():
+    steps = len(READINGS) * MOST_ROUNDS  # of the longest race
+    while steps > 0 and not (tmp_path / KEPT).exists():
         engine.generate(prompt(1, 4), max_new_tokens=40, do_sample=False, eos_token_id=None)
+        steps -= 39
     assert first_choice("llama") == (False, engine.reading)
     assert first_choice("gpt2")[0]
