@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.notebooks.verdicts import number_or_remark
 from labkit.notebooks.workshop.answers import OPEN, read_answers
 from labkit.notebooks.workshop.exercises import Attempt, Remark, Report
 
@@ -25,7 +26,7 @@ FILE = "answers.toml"
 MODELS = ("gpt2", "smollm2-shape")
 PRECISIONS = {"float32_ms": "float32", "int8_ms": "int8+head"}  # of the weights, by the name of the predicted time
 NEAR = 0.25  # largest error of a right prediction, as a fraction
-ROUNDS, PROMPT, NEW = 6, 16, 16
+ROUNDS, PROMPT, NEW = 4, 16, 16
 UNTIMED = 32  # new tokens before the first round, in which an engine learns how to read this memory
 
 
@@ -62,8 +63,11 @@ def check(attempt: Attempt) -> Report:
     for name, value in predicted.items():
         if value == OPEN:
             return Report((Remark(f"{name}: not answered yet; predict first, then measure", right=False),))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            return Report((Remark(f"{name}: got {value!r:.40}, expected a number, such as 12.5", right=False),))
+        number = number_or_remark(value)
+        if isinstance(number, str):
+            return Report((Remark(f"{name}: {number}", right=False),))
+        if number <= 0:
+            return Report((Remark(f"{name}: got {number:g}, expected more than 0", right=False),))
     float32, int8 = measured = _measure(attempt.parameters["model"], attempt.random)
     times = zip(PRECISIONS, measured, strict=True)
     faster, ratio = predicted["times_faster"], float32.per_token_ms / int8.per_token_ms
