@@ -40,9 +40,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_kept_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_kept_records() -> Iterator[None]:
     """Hides the measured figures in the user's cache: a test that reads them depends on what ran before it."""
-    monkeypatch.setattr(kept_records, "cache_root", lambda: None)
+    with pytest.MonkeyPatch.context() as patch:  # not `monkeypatch`, which then would outlast all other fixtures
+        patch.setattr(kept_records, "cache_root", lambda: None)
+        yield
 
 
 @pytest.fixture
