@@ -58,6 +58,7 @@ struct Rotary {
   const float* cosine;  // [positions][dim / 2]
   const float* sine;
   int32_t dim, interleaved;  // dim 0: no rotation
+  int64_t table;             // numbers of a table; 0: there is one
 };
 
 struct QkvWeights {
@@ -66,6 +67,8 @@ struct QkvWeights {
   const float* q_norm;  // [head dim], RMS; null: no norm
   const float* k_norm;
   float qk_eps;
+  int32_t table;        // of the rotary embedding's tables
+  int32_t whole_norms;  // the norms are over all query heads, and all key heads, together
 };
 
 struct AttentionParams {

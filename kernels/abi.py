@@ -41,12 +41,14 @@ class CCache(ctypes.Structure):
 
 @mirrors("Rotary")
 class CRotary(ctypes.Structure):
-    _fields_ = fields((POINTER, "cosine sine"), (INT, "dim interleaved"))
+    _fields_ = fields((POINTER, "cosine sine"), (INT, "dim interleaved"), (LONG, "table"))
 
 
 @mirrors("QkvWeights")
 class CQkvWeights(ctypes.Structure):
-    _fields_ = fields((CNorm, "norm"), (CLinear, "proj"), (POINTER, "q_norm k_norm"), (c_float, "qk_eps"))
+    _fields_ = fields(
+        (CNorm, "norm"), (CLinear, "proj"), (POINTER, "q_norm k_norm"), (c_float, "qk_eps"), (INT, "table whole_norms")
+    )
 
 
 @mirrors("AttentionParams")

@@ -21,14 +21,12 @@ from .codes import FINEST, PACKED, WORD, packed_shape
 from .dispatch import MOST_THREADS
 from .int8_cache import SCALE_DTYPE
 from .types import (
-    ACTIVATIONS,
     MOST_REAL,
     NORM_KINDS,
     AttentionParams,
     Heads,
     LayerCache,
     Linear,
-    MlpWeights,
     Norm,
     QkvWeights,
     Rotary,
@@ -244,29 +242,16 @@ def _qkv(name: str, weights: QkvWeights, call: ArgumentCheck) -> None:
         raise UserError(f"got {name}.proj.outputs = {weights.proj.outputs}, expected {outputs} for these heads")
     if (weights.q_norm is None) != (weights.k_norm is None):
         raise UserError(f"{name}: got one of q_norm and k_norm, expected both or none")
-    for part, weight in (("q_norm", weights.q_norm), ("k_norm", weights.k_norm)):
-        maybe(floats("dim"))(f"{name}.{part}", weight, call)
+    flag(f"{name}.whole_norms", weights.whole_norms, call)
+    keys = call.sizes["kv"] * call.sizes["dim"]
+    for part, weight, whole in (("q_norm", weights.q_norm, "queries"), ("k_norm", weights.k_norm, keys)):
+        maybe(floats(whole if weights.whole_norms else "dim"))(f"{name}.{part}", weight, call)
+    if weights.whole_norms and weights.q_norm is None:
+        raise UserError(f"{name}: got whole_norms without q_norm and k_norm, expected both")
+    call.sizes["table"] = call.number(f"{name}.table", weights.table, 0)
     call.real(f"{name}.qk_eps", weights.qk_eps, 0.0)
     if call.impl == "cpp":  # one library for each type of weights
         call.later_dtypes = (float_dtype(weights.proj.weight.dtype),)
-
-
-def _mlp(name: str, weights: MlpWeights, call: ArgumentCheck) -> None:
-    linear(f"{name}.up", up := weights.up, call)
-    norm(f"{name}.norm", weights.norm, call)
-    norm(f"{name}.addend_norm", weights.addend_norm, call)
-    call.one_of(f"{name}.activation", weights.activation, ACTIVATIONS)
-    flag(f"{name}.gated", weights.gated, call)
-    block = BLOCK if call.impl == "cpp" else 2
-    if weights.gated and up.outputs % block:
-        raise UserError(
-            f"got {name}.up.outputs = {up.outputs} of a gated matrix, expected a multiple of {block}; "
-            "gemm.interleave_gate makes the C++ kernels' matrix"
-        )
-    if call.impl == "cpp" and up.bias is not None and len(up.bias) % BLOCK:
-        raise UserError(
-            f"{name}.up.bias: got {len(up.bias)} numbers, expected whole blocks of {BLOCK}; use gemm.packed"
-        )
 
 
 def _heads(name: str, heads: Heads, call: ArgumentCheck) -> None:
@@ -295,8 +280,11 @@ def _rows(name: str, rows: Rows, call: ArgumentCheck) -> None:
 
 
 def _rotary(name: str, rotary: Rotary, call: ArgumentCheck) -> None:
-    call.tensor(f"{name}.cosine", rotary.cosine, torch.float32, "positions", "angles")
-    call.tensor(f"{name}.sine", rotary.sine, torch.float32, "positions", "angles")
+    several: tuple[Size, ...] = ("tables",) if isinstance(rotary.cosine, Tensor) and rotary.cosine.dim() == 3 else ()
+    call.tensor(f"{name}.cosine", rotary.cosine, torch.float32, *several, "positions", "angles")
+    call.tensor(f"{name}.sine", rotary.sine, torch.float32, *several, "positions", "angles")
+    if (table := call.sizes.get("table", 0)) >= (tables := call.sizes.get("tables", 1)):
+        raise UserError(f"got table {table} of a rotary embedding with {tables}, expected one of its tables")
     flag(f"{name}.interleaved", rotary.interleaved, call)
     if 2 * (angles := call.sizes["angles"]) > (dim := call.sizes["dim"]):
         raise UserError(
@@ -345,6 +333,6 @@ def _attention(name: str, params: AttentionParams, call: ArgumentCheck) -> None:
 
 
 norm, linear = record(Norm, _norm), record(Linear, _linear)
-qkv_weights, mlp_weights = record(QkvWeights, _qkv), record(MlpWeights, _mlp)
+qkv_weights = record(QkvWeights, _qkv)
 heads, rows, rotary = record(Heads, _heads), record(Rows, _rows), record(Rotary, _rotary)
 cache, attention_params = record(LayerCache, _cache), record(AttentionParams, _attention)

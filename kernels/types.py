@@ -175,7 +175,8 @@ class Heads:
 @dataclass(frozen=True)
 class Rotary:
     """Tables of rotary embedding: cosine and sine [positions, dim / 2]. The pairs are (0, 1), (2, 3), … if interleaved,
-    else (k, k + dim / 2).
+    else (k, k + dim / 2). For layers with several rotations the tables are [tables, positions, dim / 2], and
+    `QkvWeights.table` says which one a layer reads.
     """
 
     cosine: Tensor
@@ -184,10 +185,22 @@ class Rotary:
 
     @cached_property
     def c(self) -> CRotary:
-        return CRotary(pointer(self.cosine), pointer(self.sine), 2 * self.cosine.shape[1], int(self.interleaved))
+        several = self.cosine.dim() == 3
+        stride = self.cosine.stride(0) if several else 0
+        dim = 2 * self.cosine.shape[-1]
+        return CRotary(pointer(self.cosine), pointer(self.sine), dim, int(self.interleaved), stride)
+
+    @property
+    def positions(self) -> int:
+        return self.cosine.shape[-2]
+
+    def table(self, number: int) -> "Rotary":
+        """One of the tables alone."""
+        several = self.cosine.dim() == 3
+        return Rotary(self.cosine[number], self.sine[number], self.interleaved) if several else self
 
 
-NO_ROTARY = CRotary(None, None, 0, 0)
+NO_ROTARY = CRotary(None, None, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -251,17 +264,24 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class QkvWeights:
-    """Region 1: norm, then one projection to query, key and value heads in this order. q_norm, k_norm: RMS over D."""
+    """Region 1: norm, then one projection to query, key and value heads in this order.
+
+    q_norm, k_norm: RMS over D; with `whole_norms` over all query heads, and all key heads, together.
+    table: of the rotary embedding's tables.
+    """
 
     norm: Norm
     proj: Linear
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     qk_eps: float = 0.0
+    table: int = 0
+    whole_norms: bool = False
 
     @cached_property
     def c(self) -> CQkvWeights:
-        return CQkvWeights(self.norm.c, self.proj.c, pointer(self.q_norm), pointer(self.k_norm), self.qk_eps)
+        norms = pointer(self.q_norm), pointer(self.k_norm), self.qk_eps
+        return CQkvWeights(self.norm.c, self.proj.c, *norms, self.table, self.whole_norms)
 
 
 @dataclass(frozen=True)

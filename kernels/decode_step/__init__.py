@@ -270,6 +270,7 @@ class DecodeStep:
         checks.heads("heads", model.heads, call)
         checks.rows("rows", chunk.rows, call)
         chunk.rows.require_slots(chunk.past + chunk.rows.tokens)
+        call.sizes["table"] = max((layer.qkv.table for layer in model.layers), default=0)
         checks.maybe(checks.rotary)("rotary", rotary, call)
         needed = "tokens" if model.embedding else "inputs"
         if getattr(chunk, needed) is None:

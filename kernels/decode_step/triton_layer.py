@@ -110,12 +110,13 @@ class TritonRegions:
         of_mlp = mlp_arguments(self.hidden, None, None, w.mlp.region, None, residual_from_norm=False)
         tile = launch.tile("qkv_and_mlp", tile_type(proj), rows, proj.outputs + up.outputs, proj.inputs)
         programs = qkv_tiles(w.qkv, tile)
+        rotary = inputs.rotary and inputs.rotary.table(w.qkv.table)
         launch(
             qkv_and_mlp,
             (programs + mlp_tiles(w.mlp.region, tile),),
             tile,
             qkv_programs=programs,
-            **heads_arguments(self.model.heads, inputs.rotary, inputs.rows, self.cache, buffers.queries),
+            **heads_arguments(self.model.heads, rotary, inputs.rows, self.cache, buffers.queries),
             **product_arguments(self.hidden, w.qkv.norm, proj, proj.bias),
             act_ptr=buffers.act,
             N=buffers.act.shape[1],

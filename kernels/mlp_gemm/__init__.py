@@ -5,15 +5,20 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
-from ..checks import checked, flag, floats, maybe, mlp_weights
-from ..types import MlpWeights, pointer
+from ..checks import checked, flag, floats, maybe
+from ..types import Linear, MlpWeights, pointer
+from .mlp_checks import mlp_down, mlp_weights
+from .reference import mlp as whole_reference
 from .reference import mlp_gemm as reference
 
-__all__ = ["mlp_gemm"]
+__all__ = ["mlp", "mlp_gemm"]
 
 build.declare("labkit_mlp_gemm", *[POINTER] * 4, INT, LONG, POINTER, POINTER, INT, allocates=True)
+build.declare("labkit_mlp", *[POINTER] * 3, LONG, POINTER, INT, allocates=True)
 
 
 @checked(
@@ -64,3 +69,20 @@ def mlp_gemm(
     launch = gpu.default_launcher()
     run(hidden, addend, addend_bias, weights, act, changed, launch, residual_from_norm=residual_from_norm)
     return act, hidden if changed is None else changed
+
+
+@checked(weights=mlp_weights, hidden=floats("rows", "width"), down=mlp_down)
+def mlp(hidden: Tensor, weights: MlpWeights, down: Linear, *, threads: int = 1, impl: str) -> Tensor:
+    """hidden [N, H] float32 -> act down^T + bias [N, outputs], with act as in `mlp_gemm`: a whole MLP in one call.
+
+    impl: "cpp" or "reference".
+    """
+    if impl == "reference":
+        return whole_reference(hidden, weights, down)
+    if impl != "cpp":
+        raise UserError(f"got impl = {impl!r}, expected 'cpp' or 'reference'; on a GPU call mlp_gemm and gemm")
+    out = torch.empty(len(hidden), down.outputs)
+    build.in_use(weights.up.weight_type).labkit_mlp(
+        byref(weights.c), byref(down.c), pointer(hidden), len(hidden), pointer(out), threads
+    )
+    return out

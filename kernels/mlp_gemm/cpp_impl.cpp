@@ -80,3 +80,26 @@ extern "C" int64_t labkit_mlp_gemm(const labkit::MlpWeights* weights, const floa
     return 0;
   });
 }
+
+// y: [rows][outputs] = act * down^T + bias, with act as above and nothing added to h: a whole MLP.
+extern "C" int64_t labkit_mlp(const labkit::MlpWeights* weights, const labkit::Linear* down, const float* h,
+                              int64_t rows, float* y, int32_t threads) {
+  using namespace labkit;
+  return guarded([&]() -> int64_t {
+    Team team(threads);
+    const int64_t hidden = weights->up.inputs, stride = row_stride(hidden);
+    const int64_t act_stride = row_stride(weights->gated ? weights->up.outputs / 2 : weights->up.outputs);
+    CallBuffers& buffers = call_buffers();
+    Act* x = buffers.x.get<Act>(rows * stride);
+    float* residual = buffers.residual.get<float>(rows * stride);
+    Act* act = buffers.context.get<Act>(rows * act_stride);
+    run_team(team, threads, [&](int thread) {
+      ThreadScratch& scratch = thread_scratch();
+      const Normalised<Weight> input = normalised_rows<Weight>(team, thread, weights->norm, h, hidden, {}, false, rows,
+                                                               hidden, stride, x, residual, scratch);
+      mlp_region<Weight>(team, thread, *weights, input, rows, act, act_stride, scratch);
+      gemm_into<Weight>(team, thread, *down, act, act_stride, rows, y, down->outputs, scratch);
+    });
+    return 0;
+  });
+}

@@ -37,3 +37,8 @@ def mlp_gemm(
     else:
         act = activation(wide)
     return act, normed if residual_from_norm else hidden
+
+
+def mlp(hidden: Tensor, weights: MlpWeights, down: Linear) -> Tensor:
+    act, _ = mlp_gemm(hidden, None, None, weights)
+    return linear(act, down)

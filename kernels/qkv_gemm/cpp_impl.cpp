@@ -53,10 +53,10 @@ inline void rms_scale(const float* weight, float eps, int64_t n, float* x) {
   normalise(norm, x, n, x);
 }
 
-inline void rotate(const Rotary& rotary, int32_t position, float* x) {
+inline void rotate(const Rotary& rotary, int32_t table, int32_t position, float* x) {
   const int half = rotary.dim / 2;
-  const float* cosine = rotary.cosine + int64_t(position) * half;
-  const float* sine = rotary.sine + int64_t(position) * half;
+  const int64_t row = table * rotary.table + int64_t(position) * half;
+  const float *cosine = rotary.cosine + row, *sine = rotary.sine + row;
   const int step = rotary.interleaved ? 2 : 1, other = rotary.interleaved ? 1 : half;
   for (int i = 0; i < half; ++i) {
     const float a = x[i * step], b = x[i * step + other];
@@ -83,8 +83,8 @@ void rotate_and_append(const Team& team, int thread, const QkvWeights& weights, 
     const bool is_value = head >= heads.query + heads.kv, is_query = head < heads.query;
     if (!is_value) {
       const float* norm = is_query ? weights.q_norm : weights.k_norm;
-      if (norm) rms_scale(norm, weights.qk_eps, heads.dim, x);
-      if (rotary.dim) rotate(rotary, rows.positions[m], x);
+      if (norm && !weights.whole_norms) rms_scale(norm, weights.qk_eps, heads.dim, x);
+      if (rotary.dim) rotate(rotary, weights.table, rows.positions[m], x);
     }
     if (is_query) continue;
     const int64_t kv_head = (head - heads.query) % heads.kv;
@@ -98,6 +98,21 @@ void rotate_and_append(const Team& team, int thread, const QkvWeights& weights, 
   }
 }
 
+// Norms over all query heads, and all key heads, of each row. Ends after a barrier.
+inline void norm_whole(Team& team, int thread, const QkvWeights& weights, const Heads& heads, int64_t rows, float* qkv,
+                       int64_t stride) {
+  const int64_t queries = int64_t(heads.query) * heads.dim, keys = int64_t(heads.kv) * heads.dim;
+  const Range mine = team.share(2 * rows, thread);
+  for (int64_t item = mine.begin; item < mine.end; ++item) {
+    float* row = qkv + item / 2 * stride;
+    if (item % 2)
+      rms_scale(weights.k_norm, weights.qk_eps, keys, row + queries);
+    else
+      rms_scale(weights.q_norm, weights.qk_eps, queries, row);
+  }
+  team.barrier();
+}
+
 // The region: from normalised rows to queries in `qkv`, and keys and values in the cache. Ends after a barrier. Another
 // barrier is before the rotation, because a head's numbers come from blocks that other threads may have multiplied.
 template <class T>
@@ -107,6 +122,7 @@ void qkv_region(Team& team, int thread, const QkvWeights& weights, const Rotary&
   const int64_t count = int64_t(rows.batch) * rows.tokens;
   gemm_into<T>(team, thread, weights.proj, input.x, input.stride, count, qkv, stride, scratch);
   team.barrier();
+  if (weights.whole_norms) norm_whole(team, thread, weights, heads, count, qkv, stride);
   rotate_and_append<Unquantised<T>>(team, thread, weights, rotary, heads, rows, cache, qkv, stride);
   team.barrier();
 }

@@ -23,14 +23,14 @@ def qkv_gemm(
 ) -> tuple[Tensor, Tensor]:
     normed = normalise(weights.norm, hidden)
     qkv = multiply(normed, weights.proj)
-    q, k, v = (
-        part.view(rows.batch, rows.tokens, -1, heads.dim)
-        for part in qkv.split([heads.query * heads.dim, heads.kv * heads.dim, heads.kv * heads.dim], dim=-1)
-    )
-    if weights.q_norm is not None and weights.k_norm is not None:
-        q = F.rms_norm(q, (heads.dim,), weights.q_norm, weights.qk_eps)
-        k = F.rms_norm(k, (heads.dim,), weights.k_norm, weights.qk_eps)
+    q, k, v = qkv.split([heads.query * heads.dim, heads.kv * heads.dim, heads.kv * heads.dim], dim=-1)
+    if weights.whole_norms:
+        q, k = _normed(q, weights.q_norm, weights.qk_eps), _normed(k, weights.k_norm, weights.qk_eps)
+    q, k, v = (part.view(rows.batch, rows.tokens, -1, heads.dim) for part in (q, k, v))
+    if not weights.whole_norms:
+        q, k = _normed(q, weights.q_norm, weights.qk_eps), _normed(k, weights.k_norm, weights.qk_eps)
     if rotary is not None:
+        rotary = rotary.table(weights.table)
         positions = rows.positions.view(rows.batch, rows.tokens)
         cosine, sine = (table[positions].unsqueeze(2) for table in (rotary.cosine, rotary.sine))
         q, k = (rotate(part, cosine, sine, interleaved=rotary.interleaved) for part in (q, k))
@@ -38,6 +38,10 @@ def qkv_gemm(
     write_heads(cache.keys, cache.key_scales, new, k.transpose(1, 2))
     write_heads(cache.values, cache.value_scales, new, v.transpose(1, 2))
     return q.reshape(len(hidden), -1).contiguous(), normed if residual_from_norm else hidden
+
+
+def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return x if weight is None else F.rms_norm(x, weight.shape, weight, eps)
 
 
 def rotate(x_BTND: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:

@@ -181,7 +181,7 @@ def qkv_gemm(
     """Writes queries [M, Hq*D] of any floating type, keys and values, and, if given, residual [M, H] float32, the
     normed rows; see the op's contract.
     """
-    of_heads = heads_arguments(heads, rotary, rows, cache, queries)
+    of_heads = heads_arguments(heads, rotary and rotary.table(weights.table), rows, cache, queries)
     if len(hidden) > FEW_ROWS or weights.q_norm is not None or cache.key_scales is not None:
         return _finished_apart(hidden, weights, heads, cache, residual, of_heads, launch)
     tile = launch.tile("qkv_gemm", tile_type(weights.proj), len(hidden), weights.proj.outputs, weights.proj.inputs)

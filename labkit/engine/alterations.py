@@ -38,7 +38,7 @@ def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConf
     if hook := _foreign_hook(modules._global_forward_hooks, modules._global_forward_pre_hooks):
         raise _refused("torch.nn.Module", f"has the global forward hook {hook}", "remove the hook")
     for path, module in root.get_submodule(start).named_modules(prefix=start):
-        if change := _changed_code(module):
+        if change := changed_code(module):
             raise _refused(path or type(model).__name__, change)
     for path, module in root.get_submodule(policy.layers).named_modules(prefix=policy.layers):
         if change := _changed_activation(module, config):
@@ -55,7 +55,8 @@ def _refused(path: str, change: str, remedy: str = "undo the change") -> UserErr
     )
 
 
-def _changed_code(module: nn.Module) -> str | None:
+def changed_code(module: nn.Module) -> str | None:
+    """What makes a module compute something else than its class in torch or transformers, in words; None: nothing."""
     kind = type(module)
     if _library(kind) not in LIBRARIES:
         return f"is a {kind.__name__} of {kind.__module__}"

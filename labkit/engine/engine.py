@@ -28,9 +28,12 @@ class InferenceEngine(nn.Module):
 
     options: of the call of `init_inference`.
     impl: "triton", "cpp" or "reference", as "auto" was resolved, or "torch" for a model without labkit's kernels.
+    level: how much of the model runs on labkit's kernels. "row": all layers, in one call. "hooks": linears and MLPs, in
+    transformers' code. "transformers": nothing.
     """
 
     impl: str
+    level: str  # "row", "hooks" or "transformers"
     module: Any
 
     def __init__(self, module: PreTrainedModel, options: Options) -> None:
@@ -85,6 +88,9 @@ class InferenceEngine(nn.Module):
     def can_generate(self) -> bool:
         return bool(self.module.can_generate())
 
+    def extra_repr(self) -> str:
+        return f"level={self.level}, impl={self.impl}"
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward; see FusedCausalLM.forward."""
         return self.module(*args, **kwargs)
@@ -122,6 +128,8 @@ class InferenceEngine(nn.Module):
 
 class FusedEngine(InferenceEngine):
     """Engine of a model on the fused kernels."""
+
+    level = "row"
 
     def __init__(self, module: PreTrainedModel, options: Options, impl: str) -> None:
         super().__init__(module, options)
@@ -206,14 +214,8 @@ class EncoderEngine(FusedEngine):
         raise UserTypeError(f"{type(self.module).__name__} is an encoder and generates no text; call the engine itself")
 
 
-class SlicedEngine(InferenceEngine):
-    """Engine of a model without kernels, whose linears are cut over ranks (`labkit.engine.parallel.slicing`).
-
-    `module` is transformers' own. It runs torch's ops and announces no stages. Every rank calls it with the same
-    arguments.
-    """
-
-    impl = "torch"
+class HostedEngine(InferenceEngine):
+    """Engine of a model that transformers runs. `module` is transformers' own, and announces no stages."""
 
     def __init__(self, module: PreTrainedModel, options: Options) -> None:
         super().__init__(module, options)
@@ -221,18 +223,6 @@ class SlicedEngine(InferenceEngine):
         self._started = 0.0
         module.register_forward_pre_hook(self._begin_step)
         module.register_forward_hook(self._end_step)
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's generate. All ranks draw the same random numbers as rank 0."""
-        tp = self.options.tensor_parallel
-
-        def of_rank_0(state: torch.Tensor) -> torch.Tensor:
-            torch.distributed.broadcast(state, group_src=0, group=tp.tp_group)
-            return state
-
-        if tp.ranks > 1:
-            draw_alike(self.device, of_rank_0)
-        return self.module.generate(*args, **kwargs)
 
     def profile_model_time(self) -> None:
         self._step_times_ms = []
@@ -247,6 +237,44 @@ class SlicedEngine(InferenceEngine):
     def _end_step(self, *call: Any) -> None:
         if self._step_times_ms is not None:
             self._step_times_ms.append((perf_counter() - self._started) * 1e3)
+
+
+class InjectedEngine(HostedEngine):
+    """Engine of a model without a row, with parts on labkit's kernels (`labkit.engine.injected`).
+
+    why: it has no row.
+    replaced: what was replaced, in words.
+    left: why other linears stayed transformers' own, by path.
+    """
+
+    impl, level = "cpp", "hooks"
+
+    def __init__(
+        self, module: PreTrainedModel, options: Options, why: str, replaced: list[str], left: dict[str, str]
+    ) -> None:
+        super().__init__(module, options)
+        self.why, self.replaced, self.left = why, replaced, left
+
+
+class SlicedEngine(HostedEngine):
+    """Engine of a model without kernels, whose linears are cut over ranks (`labkit.engine.parallel.slicing`).
+
+    It runs torch's ops. Every rank calls it with the same arguments.
+    """
+
+    impl, level = "torch", "transformers"
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Hugging Face's generate. All ranks draw the same random numbers as rank 0."""
+        tp = self.options.tensor_parallel
+
+        def of_rank_0(state: torch.Tensor) -> torch.Tensor:
+            torch.distributed.broadcast(state, group_src=0, group=tp.tp_group)
+            return state
+
+        if tp.ranks > 1:
+            draw_alike(self.device, of_rank_0)
+        return self.module.generate(*args, **kwargs)
 
 
 def _recorded(times: list[float] | None) -> list[float]:

@@ -6,18 +6,23 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.engine.build import build, join
 from labkit.engine.engine import InferenceEngine
-from labkit.engine.options import read_options
+from labkit.engine.injected.injected_engine import injected_engine
+from labkit.engine.options import Options, read_options
 from labkit.engine.parallel.ranks import asked_to_join
 from labkit.engine.plan import make_plan
+from labkit.engine.proof import derive
 from labkit.engine.resolve import hf_config_of, resolve
 from labkit.engine.without_kernels import runs_without_kernels, sliced_engine
 from labkit.engine.wrap import wrap
+from labkit.kernels.build import unavailable
 from labkit.models.encoder_policies import encoder_policy_for
 from labkit.models.policies import find_policy
+from labkit.models.policy import Policy
 from labkit.weights.protocol import TensorSource
 from labkit.weights.resolve import resolve as resolve_name
 
@@ -52,7 +57,20 @@ def init_inference(
         policy = encoder_policy_for(model) or find_policy(hf_config)
         if runs_without_kernels(model, read, policy):
             return sliced_engine(model, read)
+        if policy is None and isinstance(model, PreTrainedModel):
+            derived = derive(model, engine_with_row)
+            if derived.policy is None:
+                return injected_engine(model, read, derived.refusal)
+            policy = derived.policy
         plan = make_plan(resolve(model, read, hf_config, policy))
         team = join(plan)
     with team.calls.one("init_inference"):
         return wrap(plan, team, build(plan, team))
+
+
+def engine_with_row(model: PreTrainedModel, policy: Policy) -> InferenceEngine:
+    """The engine of a model in memory with this row, in float32 on the CPU's kernels."""
+    options = Options(dtype=torch.float32, impl="reference" if unavailable() else "cpp")
+    plan = make_plan(resolve(model, options, model.config, policy))
+    team = join(plan)
+    return wrap(plan, team, build(plan, team))

@@ -12,7 +12,7 @@ from labkit.engine.resolve import Request
 from labkit.kernels import gpu
 from labkit.kernels.types import float_dtype
 from labkit.models.shards import evenly, shard
-from labkit.system.errors import UserError
+from labkit.system.errors import UnsupportedError, UserError
 from labkit.weights.capacity import layer_bytes, outside_bytes
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.spec import WeightSpec
@@ -41,6 +41,8 @@ def make_plan(request: Request) -> Plan:
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
+    if spec.config.qk_norm_whole and impl == "triton":
+        raise UnsupportedError("norms over all heads together are not in the Triton kernels yet; pass impl='cpp'")
     if options.offload is not None:
         options.offload.check_for(impl)
     if options.kv_offload is not None:

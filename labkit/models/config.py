@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from labkit.system.errors import UserError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 NORMS = ("layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 POSITIONS = ("learned", "rotary", "alibi")
+PER_LAYER = ("attention_scales", "windows", "rotary_tables")
 KV_SCALE_BYTES = 2  # float16: one scale for a head's keys and one for its values, per position of an int8 cache
 SIZES = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
@@ -69,22 +71,29 @@ class ModelConfig:
     position_offset: int = 0  # row of the position table that belongs to position 0 (OPT: 2)
     positions_from_mask: bool = False  # for a forward without position_ids: see `Policy.positions_from_mask`
     rotary: RotarySpec | None = None
+    other_rotaries: tuple[RotarySpec, ...] = ()  # with other frequencies; for a layer without a rotation they are 0
+    rotary_tables: tuple[int, ...] = ()  # per layer: 0 for `rotary`, 1 for the first of the others, …; empty: all 0
     attention_scales: tuple[float, ...]  # per layer, multiplies q·k
     windows: tuple[int | None, ...]  # per layer: the query at i sees the keys i - window < j <= i; None: all j <= i
     biases: frozenset[str] = frozenset()  # of "qkv", "attn_out", "ff1", "ff2", "head"
     parallel_residual: bool = False  # h + attn(norm1(h)) + mlp(norm2(h))
     shared_norm: bool = False  # norm2 is norm1 (GPT-J)
+    input_norms: bool = True  # False: no norm1 and norm2, as in OLMo 2, which has output_norms alone
     pre_norm: bool = True  # False: h = norm1(h + attn(h)); h = norm2(h + mlp(h)) (OPT-350m, BERT)
     causal: bool = True  # False: an encoder without embeddings and heads, in which all tokens see each other
     residual_from_norm: bool = False  # the residual is norm(h) instead of h (a BLOOM option)
     final_norm: bool = True
     embedding_norm: bool = False  # BLOOM
     qk_norm: bool = False  # RMS norm over each query and key head before the rotation (Qwen3)
+    qk_norm_whole: bool = False  # it is over all query heads together, and all key heads (OLMo 2)
     output_norms: bool = False  # h += attn_out_norm(attn(norm1(h))); h += mlp_out_norm(mlp(norm2(h))) (Gemma 2)
     norm_offset: float = 0.0  # added to the stored weights of all norms (Gemma: 1)
+    norm_bias: bool = True  # of layer norms (Cohere: none)
+    residual_scale: float = 1.0  # h += residual_scale * attn(norm1(h)), and so the MLP (Granite)
     embedding_scale: float = 1.0  # multiplies the rows of the embedding, rounded to its type (Gemma)
     attention_cap: float | None = None  # a score s becomes cap * tanh(s / cap) before the mask (Gemma 2)
     logit_cap: float | None = None  # the same for a logit
+    logit_scale: float = 1.0  # multiplies the logits (Cohere, Granite)
     tied_head: bool = False
 
     def __post_init__(self) -> None:
@@ -102,15 +111,39 @@ class ModelConfig:
             )
         if self.output_norms and (self.parallel_residual or self.residual_from_norm or not self.pre_norm):
             raise UserError("output_norms need a sequential layer whose residual is not normed")
-        for per_layer in ("attention_scales", "windows"):
-            if (got := len(getattr(self, per_layer))) != self.num_layers:
+        if self.residual_scale != 1 and (self.position == "learned" or self.embedding_norm or self.output_norms):
+            raise UserError("a residual_scale needs rows that come from the embedding alone, and no output_norms")
+        if (self.residual_scale != 1 or self.logit_scale != 1) and not (self.final_norm and self.pre_norm):
+            raise UserError("residual_scale and logit_scale need a final norm")
+        if not self.input_norms and not (self.output_norms and self.norm == "rms"):
+            raise UserError("layers without input_norms need output_norms of kind 'rms'")
+        for per_layer in PER_LAYER:
+            if (got := len(getattr(self, per_layer))) != self.num_layers and (got or per_layer != "rotary_tables"):
                 raise UserError(f"{per_layer} has {got} entries for {self.num_layers} layers; give one per layer")
         if (self.position == "rotary") != (self.rotary is not None):
             raise UserError(
                 f"position = {self.position!r} with rotary = {self.rotary}; give a RotarySpec exactly when 'rotary'"
             )
+        if max(self.rotary_tables, default=0) > len(self.other_rotaries):
+            raise UserError(f"rotary_tables = {self.rotary_tables}; expected at most {len(self.other_rotaries)}")
+        if len({(rotary.dim, rotary.interleaved) for rotary in self.rotaries}) > 1:
+            raise UserError("rotations of several sizes or kinds of pairs; expected other frequencies alone")
         if self.rotary and self.rotary.dim > self.head_dim:
             raise UserError(f"{self.rotary.dim} rotary dimensions do not fit in heads of {self.head_dim}")
+
+    @property
+    def rotaries(self) -> tuple[RotarySpec, ...]:
+        """All rotations, in the order of the tables; empty without a rotation."""
+        return () if self.rotary is None else (self.rotary, *self.other_rotaries)
+
+    def with_layers(self, numbers: Iterable[int]) -> ModelConfig:
+        """The same model with these of its layers, by their numbers; one may come several times."""
+        numbers = tuple(numbers)
+        changes: dict[str, Any] = {"num_layers": len(numbers)}
+        for name in PER_LAYER:
+            if values := getattr(self, name):
+                changes[name] = tuple(values[number] for number in numbers)
+        return replace(self, **changes)
 
     def layer_shapes(self) -> Shapes:
         """The weights of one layer: canonical name -> shape; linears are [out, in].
@@ -120,13 +153,15 @@ class ModelConfig:
         """
         hidden, inner = self.hidden_size, self.intermediate_size
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes = self._norm_shapes("norm1") | self._linear_shapes("qkv", query + 2 * kv, hidden)
+        shapes = self._norm_shapes("norm1") if self.input_norms else {}
+        shapes |= self._linear_shapes("qkv", query + 2 * kv, hidden)
         if self.qk_norm:
-            shapes |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
+            of_query, of_key = (query, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
+            shapes |= {"q_norm.weight": (of_query,), "k_norm.weight": (of_key,)}
         shapes |= self._linear_shapes("attn_out", hidden, query)
         if self.output_norms:
             shapes |= self._norm_shapes("attn_out_norm") | self._norm_shapes("mlp_out_norm")
-        if not self.shared_norm:
+        if self.input_norms and not self.shared_norm:
             shapes |= self._norm_shapes("norm2")
         shapes |= self._linear_shapes("ff1", 2 * inner if self.gated else inner, hidden)
         return shapes | self._linear_shapes("ff2", hidden, inner)
@@ -165,7 +200,7 @@ class ModelConfig:
 
     def _norm_shapes(self, name: str) -> Shapes:
         shapes: Shapes = {f"{name}.weight": (self.hidden_size,)}
-        return shapes if self.norm == "rms" else shapes | {f"{name}.bias": (self.hidden_size,)}
+        return shapes | {f"{name}.bias": (self.hidden_size,)} if self.norm == "layer" and self.norm_bias else shapes
 
     def _linear_shapes(self, name: str, rows: int, columns: int) -> Shapes:
         shapes: Shapes = {f"{name}.weight": (rows, columns)}

@@ -15,7 +15,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from labkit.models.config import ModelConfig, Shapes, alibi_slopes
-from labkit.system.errors import UserError
+from labkit.system.errors import UnsupportedError, UserError
 from labkit.system.rounding import BLOCK, ceil_div
 
 if TYPE_CHECKING:
@@ -84,12 +84,8 @@ class Shard:
         """This rank's part as a model of its own, with fewer layers and heads and a narrower MLP. The vocabulary stays
         whole.
         """
-        own = slice(self.layers.start, self.layers.stop)
         return replace(
-            self.config,
-            num_layers=len(self.layers),
-            attention_scales=self.config.attention_scales[own],
-            windows=self.config.windows[own],
+            self.config.with_layers(self.layers),
             num_heads=len(self.query),
             num_kv_heads=len(self.kv),
             intermediate_size=len(self.inner),
@@ -186,6 +182,8 @@ def shard(
         raise UserError(
             f"{config.num_heads} query heads cannot be split over {size} ranks; use tp_size <= {config.num_heads}"
         )
+    if size > 1 and config.qk_norm_whole:
+        raise UnsupportedError("norms over all heads together cannot be cut among ranks yet; use tp_size=1")
     heads = head_shares(config.num_heads, config.num_kv_heads, size)[rank]
     inner = share(config.intermediate_size, size, rank, BLOCK)
     vocab = share(config.vocab_size, size, rank, BLOCK)

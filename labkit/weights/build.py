@@ -22,9 +22,10 @@ from labkit.weights.capacity import layer_bytes, model_bytes, outside_bytes
 from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.gguf.tensors import GgufTensors, NativeWeights
 from labkit.weights.matrices import matrices_of
+from labkit.weights.packing import packed_at_once
 from labkit.weights.protocol import TensorSource, finite, is_finite
 from labkit.weights.quantise import check_schemes, warn_of_coarse_scales
-from labkit.weights.records import Builder, packed_at_once
+from labkit.weights.records import Builder
 from labkit.weights.spec import WeightSpec
 
 Keep = Callable[[int | None, Canonical], None]

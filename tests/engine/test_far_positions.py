@@ -45,7 +45,7 @@ def test_one_row_may_be_far_from_the_others() -> None:
 
 def test_tables_hold_what_a_cache_has_slots_for_and_no_far_position() -> None:
     config = model_config_of(vanilla("llama").config)
-    tables, cache = RotaryTables(config.rotary, torch.device("cpu")), KVCache(config, torch.float32)
+    tables, cache = RotaryTables(config.rotaries, torch.device("cpu")), KVCache(config, torch.float32)
     cache.reserve(1, 100)
     assert not tables.holds(2 * FEW_POSITIONS, cache)
     cache.reserve(1, 2 * FEW_POSITIONS)

@@ -12,7 +12,7 @@ import torch
 from helpers.models.engines import FEW, IMPLS, few_models, greedy, prompt, vanilla
 from helpers.models.small_models import small_model
 from torch import nn
-from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, PreTrainedModel
+from transformers import ElectraConfig, GPT2Config, GPT2Model, PreTrainedModel
 
 import labkit
 from labkit.engine.runners.layer import FusedLayer
@@ -140,11 +140,11 @@ def test_a_type_without_room_for_a_weight_is_named_and_the_model_left_as_it_was(
     assert all(parameter.numel() for parameter in model.parameters())
 
 
-def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
+def test_a_checkpoint_of_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     config = ElectraConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
     known = "expected one of GPT2LMHeadModel, .*Llama.*, BertModel, RobertaModel, DistilBertModel"
     with pytest.raises(ValueError, match=f"unknown architecture .*electra.*; {known}"):
-        labkit.init_inference(ElectraModel(config))
+        labkit.init_inference(config, checkpoint="somewhere")
 
 
 def test_a_model_without_its_head_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Region 3: bias, residual, norm, first MLP matrix, activation."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from helpers.kernels.ops import UNIT, WEIGHTS, Draw, assert_near, rounds_activations, tolerance
 
 from labkit.kernels import mlp_gemm
+from labkit.kernels.mlp_gemm import mlp
 from labkit.kernels.types import ACTIVATIONS, MlpWeights
 
 HIDDEN, INNER = 63, 100
@@ -47,6 +49,32 @@ def test_cpp_equals_reference(dtype: torch.dtype, norm: str, activation: str, ga
             )
             assert_near(actual[0][:, :INNER], expected[0], 1.0 + expected[0].abs().max(), act_tolerance(dtype))
             assert_near(actual[1], expected[1], 1.0 + expected[1].abs().max(), 2e-6)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
+def test_a_whole_mlp_equals_the_reference(dtype: torch.dtype, gated: bool) -> None:
+    draw = Draw(dtype)
+    plain, packed = draw.linear(INNER, HIDDEN, gated=gated)
+    plain_down, packed_down = draw.linear(HIDDEN + 2, INNER)
+    norm = draw.norm("rms", HIDDEN)
+    for rows in ROWS:
+        hidden = draw.normal(rows, HIDDEN)
+        expected = mlp(hidden, MlpWeights(norm, plain, "silu", gated), plain_down, impl="reference")
+        actual = mlp(hidden, MlpWeights(norm, packed, "silu", gated), packed_down, threads=2, impl="cpp")
+        assert_near(actual, expected, 1.0 + expected.abs().max(), 2 * act_tolerance(dtype))
+
+
+def test_matrices_of_an_mlp_that_do_not_fit_each_other_are_refused() -> None:
+    draw = Draw()
+    plain, packed = draw.linear(INNER, HIDDEN, gated=True)
+    _, down = draw.linear(HIDDEN, INNER + 32)
+    weights = MlpWeights(draw.norm("none", HIDDEN), packed, "silu", gated=True)
+    with pytest.raises(ValueError, match=r"got down\.inputs = 132, expected 112: the outputs of the first matrix"):
+        mlp(draw.normal(1, HIDDEN), weights, down, impl="cpp")
+    plain_weights, (plain_down, _) = replace(weights, up=plain), draw.linear(HIDDEN, INNER)
+    with pytest.raises(ValueError, match="expected 'cpp' or 'reference'"):
+        mlp(draw.normal(1, HIDDEN), plain_weights, plain_down, impl="triton")
 
 
 def test_padding_columns_of_a_gated_matrix_are_zero() -> None:

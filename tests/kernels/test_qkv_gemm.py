@@ -7,7 +7,7 @@ import torch
 from helpers.kernels.ops import UNIT, WEIGHTS, Draw, assert_near, rows_of, tolerance
 
 from labkit.kernels import qkv_gemm
-from labkit.kernels.types import Heads, LayerCache, QkvWeights
+from labkit.kernels.types import Heads, LayerCache, QkvWeights, Rotary
 
 HIDDEN, PAST, CAPACITY = 63, 4, 20
 HEADS = {"3x20": Heads(3, 3, 20), "6:2x64": Heads(6, 2, 64), "2:1x80": Heads(2, 1, 80)}
@@ -55,6 +55,42 @@ def assert_cpp_equals_reference(
         assert_near(actual[1], expected[1], 4.0, 2e-6)
         for slots, expected_slots in ((cache.keys, expected_cache.keys), (cache.values, expected_cache.values)):
             assert_cache_near(slots, expected_slots, heads, tokens, tolerance(dtype) + 2 * UNIT[dtype])
+
+
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_a_layer_reads_its_own_table(impl: str) -> None:
+    """As if the others were not there."""
+    draw, heads, rows = Draw(), HEADS["3x20"], rows_of(2, 3, PAST)
+    plain, packed = draw.linear(180, HIDDEN)
+    several = [draw.rotary(20, 40, interleaved=False) for _ in range(3)]
+    cosine, sine = torch.stack([one.cosine for one in several]), torch.stack([one.sine for one in several])
+    tables = Rotary(cosine, sine, interleaved=False)
+    weights = QkvWeights(draw.norm("layer", HIDDEN), packed if impl == "cpp" else plain)
+    hidden = draw.normal(6, HIDDEN)
+    for number, table in enumerate(several):
+        _, cache = draw.cache(heads, rows, PAST, CAPACITY)
+        expected, _ = qkv_gemm(hidden, weights, heads, table, rows, cache, impl=impl)
+        actual, _ = qkv_gemm(hidden, replace(weights, table=number), heads, tables, rows, cache, impl=impl)
+        assert torch.equal(actual, expected)
+    with pytest.raises(ValueError, match="got table 3 of a rotary embedding with 3"):
+        qkv_gemm(hidden, replace(weights, table=3), heads, tables, rows, cache, impl=impl)
+
+
+@pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
+def test_norms_over_all_heads_equal_the_reference(dtype: torch.dtype) -> None:
+    draw, heads = Draw(dtype), HEADS["6:2x64"]
+    plain, packed = draw.linear(640, HIDDEN)
+    q_norm, k_norm = 1.0 + draw.normal(384, std=0.3), 1.0 + draw.normal(128, std=0.3)
+    weights = QkvWeights(draw.norm("rms", HIDDEN), plain, q_norm, k_norm, qk_eps=1e-6, whole_norms=True)
+    tables = draw.rotary(64, 40, interleaved=False)
+    for batch, tokens in STEPS:
+        rows = rows_of(batch, tokens, PAST)
+        hidden = draw.normal(batch * tokens, HIDDEN)
+        expected_cache, cache = draw.cache(heads, rows, PAST, CAPACITY)
+        expected, _ = qkv_gemm(hidden, weights, heads, tables, rows, expected_cache, impl="reference")
+        actual, _ = qkv_gemm(hidden, replace(weights, proj=packed), heads, tables, rows, cache, threads=2, impl="cpp")
+        assert_near(actual, expected, 4.0 + expected.abs().max(), tolerance(dtype))
+        assert_cache_near(cache.keys, expected_cache.keys, heads, tokens, tolerance(dtype) + 2 * UNIT[dtype])
 
 
 def assert_cache_near(

@@ -46,7 +46,7 @@ class LayerRange:
 
     def __post_init__(self) -> None:
         self.config, self.impl = self.spec.part.local, self.spec.impl
-        self.rotary = RotaryTables(self.config.rotary, self.device)
+        self.rotary = RotaryTables(self.config.rotaries, self.device)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

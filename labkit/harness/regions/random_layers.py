@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import psutil
@@ -69,13 +69,8 @@ class RandomLayers:
 def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> RandomLayers:
     """`case.layers` random layers of the shape of `config`, with matrices of `dtype` on the fused side."""
     device = gpu.default_device() if case.impl == "triton" else CPU
-    config = replace(
-        config,
-        num_layers=case.layers,
-        vocab_size=VOCABULARY,
-        windows=_cycled(config.windows, case.layers),
-        attention_scales=_cycled(config.attention_scales, case.layers),
-    )
+    layers = (number % config.num_layers for number in range(case.layers))
+    config = replace(config.with_layers(layers), vocab_size=VOCABULARY)
     plain_dtype = float_dtype(dtype)
     generator = torch.Generator().manual_seed(0)
     tensors, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
@@ -94,7 +89,7 @@ def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> R
         wiring=Wiring(fused.heads, config.parallel_residual, fused.residual_from_norm),
         hidden_NH=hidden,
         rows=rows,
-        rotary=rotary_tables(config.rotary, case.context + 1, device) if config.rotary else None,
+        rotary=rotary_tables(config.rotaries, case.context + 1, device),
         cache=cache,
     )
 
@@ -209,7 +204,3 @@ def _filled_cache(
         filled.copy_(torch.randn(filled.shape, generator=generator))
     cache.length = cache.reach = case.context
     return cache, cache.place(case.batch, 1)
-
-
-def _cycled(values: Sequence[Any], count: int) -> tuple[Any, ...]:
-    return tuple(values[index % len(values)] for index in range(count))

@@ -8,7 +8,7 @@ the same memory, whose place favours none of them, so they are timed one after t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +95,7 @@ class Step:
         self.weights = random_model(few, dtype, "triton", device)
         self.batch, self.timer, self.device = batch, timer, device
         self.context = min(CONTEXT, (config.max_positions or CONTEXT) - 2)
-        self.rotary = rotary_tables(config.rotary, self.context + 2, device) if config.rotary else None
+        self.rotary = rotary_tables(config.rotaries, self.context + 2, device)
         self.pool = SlotPool(few, self.weights.cache_dtype, device)
 
     def tune(self, tiles: dict[str, Tile]) -> Iterator[TunedTile]:
@@ -187,6 +187,4 @@ def graph_us(decoder: GpuDecoder) -> float:
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:
-    count = min(LAYERS, config.num_layers)
-    scales, windows = config.attention_scales[:count], config.windows[:count]
-    return replace(config, num_layers=count, attention_scales=scales, windows=windows)
+    return config.with_layers(range(min(LAYERS, config.num_layers)))

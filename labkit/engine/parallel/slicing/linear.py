@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from labkit.engine.parallel.slicing.shares import Share, take
+from labkit.models.observed.calls import matrix
 
 Reduce = Callable[[Tensor], Tensor]  # a rank's partial sum -> the sum over the ranks, the same on each
 
@@ -34,12 +35,6 @@ class GroupSum:
 
 def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | Conv1D)
-
-
-def matrix(linear: nn.Module) -> Tensor:
-    """Returns the weight as [out, in]; transformers' Conv1D stores [in, out]."""
-    weight: Tensor = linear.weight  # type: ignore[assignment]
-    return weight.detach().T if isinstance(linear, Conv1D) else weight.detach()
 
 
 def _bias(linear: nn.Module) -> Tensor | None:

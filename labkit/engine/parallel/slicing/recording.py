@@ -1,8 +1,6 @@
 """Recording of the calls of a model's blocks in a tiny run. The proof replays them on copies of the blocks."""
 
 import copy
-import inspect
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import Cache
 
-from labkit.system.errors import UserError
+from labkit.models.observed.example_inputs import evaluating, next_inputs, token_inputs
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,16 @@ def record(
         return hook
 
     handles = [block.register_forward_pre_hook(keep(name), with_kwargs=True) for name, block in blocks.items()]
-    training = [module for module in model.modules() if module.training]
-    model.eval()
     try:
-        with torch.no_grad():
-            inputs = dict(example) if example is not None else _token_inputs(model)
+        with evaluating(model):
+            inputs = dict(example) if example is not None else token_inputs(model)
             runs += 1
             output = model(**inputs)
-            following = None if example is not None else _next_inputs(model, inputs, output)
+            following = None if example is not None else next_inputs(model, inputs, output)
             if following is not None:
                 runs += 1
                 model(**following)
     finally:
-        for module in training:
-            module.training = True
         for handle in handles:
             handle.remove()
     return {name: tuple(made) for name, made in calls.items()}
@@ -125,50 +119,3 @@ def _single_precision(cache: Cache) -> Cache:
                 if is_float(value):
                     setattr(layer, name, value.float())
     return cache
-
-
-def _token_inputs(model: nn.Module) -> dict[str, Any]:
-    config: Any = getattr(model, "config", None)
-    main = getattr(model, "main_input_name", None)
-    if config is None or main != "input_ids":
-        takes = "it has no config" if config is None else f"it takes {main}"
-        raise UserError(
-            f"{type(model).__name__} can't be run on tokens ({takes}); pass example=, keyword arguments of its forward"
-        )
-    numbers = set(_numbers(config.to_dict()))
-    # sizes that the config doesn't contain, so that they can't be taken for a number of heads
-    batch, encoder, decoder = itertools.islice((size for size in itertools.count(3, 2) if size not in numbers), 3)
-    device = next(model.parameters()).device
-    inputs = {"input_ids": _tokens(config, batch, encoder, device)}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    inputs["attention_mask"][0, :2] = 0  # left padding
-    if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = _tokens(config, batch, decoder, device)
-    return inputs
-
-
-def _tokens(config: Any, batch: int, length: int, device: torch.device) -> Tensor:
-    vocabulary = getattr(config.get_text_config(), "vocab_size", 0) or 100
-    low = min(5, vocabulary - 1)  # above the usual special tokens: RoBERTa derives positions from the padding token
-    generator = torch.Generator().manual_seed(length)
-    return torch.randint(low, vocabulary, (batch, length), generator=generator).to(device)
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(item)
-
-
-def _next_inputs(model: nn.Module, inputs: Mapping[str, Tensor], output: Any) -> dict[str, Any] | None:
-    """Returns inputs for one more token after `output`'s KV cache; None: the model has no cache."""
-    past = getattr(output, "past_key_values", None)
-    if past is None or "past_key_values" not in inspect.signature(model.forward).parameters:
-        return None
-    mask = inputs["attention_mask"]
-    if "decoder_input_ids" in inputs:
-        return {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :1], "past_key_values": past}
-    longer = torch.cat([mask, mask[:, -1:]], 1)
-    return {"input_ids": inputs["input_ids"][:, -1:], "attention_mask": longer, "past_key_values": past}

@@ -1,0 +1,314 @@
+"""Replaces a transformers model's linears, plain MLPs and tied embeddings by modules on packed matrices.
+
+Weights are packed once. Linears that read the same tensor become one matrix, and a plain MLP becomes one call. A run on
+a few tokens shows what each module computes, and each replacement has to return the same there.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from labkit.engine.alterations import changed_code
+from labkit.engine.injected.modules import (
+    InjectedEmbedding,
+    InjectedLinear,
+    InjectedMlp,
+    InjectedModule,
+    JoinedLinear,
+    JoinedLinears,
+)
+from labkit.engine.parallel.slicing.linear import emptied
+from labkit.kernels.gemm import interleave_gate
+from labkit.kernels.memory import Arena
+from labkit.kernels.types import NO_NORM, Linear, MlpWeights, float_dtype
+from labkit.models.observed.calls import calls_of, distance, is_linear, matrix
+from labkit.models.observed.mlps import PlainMlp, may_be_mlp, plain_mlp
+from labkit.system.errors import UnsupportedError
+from labkit.system.rounding import round_up
+from labkit.weights.canonical import RowBlocks
+from labkit.weights.packing import Packer
+from labkit.weights.quantise import Quantization, Scheme
+
+LAYER, HEAD = "qkv.weight", "head.weight"  # canonical names, whose schemes all linears and the head have
+FEW_OUTPUTS = 1024  # a linear with fewer may choose experts: it is not quantised if its inputs are many times more
+FAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # largest distance to the original's outputs
+FAR_CODES = {8: 0.1, 4: 0.5}
+MOST_LAYERS_APART = 10  # the distance of a whole model's results / of one module's outputs, at most
+OTHERS = 1 << 16  # bytes of a matrix besides its numbers: padding, scales and bias
+NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A product, or a whole MLP, that takes the place of some modules. kind: "linear", "joined linears", "MLP",
+    "head" or "embedding".
+    """
+
+    kind: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A model with replaced modules.
+
+    left: why other linears stayed as they are, by path.
+    """
+
+    model: PreTrainedModel
+    replaced: tuple[Replacement, ...]
+    left: Mapping[str, str]
+
+    def summary(self) -> list[str]:
+        """Replacements in words, those of all layers together: "joined linears: model.layers.*.self_attn.q_proj, …"."""
+        counts: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
+        for made in self.replaced:
+            counts[made.kind, tuple(NUMBERS.sub("*", path) for path in made.paths)] += 1
+        return [f"{count} x {kind}: {', '.join(paths)}" for (kind, paths), count in counts.items()]
+
+
+def inject(
+    model: PreTrainedModel, dtype: torch.dtype, quant: Quantization, *, impl: str = "cpp", consume: bool = False
+) -> Injected:
+    """A copy of a model in memory, with its linears on packed matrices. Everything else is shared with the original.
+
+    dtype: of the matrices; int8: quantised as `quant` says, the head in bfloat16 unless `quant` names it.
+    consume: frees each replaced weight of the original.
+
+    Raises UnsupportedError for a model that computes something else with packed parts.
+    """
+    refusal = ""
+    for tied in (True, False):  # some models use the embedding's weight in other ways, too
+        injector = _Injector(model, dtype, quant, impl, tied)
+        injected = injector.run()
+        if not (refusal := injector.refusal(injected)):
+            if consume:
+                injector.consume()
+            return injected
+    raise UnsupportedError(
+        f"{type(model).__name__} cannot run with packed parts: {refusal}; use transformers' own model"
+    )
+
+
+@dataclass
+class _Injector:
+    model: PreTrainedModel
+    dtype: torch.dtype
+    quant: Quantization
+    impl: str
+    tied: bool  # whether an embedding that is tied to the head reads the head's packed matrix
+    made: dict[int, nn.Module] = field(default_factory=dict)  # by id of the original
+    taken: set[int] = field(default_factory=set)  # ids of the linears that have a replacement
+    replaced: list[Replacement] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> Injected:
+        model = self.model
+        self.linears = dict(self._suitable())
+        mlps = {
+            path: module
+            for path, module in model.named_modules()
+            if may_be_mlp(module, self.linears) and not any(map(changed_code, module.modules()))
+        }
+        calls = calls_of(model, {"": model} | self.linears | mlps)
+        self.expected = calls.pop("").y
+        self.calls = {path: call for path, call in calls.items() if call.alone}
+        self.packer = self._packer()
+        self._replace_head()
+        for path, module in mlps.items():
+            if path in self.calls:
+                self._replace_mlp(path, module)
+        for paths in self._readers_of_one_tensor():
+            self._replace_linears(paths)
+        for path in self.linears:
+            if path not in self.calls:
+                self.left[path] = "a forward does not call it alone"
+        memo: dict[int, Any] = {id(tensor): _shared(tensor) for tensor in model.parameters()}
+        injected: PreTrainedModel = copy.deepcopy(model, memo | self.made)
+        if self.dtype.is_floating_point:
+            injected.to(self.dtype)
+        return Injected(injected.eval(), tuple(self.replaced), self.left)
+
+    def refusal(self, injected: Injected) -> str:
+        """Why the injected model does not return what the original does; empty: it does. Codes have no bound."""
+        try:
+            actual = calls_of(injected.model, {"": injected.model})[""].y
+        except (RuntimeError, TypeError, ValueError) as error:
+            return str(error)
+        if not self.dtype.is_floating_point:
+            return ""
+        far = distance(actual, self.expected)
+        return "" if far <= MOST_LAYERS_APART * FAR[self.dtype] else f"its results differ by {far:.1%}"
+
+    def consume(self) -> None:
+        """Frees the weights of the original that have a replacement."""
+        for linear in self.linears.values():
+            if id(linear) in self.taken:
+                emptied(linear)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The type of the activations around the matrices."""
+        return self.dtype if self.dtype.is_floating_point else self.model.dtype
+
+    def _suitable(self) -> Iterator[tuple[str, nn.Module]]:
+        """The linears that may be replaced, by path."""
+        inside = {
+            id(part)
+            for module in self.model.modules()
+            if isinstance(module, nn.MultiheadAttention)
+            for part in module.modules()
+        }  # its forward reads their weights
+        for path, module in self.model.named_modules():
+            if not isinstance(module, nn.Linear | Conv1D) or id(module) in inside:
+                continue
+            weight: Any = module.weight
+            if change := changed_code(module):
+                self.left[path] = f"it {change}"
+            elif not is_linear(module):
+                self.left[path] = f"its class, {type(module).__name__}, computes more than a linear"
+            elif not weight.is_floating_point() or weight.layout != torch.strided:
+                self.left[path] = f"its weight is {weight.dtype}, {weight.layout}"
+            elif self._few_outputs(module):
+                self.left[path] = "it may choose experts, and codes would choose others"
+            else:
+                yield path, module
+
+    def _few_outputs(self, module: nn.Module) -> bool:
+        outputs, inputs = matrix(module).shape
+        return not self.dtype.is_floating_point and outputs < min(FEW_OUTPUTS, inputs // 4)
+
+    def _packer(self) -> Packer:
+        """A packer with room for all matrices."""
+        size = float_dtype(self.dtype).itemsize
+        room = sum(
+            round_up(rows, 64) * round_up(columns, 128) * size * 2 + OTHERS
+            for rows, columns in (matrix(module).shape for module in self.linears.values())
+        )
+        return Packer(self.impl, float_dtype(self.dtype), self.quant.activation_bits, Arena.reserved(room))
+
+    def _scheme(self, name: str) -> Scheme | None:
+        return None if self.dtype.is_floating_point else self.quant.of(name)
+
+    def _packed(self, paths: Sequence[str], name: str = LAYER, *, gated: bool = False, swapped: bool = False) -> Linear:
+        """The matrices of these linears as one, one below the other. gated: as the gate and up rows of an MLP.
+        swapped: the halves of the matrix change places.
+        """
+        modules = [self.linears[path] for path in paths]
+        weights, biases = [matrix(module) for module in modules], [_bias(module) for module in modules]
+        if swapped:
+            (weight,), (bias,) = weights, biases
+            weights = [*weight.chunk(2)[::-1]]
+            biases = [None, None] if bias is None else [*bias.chunk(2)[::-1]]
+        packed = self.packer.matrix(RowBlocks.joined(weights), self._scheme(name), gated=gated)
+        if all(bias is None for bias in biases):
+            return packed
+        bias = torch.cat([
+            weight.new_zeros(len(weight)) if bias is None else bias
+            for weight, bias in zip(weights, biases, strict=True)
+        ])  # fmt: skip
+        return self.packer.with_bias(packed, interleave_gate(bias) if gated else bias)
+
+    def _replace_head(self) -> None:
+        """Replaces the head, and the embedding that it is tied to, so that their weights are in memory once."""
+        head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
+        path = next((path for path, module in self.linears.items() if module is head), None)
+        if head is None or path is None or path not in self.calls:
+            return
+        packed = self._packed([path], HEAD)
+        if not self._keep({path: InjectedLinear(packed, self.compute_dtype)}, "head"):
+            return
+        if self.tied and embedding is not None and getattr(embedding, "weight", None) is head.weight:
+            scale = _embedding_scale(embedding)
+            name = next(name for name, module in self.model.named_modules() if module is embedding)
+            if scale is None:
+                self.left[name] = "it is tied to the head, and computes more than a lookup"
+                return
+            self.made[id(embedding)] = InjectedEmbedding(packed, scale, self.compute_dtype)
+            self.replaced.append(Replacement("embedding", (name,)))
+
+    def _replace_mlp(self, path: str, module: nn.Module) -> None:
+        inside = {name: linear for name, linear in self.linears.items() if name.rpartition(".")[0] == path}
+        if any(id(linear) in self.taken for linear in inside.values()):
+            return
+        plain = plain_mlp(module, self.calls[path], inside, self.calls)
+        if plain is None:
+            return
+        region = MlpWeights(norm=NO_NORM, up=self._first_matrix(plain), activation=plain.activation, gated=plain.gated)
+        injected = InjectedMlp(region, self._packed([plain.down]), self.compute_dtype)
+        if self._keep({path: injected}, "MLP"):
+            self.taken |= set(map(id, inside.values()))
+
+    def _first_matrix(self, plain: PlainMlp) -> Linear:
+        if plain.halves:
+            return self._packed([plain.up], gated=True, swapped=not plain.gate_first)
+        return self._packed([*([plain.gate] if plain.gate else []), plain.up], gated=plain.gated)
+
+    def _readers_of_one_tensor(self) -> list[list[str]]:
+        """The linears that are not replaced yet, in groups of one module that read the same tensor."""
+        groups: dict[tuple[str, int, int], list[str]] = defaultdict(list)
+        for path, call in self.calls.items():
+            if path in self.linears and id(self.linears[path]) not in self.taken:
+                groups[path.rpartition(".")[0], id(call.read), call.version].append(path)
+        return list(groups.values())
+
+    def _replace_linears(self, paths: Sequence[str]) -> None:
+        packed = self._packed(paths)
+        if len(paths) == 1:
+            self._keep({paths[0]: InjectedLinear(packed, self.compute_dtype)}, "linear")
+            return
+        originals = [self.linears[path] for path in paths]
+        outputs = [len(matrix(module)) for module in originals]
+        joined = JoinedLinears(packed, outputs)
+        new = {
+            path: JoinedLinear(joined, number, outputs[number], self.compute_dtype, bias=_bias(original) is not None)
+            for number, (path, original) in enumerate(zip(paths, originals, strict=True))
+        }
+        self._keep(new, "joined linears")
+
+    def _keep(self, new: Mapping[str, InjectedModule], kind: str) -> bool:
+        """Keeps new modules whose outputs in the trial are the originals'; else these stay."""
+        codes = not self.dtype.is_floating_point and kind != "head"
+        most = FAR_CODES[self.quant.weight.num_bits] if codes else FAR[float_dtype(self.dtype)]
+        for path, module in new.items():
+            call = self.calls[path]
+            if (far := distance(module(call.x.to(self.compute_dtype)), call.y)) > most:
+                self.left |= dict.fromkeys(new, f"the packed module's outputs differ from its own by {far:.1%}")
+                return False
+        self.made |= {id(self.model.get_submodule(path)): module for path, module in new.items()}
+        self.taken |= {id(self.linears[path]) for path in new if path in self.linears}
+        self.replaced.append(Replacement(kind, tuple(new)))
+        return True
+
+
+def _bias(linear: nn.Module) -> Tensor | None:
+    bias: Tensor | None = linear.bias  # type: ignore[assignment]
+    return None if bias is None else bias.detach()
+
+
+def _shared(tensor: Tensor) -> nn.Parameter:
+    """A parameter in the memory of another one."""
+    return nn.Parameter(tensor.detach(), requires_grad=False)
+
+
+def _embedding_scale(embedding: nn.Module) -> float | None:
+    """The number by which an embedding multiplies the rows of its table; None: it computes something else."""
+    if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
+        return None
+    tokens = torch.arange(min(len(embedding.weight), 64))
+    with torch.no_grad():
+        rows, stored = embedding(tokens[None])[0], embedding.weight[tokens]
+        if torch.equal(rows, stored):
+            return 1.0
+        scale = float(rows.abs().max() / stored.abs().max())
+        return scale if rows.shape == stored.shape and distance(stored * scale, rows) < FAR[rows.dtype] else None

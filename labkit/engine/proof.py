@@ -1,0 +1,124 @@
+"""Rows that are derived from a class, and the proof that the kernels compute the same as the class.
+
+The proof runs a small random model of the same class and switches: short, long and padded prompts, and steps with a
+cache, with weights that make epsilons, caps and clamps show. Its result is kept in labkit's cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+
+from labkit.engine.alterations import refuse_alterations
+from labkit.models.derived.row import DerivedRow, randomised
+from labkit.models.derived.small_config import small_config
+from labkit.models.observed.calls import distance
+from labkit.models.policy import Policy
+from labkit.statistics.kept_records import KeptRecord, kept_file, read_kept, write_kept
+from labkit.system.errors import UserError
+
+KEPT, NAME = "proofs.json", "proofs"
+FAR = 2e-3  # largest distance between logits; another epsilon, scale, window or clamp moves them much further
+SHORT, LONG, CACHED = 5, 200, 40  # tokens
+EMBEDDINGS = (1.0, 0.01, 30.0)  # scales of the embedding's rows: epsilons show in small rows, caps and clamps in large
+
+Build = Callable[[PreTrainedModel, Policy], Any]  # a model and its row -> its engine
+
+
+class KeptProof(KeptRecord):
+    """Whether the kernels compute what a class with some switches does."""
+
+    key: str
+    refusal: str  # empty: they do
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """A derived row, or why there is none."""
+
+    policy: Policy | None
+    refusal: str = ""
+
+
+def derive(model: PreTrainedModel, build: Build, folder: Path | None = None) -> Derivation:
+    """The proved row of a model in memory. build: makes an engine of a model with a row. folder: of kept proofs; by
+    default labkit's cache.
+    """
+    try:
+        key = _key(model.config)
+        kept = next((proof for proof in _kept(folder) if proof.key == key), None)
+        if kept is not None and kept.refusal:
+            return Derivation(None, kept.refusal)
+        row = DerivedRow(model.config)
+        policy = row.policy_for(model)
+        refuse_alterations(model, policy, policy.model_config(model.config))
+        refusal = "" if kept is not None else refusal_of(row, build)
+    except UserError as error:  # another computation than a row can say, or a model that was changed
+        return Derivation(None, str(error))
+    except Exception as error:  # noqa: BLE001 - the code of a class may fail on its own small config
+        return Derivation(None, f"{type(error).__name__} in transformers' small model: {error}")
+    if kept is None:
+        _keep(KeptProof(key=key, refusal=refusal), folder)
+    return Derivation(None if refusal else policy, refusal)
+
+
+def _key(config: PretrainedConfig) -> str:
+    """Digest of the version of transformers, the class and its switches, which a small config has alone."""
+    switches = json.dumps(small_config(config).to_dict(), sort_keys=True, default=str)
+    text = f"{transformers.__version__} {type(config).__name__} {switches}"
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _kept(folder: Path | None) -> list[KeptProof]:
+    return read_kept(kept_file(KEPT, folder), NAME, KeptProof)
+
+
+def _keep(proof: KeptProof, folder: Path | None) -> None:
+    if (file := kept_file(KEPT, folder)) is not None:
+        with suppress(OSError, UserError):
+            write_kept(file, NAME, proof, replaces=lambda other: other.key == proof.key)
+
+
+def refusal_of(row: DerivedRow, build: Build) -> str:
+    """Why the kernels do not compute what the small model does; empty: they do."""
+    for scale in EMBEDDINGS:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            randomised(row.small, scale)
+        engine = build(row.small, row.policy)
+        for what, ours, expected in _logits(engine, row.small):
+            if (far := distance(ours, expected)) > FAR:
+                return f"logits of {what} differ by {far:.1%} from transformers' own"
+    return ""
+
+
+@torch.no_grad()
+def _logits(engine: Any, model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Logits of the engine and of the model for the same tokens, and what they are of."""
+    ids = torch.randint(
+        3, model.config.get_text_config().vocab_size, (2, LONG), generator=torch.Generator().manual_seed(2)
+    )
+    for what, tokens in (("a short prompt", ids[:1, :SHORT]), ("a long prompt", ids)):
+        yield what, engine(tokens).logits, model(tokens).logits
+    mask = torch.ones(2, CACHED, dtype=torch.long)
+    mask[0, :7] = 0
+    padded = ids[:, :CACHED]
+    ours, theirs = engine(padded, attention_mask=mask).logits, model(padded, attention_mask=mask).logits
+    yield "a padded prompt", ours[mask.bool()], theirs[mask.bool()]
+    caches: list[Any] = [engine.new_cache(), DynamicCache(config=model.config)]
+    for begin, end in ((0, CACHED), *((at, at + 1) for at in range(CACHED, CACHED + 3))):
+        step = ids[:, begin:end]
+        ours, theirs = (
+            run(step, past_key_values=cache).logits for run, cache in zip((engine, model), caches, strict=True)
+        )
+        yield "a step with a cache", ours, theirs

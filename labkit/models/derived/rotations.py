@@ -1,0 +1,69 @@
+"""Rotations of queries and keys, recognised by their tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from labkit.models.config import RotarySpec
+from labkit.models.observed.calls import distance
+
+SAME = 1e-4  # between rotated queries of a model and ours
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Where a model keeps the frequencies of a rotation.
+
+    module: path of the module. buffer: name of its frequencies; `attention_scaling` stands beside them.
+    """
+
+    module: str
+    buffer: str
+    interleaved: bool
+
+    def spec(self, model: nn.Module, config: PretrainedConfig) -> RotarySpec:
+        """The rotation of a model of this config. Its module is made anew unless it has exact frequencies: the model
+        may be on the meta device, or in another type.
+        """
+        module = model.get_submodule(self.module)
+        frequencies: Tensor = getattr(module, self.buffer)
+        if frequencies.dtype == torch.float32 and not frequencies.is_meta:
+            return _spec(module, self.buffer, self.interleaved)
+        kind = type(module)
+        arguments = {"config": config} if "config" in inspect.signature(kind.__init__).parameters else {}
+        with torch.device("cpu"):
+            return _spec(kind(**arguments), self.buffer, self.interleaved)
+
+
+def rotations(model: nn.Module) -> Iterator[tuple[Rotation, RotarySpec]]:
+    """All rotations that a model's modules may compute."""
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and "original" not in name and buffer.dim() == 1:
+                for interleaved in (False, True):
+                    yield Rotation(path, name, interleaved), _spec(module, name, interleaved)
+
+
+def _spec(module: nn.Module, buffer: str, interleaved: bool) -> RotarySpec:
+    frequencies: Tensor = getattr(module, buffer)
+    scaling = getattr(module, buffer.removesuffix("inv_freq") + "attention_scaling", 1.0)
+    return RotarySpec(2 * len(frequencies), interleaved, tuple(frequencies.tolist()), float(scaling))
+
+
+def is_rotated(before: Tensor, after: Tensor, spec: RotarySpec) -> bool:
+    """Whether queries or keys [T, heads, D] at the positions 0, 1, … become `after` by this rotation."""
+    if spec.dim > before.shape[-1]:
+        return False
+    angles = torch.outer(torch.arange(len(before)).float(), torch.tensor(spec.inv_freq))
+    cosine, sine = ((table * spec.attention_scaling)[:, None] for table in (angles.cos(), angles.sin()))
+    turned, rest = before[..., : spec.dim].float(), before[..., spec.dim :].float()
+    first, second = (turned[..., ::2], turned[..., 1::2]) if spec.interleaved else turned.chunk(2, dim=-1)
+    pairs = first * cosine - second * sine, second * cosine + first * sine
+    joined = torch.stack(pairs, dim=-1).flatten(-2) if spec.interleaved else torch.cat(pairs, dim=-1)
+    return distance(torch.cat((joined, rest), dim=-1), after) <= SAME

@@ -1,0 +1,236 @@
+"""The row of an architecture, made of the roles that were read from a small model of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from labkit.models.config import ModelConfig, RotarySpec
+from labkit.models.derived.attention_calls import AttentionCall
+from labkit.models.derived.recognise import NotRecognised, recognise
+from labkit.models.derived.small_config import small_config
+from labkit.models.hf_config import Fields
+from labkit.models.policy import Policy
+
+SAME = 1e-4  # relative, between a number that was seen and one that a config has
+
+
+class DerivedRow:
+    """What was read from a small model of an architecture.
+
+    small: the model, with random weights. policy: its row.
+    """
+
+    def __init__(self, hf_config: PretrainedConfig) -> None:
+        """Raises NotRecognised for a model that no row describes, and any error of the class for its small config."""
+        self.small = small_model(small_config(hf_config))
+        self.roles = recognise(self.small)
+        self.policy = self.policy_for(self.small)
+
+    def policy_for(self, model: PreTrainedModel) -> Policy:
+        """The row of a model of the same architecture and switches, which may be on the meta device."""
+        roles, layer, mlp = self.roles, self.roles.layer, self.roles.layer.mlp
+        fields = self._fields(model)
+        first = model.get_submodule(f"{roles.layers}.0.{layer.attn_out}")
+        gate_first = [mlp.gate, mlp.up] if mlp.gate else [mlp.up]
+        if mlp.halves and not mlp.gate_first:
+            raise NotRecognised("one matrix of the MLP holds up rows, then gate rows")
+        return Policy(
+            architecture=type(model).__name__,
+            model_type=model.config.model_type,
+            read=lambda hf_config: fields,
+            layers=roles.layers,
+            norm1=layer.norm1 or "",
+            qkv=layer.qkv,
+            attn_out=layer.attn_out,
+            norm2=layer.norm2,
+            ff1=tuple(gate_first),
+            ff2=mlp.down,
+            tokens=roles.tokens,
+            positions=roles.positions,
+            embed_norm=roles.embed_norm,
+            final_norm=roles.final_norm,
+            head=roles.head,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            attn_out_norm=layer.attn_out_norm,
+            mlp_out_norm=layer.mlp_out_norm,
+            transposed=isinstance(first, Conv1D),
+            interleaved_qkv=layer.interleaved_qkv,
+            positions_from_mask=roles.positions_from_mask,
+        )
+
+    def model_config(self, model: PreTrainedModel) -> ModelConfig:
+        return self.policy_for(model).model_config(model.config)
+
+    def _fields(self, model: PreTrainedModel) -> Fields:
+        roles, layer, config = self.roles, self.roles.layer, model.config.get_text_config()
+        layers: Any = model.get_submodule(roles.layers)
+        embedding: Any = model.get_submodule(roles.tokens)
+        down: Any = layers[0].get_submodule(layer.mlp.down)
+        hidden, inner = embedding.weight.shape[1], down.weight.shape[0 if isinstance(down, Conv1D) else 1]
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        attention = [each.get_submodule(layer.attention) for each in layers]
+        head_dim = getattr(attention[0], "head_dim", None) or hidden // heads
+        head: Any = model.get_submodule(roles.head)
+        positions = None
+        if roles.positions is not None:
+            table: Any = model.get_submodule(roles.positions)
+            positions = len(table.weight) - roles.position_offset
+        kind, number = roles.logits
+        return {
+            "hidden_size": hidden,
+            "num_layers": len(layers),
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "intermediate_size": inner,
+            "vocab_size": len(head.weight),
+            "embedding_size": hidden,
+            "max_positions": positions or config.max_position_embeddings,
+            "norm": roles.norm.kind,
+            "norm_eps": roles.norm.eps,
+            "norm_offset": roles.norm.offset,
+            "norm_bias": roles.norm.bias,
+            "activation": layer.mlp.activation,
+            "gated": layer.mlp.gated,
+            "position": "learned" if roles.positions else "rotary",
+            "position_offset": roles.position_offset,
+            **self._rotaries(model, config),
+            "attention_scales": tuple(self._scales(attention, config, head_dim)),
+            "windows": tuple(self._windows(attention, config)),
+            "biases": layer.biases | (frozenset({"head"}) if head.bias is not None else frozenset()),
+            "parallel_residual": layer.parallel,
+            "shared_norm": layer.norm1 is not None and layer.norm2 is None,
+            "final_norm": roles.final_norm is not None,
+            "embedding_norm": roles.embed_norm is not None,
+            "input_norms": layer.norm1 is not None,
+            "qk_norm": layer.q_norm is not None,
+            "qk_norm_whole": layer.norms_whole,
+            "output_norms": layer.attn_out_norm is not None,
+            "embedding_scale": self._transferred(roles.embedding_scale, config, hidden),
+            "residual_scale": self._transferred(layer.residual_scale, config, hidden),
+            "attention_cap": self._cap(),
+            "logit_cap": number if kind == "capped" else None,
+            "logit_scale": self._transferred(number, config, hidden) if kind == "scaled" else 1.0,
+            "tied_head": head.weight is embedding.weight,
+        }
+
+    def _rotaries(self, model: PreTrainedModel, config: Any) -> Fields:
+        """The rotations of the layers. One without a rotation has angles of 0."""
+        if self.roles.positions is not None:
+            return {}
+        of_layers = self._per_layer(self.roles.rotations, config, "rotations")
+        specs = {turn: turn.spec(model, config) for turn in dict.fromkeys(of_layers) if turn is not None}
+        first = next(iter(specs.values()), RotarySpec(2, interleaved=False, inv_freq=(0.0,)))
+        tables = [*specs.values()]
+        if None in of_layers:
+            tables.append(replace(first, inv_freq=(0.0,) * len(first.inv_freq), attention_scaling=1.0))
+        numbers = {turn: number for number, turn in enumerate([*specs, *([None] if None in of_layers else [])])}
+        per_layer = tuple(numbers[turn] for turn in of_layers) if len(tables) > 1 else ()
+        return {"rotary": tables[0], "other_rotaries": tuple(tables[1:]), "rotary_tables": per_layer}
+
+    def _per_layer(self, seen: Sequence[Any], config: Any, what: str) -> list[Any]:
+        """What was seen in each layer of the small model, for the layers of this config: the same in all of them, or
+        decided by a list of the config.
+        """
+        count = config.num_hidden_layers
+        if len(set(seen)) == 1:
+            return [seen[0]] * count
+        small = self.small.config.get_text_config()
+        for name, entries in vars(small).items():
+            if isinstance(entries, list | tuple) and len(entries) == len(seen):
+                decides = dict(zip(map(repr, entries), seen, strict=True))
+                own = [repr(entry) for entry in getattr(config, name) or ()]
+                consistent = all(decides[repr(entry)] == value for entry, value in zip(entries, seen, strict=True))
+                if consistent and len(own) == count and set(own) <= set(decides):
+                    return [decides[entry] for entry in own]
+        raise NotRecognised(f"{what} of which nothing in the config says which layers have them")
+
+    def _cap(self) -> float | None:
+        caps = {call.cap for call in self.roles.calls}
+        if len(caps) != 1:
+            raise NotRecognised("caps of scores that differ from layer to layer")
+        return caps.pop()
+
+    def _scales(self, attention: Sequence[nn.Module], config: Any, head_dim: int) -> Iterator[float]:
+        """The scale of each layer's scores."""
+        small = self.roles.calls[0]
+        for module in attention:
+            if _near(small.scale, getattr(small.module, "scaling", None)):
+                yield float(module.scaling)  # type: ignore[arg-type]
+            elif _near(small.scale, small.query.shape[-1] ** -0.5):
+                yield head_dim**-0.5
+            else:
+                yield self._transferred(small.scale, config, head_dim)
+
+    def _windows(self, attention: Sequence[nn.Module], config: Any) -> Iterator[int | None]:
+        """The window of each layer; None: it has none."""
+        calls: tuple[AttentionCall, ...] = self.roles.calls
+        of_module = all(getattr(call.module, "sliding_window", None) == call.window for call in calls)
+        for module in attention:
+            if of_module:
+                yield getattr(module, "sliding_window", None)
+            elif len({call.window for call in calls}) == 1:
+                yield getattr(config, "sliding_window", None)
+            else:
+                raise NotRecognised("windows of which nothing in the config says which layers have them")
+
+    def _transferred(self, number: float, config: Any, size: int) -> float:
+        """A number that was seen in the small model, in a model of this config: 1, the root of the hidden size, or a
+        field of the config or its reciprocal.
+        """
+        small = self.small.config.get_text_config()
+        if number == 1.0:
+            return 1.0
+        width: int = self.small.get_input_embeddings().weight.shape[1]  # type: ignore[union-attr,assignment]
+        numbers = {math.sqrt(size)} if _near(number, math.sqrt(width)) else set()
+        for name, value in vars(small).items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and value:
+                own = getattr(config, name)
+                numbers |= {float(own)} if _near(number, value) else {1 / own} if _near(number, 1 / value) else set()
+        if len(numbers) != 1:
+            why = "several of the config's numbers may be" if numbers else "is none of the config's"
+            raise NotRecognised(f"the number {number:.6g}, which {why}")
+        return numbers.pop()
+
+
+def _near(number: float, other: object) -> bool:
+    return isinstance(other, int | float) and abs(number - other) <= SAME * abs(other)
+
+
+def small_model(config: PretrainedConfig, *, seed: int = 0) -> PreTrainedModel:
+    """A model with random weights, none of them trivial: a forgotten bias or norm shows."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
+        randomised(model)
+    return model
+
+
+def randomised(model: nn.Module, scale: float = 1.0) -> None:
+    """Draws all weights anew, in place. scale: of the embedding's rows."""
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape)
+        if parameter.dim() > 1:
+            noise = noise * scale if "embed" in name else noise / parameter.shape[-1] ** 0.5
+        elif name.endswith("bias"):
+            noise = noise / 4
+        else:
+            noise = 1 + noise / 4
+        parameter.data = noise.to(parameter.dtype)
+
+
+def without_memory(config: PretrainedConfig) -> PreTrainedModel:
+    """A model of this config whose tensors have no memory."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return model.eval()

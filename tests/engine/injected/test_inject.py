@@ -1,0 +1,133 @@
+"""Models without a row: transformers' code with packed linears gives transformers' results."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.models.any_models import any_model, padded_tokens, texts
+from helpers.sweeps import swept
+from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+import labkit
+from labkit.engine.engine import InjectedEngine
+from labkit.engine.injected.inject import inject
+from labkit.models.observed.calls import distance
+from labkit.system.errors import UserError
+from labkit.weights.quantise import Quantization
+
+MODELS = ("falcon", "qwen3_moe", "deepseek_v3", "mamba", "qwen3_5_text", "nemotron_h", "gpt_oss", "opt")
+FLOATS = Quantization()
+
+
+@pytest.mark.parametrize("name", swept(list(MODELS), ["falcon", "qwen3_moe"]))
+def test_tokens_are_transformers_own(name: str) -> None:
+    model = any_model(name)
+    injected = inject(model, torch.float32, FLOATS)
+    assert injected.replaced
+    assert torch.equal(texts(injected.model), texts(model))
+
+
+def test_an_encoder_with_a_decoder_gives_its_own_tokens() -> None:
+    config = T5Config(
+        vocab_size=128,
+        d_model=64,
+        d_kv=16,
+        d_ff=96,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(config).eval()
+    engine = labkit.init_inference(model, dtype=torch.float32)
+    assert isinstance(engine, InjectedEngine)
+    assert torch.equal(texts(engine), texts(model))
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"dtype": torch.bfloat16}, 0.03),
+        ({"dtype": torch.float16}, 0.01),
+        ({"dtype": torch.int8}, 0.05),
+        ({"quant": {"weight": {"num_bits": 4, "group_size": 32}}}, 0.5),
+    ],
+)
+def test_other_types_stay_near(options: dict[str, Any], most: float) -> None:
+    model = any_model("falcon")
+    ids, mask = padded_tokens()
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).logits[mask.bool()]
+        logits = labkit.init_inference(model, **options)(ids, attention_mask=mask).logits[mask.bool()]
+    assert 0 < distance(logits, expected) < most
+
+
+def test_the_engine_says_its_level_and_what_was_replaced() -> None:
+    engine = labkit.init_inference(any_model("qwen3_moe"), dtype=torch.float32)
+    assert (engine.level, engine.impl) == ("hooks", "cpp")
+    assert isinstance(engine, InjectedEngine)
+    assert "no MLP" in engine.why
+    heads = "model.layers.*.self_attn"
+    assert f"4 x joined linears: {heads}.q_proj, {heads}.k_proj, {heads}.v_proj" in engine.replaced
+    assert repr(engine).startswith("InjectedEngine(\n  level=hooks, impl=cpp\n")
+
+
+def test_the_original_stays_as_it_is() -> None:
+    model = any_model("falcon")
+    before, tokens = {name: tensor.clone() for name, tensor in model.state_dict().items()}, texts(model)
+    inject(model, torch.bfloat16, FLOATS)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(texts(model), tokens)
+
+
+def test_a_consumed_model_has_no_packed_weights_any_more() -> None:
+    model = any_model("falcon")
+    expected = texts(model)
+    injected = inject(model, torch.float32, FLOATS, consume=True)
+    assert model.transformer.h[0].mlp.dense_h_to_4h.weight.numel() == 0
+    assert torch.equal(texts(injected.model), expected)
+
+
+def test_tied_weights_are_in_memory_once() -> None:
+    injected = inject(any_model("falcon"), torch.float32, FLOATS)
+    kinds = [made.kind for made in injected.replaced]
+    assert kinds.count("head") == kinds.count("embedding") == 1
+    assert "transformer.word_embeddings.weight" not in dict(injected.model.named_parameters())
+
+
+def test_a_hooked_linear_stays_and_is_named() -> None:
+    model = any_model("falcon")
+    linear = model.transformer.h[1].self_attention.dense
+    linear.register_forward_hook(lambda module, args, output: output * 2)
+    injected = inject(model, torch.float32, FLOATS)
+    assert "has the forward hook" in injected.left["transformer.h.1.self_attention.dense"]
+    assert torch.equal(texts(injected.model), texts(model))
+
+
+def test_a_linear_that_may_choose_experts_is_not_quantised() -> None:
+    model = any_model("falcon")
+    model.transformer.h[0].mlp.router = nn.Linear(64, 4)
+    left = inject(model, torch.int8, FLOATS).left
+    assert left["transformer.h.0.mlp.router"] == "it may choose experts, and codes would choose others"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_dtype": torch.int8}, "kv_dtype needs a row, and Qwen3MoeForCausalLM has none"),
+        ({"offload": {"device": "nvme", "nvme_path": "/tmp"}}, "offload"),
+        ({"pipeline_parallel": {"pp_size": 2}}, "pipeline_parallel needs a row"),
+        ({"impl": "reference"}, "run on the C\\+\\+ kernels; leave impl"),
+        ({"quantization_setting": 4}, "quantization_setting needs a row"),
+    ],
+)
+def test_options_that_need_a_row_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        labkit.init_inference(any_model("qwen3_moe"), **options)
+
+
+def test_weights_without_memory_are_refused() -> None:
+    with pytest.raises(UserError, match=r"has no memory .* load the weights first"):
+        labkit.init_inference(any_model("qwen3_moe").to("meta"))
