@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from labkit.models.policy import unwrapped
-from labkit.system.errors import UserError
-from labkit.weights.checkpoint.files import first_line
+from labkit.system.errors import UserError, first_line
 from labkit.weights.source import fill_buffers
 
 IN_TRAINING = {  # attributes that are used in training only

@@ -52,13 +52,13 @@ def init_inference(
     """
     with asked_to_join(config, options):
         read = read_options(config, options)
-        model = resolve_name(model) if isinstance(model, str | os.PathLike) else model
+        model = resolve_name(model, any_architecture=True) if isinstance(model, str | os.PathLike) else model
         hf_config = hf_config_of(model, read)
         policy = encoder_policy_for(model) or find_policy(hf_config)
         if runs_without_kernels(model, read, policy):
             return sliced_engine(model, read)
-        if policy is None and isinstance(model, PreTrainedModel):
-            derived = derive(model, engine_with_row)
+        if policy is None:
+            derived = derive(model if isinstance(model, PreTrainedModel) else hf_config, engine_with_row)
             if derived.policy is None:
                 return injected_engine(model, read, derived.refusal)
             policy = derived.policy

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.alterations import refuse_alterations
-from labkit.models.derived.row import DerivedRow, randomised
+from labkit.models.derived.row import DerivedRow, derived_policy, errors_of_the_class, randomised
 from labkit.models.derived.small_config import small_config
 from labkit.models.observed.calls import distance
 from labkit.models.policy import Policy
@@ -50,23 +50,24 @@ class Derivation:
     refusal: str = ""
 
 
-def derive(model: PreTrainedModel, build: Build, folder: Path | None = None) -> Derivation:
-    """The proved row of a model in memory. build: makes an engine of a model with a row. folder: of kept proofs; by
-    default labkit's cache.
+def derive(model: PreTrainedModel | PretrainedConfig, build: Build, folder: Path | None = None) -> Derivation:
+    """The proved row of a model in memory, or of the model of a config. build: makes an engine of a model with a row.
+    folder: of kept proofs; by default labkit's cache.
     """
     try:
-        key = _key(model.config)
+        config = model.config if isinstance(model, PreTrainedModel) else model
+        key = _key(config)
         kept = next((proof for proof in _kept(folder) if proof.key == key), None)
         if kept is not None and kept.refusal:
             return Derivation(None, kept.refusal)
-        row = DerivedRow(model.config)
-        policy = row.policy_for(model)
-        refuse_alterations(model, policy, policy.model_config(model.config))
-        refusal = "" if kept is not None else refusal_of(row, build)
+        row = DerivedRow(config)
+        policy = row.policy_for(model) if isinstance(model, PreTrainedModel) else derived_policy(config)
+        with errors_of_the_class():
+            if isinstance(model, PreTrainedModel):
+                refuse_alterations(model, policy, policy.model_config(config))
+            refusal = "" if kept is not None else refusal_of(row, build)
     except UserError as error:  # another computation than a row can say, or a model that was changed
         return Derivation(None, str(error))
-    except Exception as error:  # noqa: BLE001 - the code of a class may fail on its own small config
-        return Derivation(None, f"{type(error).__name__} in transformers' small model: {error}")
     if kept is None:
         _keep(KeptProof(key=key, refusal=refusal), folder)
     return Derivation(None if refusal else policy, refusal)
@@ -74,7 +75,8 @@ def derive(model: PreTrainedModel, build: Build, folder: Path | None = None) -> 
 
 def _key(config: PretrainedConfig) -> str:
     """Digest of the version of transformers, the class and its switches, which a small config has alone."""
-    switches = json.dumps(small_config(config).to_dict(), sort_keys=True, default=str)
+    with errors_of_the_class():
+        switches = json.dumps(small_config(config).to_dict(), sort_keys=True, default=str)
     text = f"{transformers.__version__} {type(config).__name__} {switches}"
     return blake2b(text.encode(), digest_size=16).hexdigest()
 

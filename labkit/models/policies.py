@@ -12,6 +12,8 @@ from dataclasses import replace
 from transformers import PretrainedConfig
 
 from labkit.models.config import ModelConfig
+from labkit.models.derived.head_linears import NotRecognised
+from labkit.models.derived.row import derived_policy
 from labkit.models.hf_config import (
     read_bloom,
     read_gemma2,
@@ -164,14 +166,30 @@ def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
     """The row of a Hugging Face config, by its model type, as transformers itself picks the class: old configs have
     other names of architectures, such as LLaMAForCausalLM or BloomModel.
 
+    A class without a row of its own gets the one that is derived from it, which `init_inference` proves.
+
     Raises UserError for a config without a row. `also`: further architectures that the caller takes; the error lists
     them.
     """
     if policy := find_policy(hf_config):
         return policy
-    named = getattr(hf_config, "architectures", None) or []
-    unknown = " ".join([", ".join(named), f"of model type {hf_config.model_type!r}"]).strip()
-    raise UserError(f"unknown architecture {unknown}; expected one of {', '.join((*POLICIES, *also))}")
+    try:
+        return derived_policy(hf_config)
+    except NotRecognised as error:
+        named = getattr(hf_config, "architectures", None) or []
+        unknown = " ".join([", ".join(named), f"of model type {hf_config.model_type!r}"]).strip()
+        known = ", ".join((*POLICIES, *also))
+        raise UserError(
+            f"unknown architecture {unknown}, from whose class no row can be derived ({error}); expected one of {known}"
+        ) from None
+
+
+def known_policy(hf_config: PretrainedConfig) -> Policy | None:
+    """As `policy_for`; None for a config without a row."""
+    try:
+        return policy_for(hf_config)
+    except UserError:
+        return None
 
 
 def model_config_of(hf_config: PretrainedConfig) -> ModelConfig:

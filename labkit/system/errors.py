@@ -25,3 +25,8 @@ class UnsupportedError(UserError, NotImplementedError):
 
 class RunError(_ShownError, RuntimeError):
     """A run that could not finish: a process died, a compiler failed. The message says all that a user needs."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type if it has no message."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from labkit.models.shards import Cut
-from labkit.system.errors import UserError
-from labkit.weights.checkpoint.files import first_line
+from labkit.system.errors import UserError, first_line
 from labkit.weights.protocol import identity_of_files
 
 

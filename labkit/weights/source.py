@@ -24,14 +24,14 @@ from labkit.models.chat_template import end_of_turn
 from labkit.models.config import ModelConfig
 from labkit.models.config_file import read_config
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
-from labkit.models.policies import find_policy, policy_for
+from labkit.models.policies import known_policy, policy_for
 from labkit.models.policy import Policy, some_of
 from labkit.models.shards import Cut, cut_of
 from labkit.models.token_ids import check_token_ids
 from labkit.models.tokenizer import byte_tokenizer
-from labkit.system.errors import UserError
+from labkit.system.errors import UserError, first_line
 from labkit.system.json_file import read_json
-from labkit.weights.checkpoint.files import TensorFile, first_line
+from labkit.weights.checkpoint.files import TensorFile
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
@@ -221,7 +221,7 @@ def checkpoint_source(folder: Path, *, name: str, origin: str, any_architecture:
     """
     refuse_adapter(folder)
     hf_config = read_config(folder)
-    if any_architecture and find_policy(hf_config) is None:
+    if any_architecture and known_policy(hf_config) is None:
         weights = OfTransformers(folder, some_weight_files(folder))
         return ModelSource(name, origin, hf_config, weights, folder)
     policy = policy_for(hf_config)

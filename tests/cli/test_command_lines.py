@@ -106,8 +106,9 @@ def check(line: tuple[str, ...], result: tuple[int, str, str]) -> None:
     [
         (("compare", "tiny-gpt2", "--threads", "100000"), "got threads = 100000, expected at most"),
         (("compare", "tiny-gpt2", "--rounds", f"1{'0' * 30}"), "expected at most"),
-        (("models", ""), "Got unexpected extra argument ''; "),
-        (("models", "a", "b"), "Got unexpected extra argument 'a b'; "),
+        (("models", "a", "b"), "Got unexpected extra argument 'b'; "),
+        (("models", "nosuch"), "unknown model 'nosuch'; expected a checkpoint folder"),
+        (("models", "granite", "--all"), "got both granite and --all; give one of them"),
         (("compare", "tiny-gpt2", "--batch", "many"), "got many, expected an integer"),
         (("compare", "tiny-gpt2", "--output", "words.txt"), "there is a file of that name"),
         (("generate", "--prompt", "x", "--temperature", "nan"), "got temperature = nan, expected a number"),

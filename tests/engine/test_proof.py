@@ -1,5 +1,6 @@
 """Rows that are derived from a class: proved once, kept by class and switches, and as exact as a row."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import labkit
 from labkit.engine.engine import DecoderEngine, InjectedEngine
 from labkit.engine.init_inference import engine_with_row
 from labkit.engine.proof import KEPT, derive
+from labkit.models.derived.head_linears import NotRecognised
+from labkit.models.derived.row import DerivedRow, without_memory
+from labkit.models.policies import policy_for
 from labkit.statistics import kept_records
 
 DERIVED = (
@@ -87,6 +91,38 @@ def test_a_refusal_is_kept_with_its_reason(tmp_path: Path, monkeypatch: pytest.M
     assert derive(any_model("phi3"), engine_with_row, tmp_path).refusal == "its logits differ"
     monkeypatch.undo()
     assert derive(any_model("phi3"), engine_with_row, tmp_path).refusal == "its logits differ"
+
+
+@pytest.mark.parametrize("name", swept(["granite", "gemma3_text", "starcoder2"], ["granite"]))
+def test_a_folder_of_such_a_class_is_loaded_with_its_row(name: str, tmp_path: Path) -> None:
+    model = any_model(name)
+    model.save_pretrained(tmp_path)
+    engine = labkit.init_inference(tmp_path, dtype=torch.float32)
+    assert isinstance(engine, DecoderEngine)
+    assert torch.equal(texts(engine), texts(model))
+
+
+def test_a_folder_without_a_row_is_run_by_transformers(tmp_path: Path) -> None:
+    model = any_model("qwen3_moe")
+    model.save_pretrained(tmp_path)
+    engine = labkit.init_inference(tmp_path)
+    assert (engine.level, engine.dtype) == ("hooks", torch.float32)
+    assert torch.equal(texts(engine), texts(model))
+
+
+def test_the_policy_of_a_class_that_no_row_describes_says_why() -> None:
+    with pytest.raises(ValueError, match=r"'qwen3_moe', from whose class no row can be derived \(no MLP of two"):
+        policy_for(any_model("qwen3_moe").config)
+
+
+def test_a_number_that_two_fields_explain_is_refused() -> None:
+    """With one of them the model would be right, and with the other one wrong."""
+    config = any_model("granite", embedding_multiplier=7.0, logits_scaling=7.0).config
+    row = DerivedRow(config)
+    other = copy.deepcopy(config)
+    other.logits_scaling = 9.0
+    with pytest.raises(NotRecognised, match="the number 7, which several of the config's numbers may be"):
+        row.policy_for(without_memory(other))
 
 
 def test_a_changed_model_runs_with_its_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.engine.engine import InjectedEngine
 from labkit.engine.injected.inject import inject
@@ -10,13 +13,22 @@ from labkit.engine.options import Options
 from labkit.engine.without_kernels import refuse_checkpoints
 from labkit.kernels import build
 from labkit.system.errors import UnsupportedError, UserError
+from labkit.weights.source import ModelSource
 
 
-def injected_engine(model: PreTrainedModel, options: Options, why: str) -> InjectedEngine:
-    """Returns an engine of a model in memory. Raises UserError for options that only a model with a row has.
+def injected_engine(model: Any, options: Options, why: str) -> InjectedEngine:
+    """Returns an engine of a model in memory, or of a source that transformers can load. Raises UserError for options
+    that only a model with a row has.
 
     why: the model has no row.
     """
+    consume = options.consume_model
+    if isinstance(model, ModelSource):
+        _refuse_what_needs_a_row(options, type(model.hf_config).__name__.removesuffix("Config"))
+        floats = options.dtype if options.dtype is not None and options.dtype.is_floating_point else None
+        model, consume = model.hf_model(floats or stored_dtype(model.hf_config)), True
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"no row can be derived for this {type(model).__name__} ({why}); pass the transformers model")
     name = type(model).__name__
     _refuse_what_needs_a_row(options, name)
     if reason := build.unavailable():
@@ -26,8 +38,14 @@ def injected_engine(model: PreTrainedModel, options: Options, why: str) -> Injec
             raise UserError(f"{path} of {name} has no memory (it is on the meta device); load the weights first")
         if tensor.device.type != "cpu":
             raise UnsupportedError(f"{name} has no row, and such models run on a CPU; got one on {tensor.device}")
-    injected = inject(model, options.dtype or model.dtype, options.quant, consume=options.consume_model)
+    injected = inject(model, options.dtype or model.dtype, options.quant, consume=consume)
     return InjectedEngine(injected.model, options, why, injected.summary(), dict(injected.left))
+
+
+def stored_dtype(hf_config: PretrainedConfig) -> torch.dtype:
+    """The type of a model's weights in its checkpoint, as far as its config says."""
+    dtype = getattr(hf_config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _refuse_what_needs_a_row(options: Options, model: str) -> None:

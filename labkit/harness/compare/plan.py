@@ -16,7 +16,7 @@ from labkit.harness.compare.sides import ANY_ARCHITECTURE, SIDES, side_row
 from labkit.harness.runs import Case
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
-from labkit.models.policies import find_policy, model_config_of
+from labkit.models.policies import known_policy, model_config_of
 from labkit.models.shards import shard
 from labkit.statistics.sequential import Rule
 from labkit.system.bounds import check_number, check_numbers
@@ -139,7 +139,7 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     check_sides(sides, case)
     without_kernels = all(side.name in ANY_ARCHITECTURE for side in sides)
     source = resolve(case.model, seed=schedule.seed, any_architecture=without_kernels)
-    has_row = not without_kernels or find_policy(source.hf_config) is not None
+    has_row = not without_kernels or known_policy(source.hf_config) is not None
     config = model_config_of(source.hf_config) if has_row else None
     for side in sides:
         if config is not None:

@@ -27,7 +27,7 @@ from labkit.kernels.build import unavailable
 from labkit.kernels.checks import unchecked
 from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.types import Linear
-from labkit.models.policies import find_policy
+from labkit.models.policies import known_policy
 from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource
 
@@ -39,7 +39,7 @@ def vanilla(
 ) -> LoadedSide:
     """A model that transformers runs. `way`: how it runs, in words. `options`: options of its `generate`."""
 
-    policy = find_policy(model.config)
+    policy = known_policy(model.config)
 
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
         if policy is None:

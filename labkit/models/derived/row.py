@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +20,9 @@ from labkit.models.derived.recognise import NotRecognised, recognise
 from labkit.models.derived.small_config import small_config
 from labkit.models.hf_config import Fields
 from labkit.models.policy import Policy
+from labkit.system.errors import UserError, first_line
 
+MOST_NUMBERS = 1 << 26  # parameters of a small model
 SAME = 1e-4  # relative, between a number that was seen and one that a config has
 
 
@@ -29,9 +33,10 @@ class DerivedRow:
     """
 
     def __init__(self, hf_config: PretrainedConfig) -> None:
-        """Raises NotRecognised for a model that no row describes, and any error of the class for its small config."""
-        self.small = small_model(small_config(hf_config))
-        self.roles = recognise(self.small)
+        """Raises NotRecognised for a model that no row describes, and for a class that fails on its small config."""
+        with errors_of_the_class():
+            self.small = small_model(small_config(hf_config))
+            self.roles = recognise(self.small)
         self.policy = self.policy_for(self.small)
 
     def policy_for(self, model: PreTrainedModel) -> Policy:
@@ -203,12 +208,57 @@ class DerivedRow:
         return numbers.pop()
 
 
+@dataclass(frozen=True)
+class ConfigByContent:
+    """A config as a key: two configs of the same content are one."""
+
+    content: str
+    config: PretrainedConfig = field(compare=False)
+
+
+@lru_cache(maxsize=16)
+def _derived(key: ConfigByContent) -> Policy:
+    row = DerivedRow(key.config)
+    with errors_of_the_class():
+        model = without_memory(key.config)
+    return row.policy_for(model)
+
+
+def derived_policy(hf_config: PretrainedConfig) -> Policy:
+    """The row of a model of this config, read from its class. It is a proposal: `labkit.engine.proof` proves it.
+
+    Raises NotRecognised as `DerivedRow` does.
+    """
+    with errors_of_the_class():
+        content = f"{type(hf_config).__name__} {hf_config.to_json_string(use_diff=False)}"
+    return _derived(ConfigByContent(content, hf_config))
+
+
+@contextmanager
+def errors_of_the_class() -> Iterator[None]:
+    """Context in which all errors are UserErrors: the code of a class may raise anything for a small config."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        raise NotRecognised(f"{type(error).__name__} in transformers' small model: {reason}") from error
+
+
 def _near(number: float, other: object) -> bool:
     return isinstance(other, int | float) and abs(number - other) <= SAME * abs(other)
 
 
 def small_model(config: PretrainedConfig, *, seed: int = 0) -> PreTrainedModel:
-    """A model with random weights, none of them trivial: a forgotten bias or norm shows."""
+    """A model with random weights, none of them trivial: a forgotten bias or norm shows. Raises NotRecognised if it is
+    not small: a stranger's config may have sizes that no rule knows.
+    """
+    numbers = sum(parameter.numel() for parameter in without_memory(config).parameters())
+    if numbers > MOST_NUMBERS:
+        raise NotRecognised(
+            f"its small model has {numbers / 1e6:,.0f} million parameters; some size has an unknown name"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()

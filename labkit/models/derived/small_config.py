@@ -10,9 +10,12 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from labkit.system.errors import UserError
+
 HEADS, KV_HEADS, HEAD_DIM, EXPERTS, CHOSEN = 4, 2, 24, 4, 2  # the root of 96 is no number that a config has
 HIDDEN, INNER, VOCAB = HEADS * HEAD_DIM, 112, 128
 MOST_LAYERS = 4
+MOST = 1 << 22  # of any other whole number in a config: a class may make as many modules
 
 # Sizes by their names in transformers' configs. Names that are missing from a config, or None there, stay so.
 SIZES: dict[str, int] = (
@@ -41,16 +44,19 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_lay
 
 
 def small_config(config: PretrainedConfig) -> PretrainedConfig:
-    """A config of the same class with small sizes. All other fields stay, and so do those of the configs in it.
+    """A config of the same class with small sizes. All other fields stay. Configs within it become small, too.
 
-    Of lists with an entry per layer, the first layers that differ from each other stay; without lists, four layers.
-    Raises ValueError of transformers, or of the config's class, if the class does not take these sizes.
+    A list with an entry per layer keeps the first layers that differ from each other. Without such a list there are
+    four layers.
+    Raises UserError for a number that is out of bounds, and any error of a class that does not take these sizes.
     """
     fields = {name: copy.deepcopy(value) for name, value in vars(config).items() if not name.startswith("_")}
     for name, value in fields.items():
         if isinstance(value, PretrainedConfig):
             fields[name] = small_config(value)
     fields |= _small_sizes(fields)
+    if large := [name for name, value in fields.items() if isinstance(value, int) and value > MOST]:
+        raise UserError(f"{large[0]} = {fields[large[0]]} of this {type(config).__name__}; expected at most {MOST}")
     fields |= _fewer_layers(fields)
     for name in ("transformers_version", "architectures", "model_type", "ignore_keys_at_rope_validation"):
         fields.pop(name, None)

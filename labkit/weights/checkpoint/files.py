@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from labkit.system.errors import UserError
+from labkit.system.errors import UserError, first_line
 from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.system.mapped_file import require_mapped
 from labkit.system.shown import shown_value
@@ -127,10 +127,6 @@ class TensorFile:
             )
         reason = "it ends too early" if isinstance(error, EOFError) else first_line(error)
         return UserError(f"{self.path} cannot be read ({reason}); download it again")
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _reason(error: Exception) -> str:

@@ -14,9 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from labkit.system.errors import UserError
+from labkit.system.errors import UserError, first_line
 from labkit.system.nearest import did_you_mean
-from labkit.weights.checkpoint.files import first_line
 from labkit.weights.gguf.metadata import TOKENIZER, Metadata
 from labkit.weights.gguf.splits import SPLITS, Splits
 

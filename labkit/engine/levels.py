@@ -1,0 +1,113 @@
+"""Which level a model gets, what was recognised in it, and why it gets no higher level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from labkit.engine.init_inference import engine_with_row
+from labkit.engine.injected.inject import inject
+from labkit.engine.proof import derive
+from labkit.kernels.build import unavailable
+from labkit.models.config import ModelConfig
+from labkit.models.derived.row import small_model
+from labkit.models.derived.small_config import small_config
+from labkit.models.policies import find_policy
+from labkit.system.errors import UserError, first_line
+from labkit.system.progress import Progress, unheard
+from labkit.weights.quantise import Quantization
+
+ROW, DERIVED, HOOKS, NONE = "row", "derived row", "hooks", "none"
+SCALES = ("embedding_scale", "residual_scale", "logit_scale")
+CAPS = ("attention_cap", "logit_cap")
+
+
+@dataclass(frozen=True)
+class Level:
+    """How much of the models of a config runs on labkit's kernels.
+
+    level: "row", "derived row", "hooks" or "none". why: it is no higher one; empty for rows.
+    facts: what was recognised: of rows the parts of a layer, of hooks the replacements of a small model.
+    """
+
+    model_type: str
+    architecture: str
+    level: str
+    why: str = ""
+    facts: tuple[str, ...] = ()
+
+
+def level_of(hf_config: PretrainedConfig) -> Level:
+    """The level of models of this config. A class without a row is tried on a small model."""
+    kind = hf_config.model_type
+    if policy := find_policy(hf_config):
+        return Level(kind, policy.architecture, ROW, facts=facts_of(policy.model_config(hf_config)))
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, type(hf_config).__name__)
+    name = architecture if isinstance(architecture, str) else architecture[0]
+    derived = derive(hf_config, engine_with_row)
+    if derived.policy is not None:
+        return Level(kind, name, DERIVED, facts=facts_of(derived.policy.model_config(hf_config)))
+    if reason := unavailable():
+        return Level(kind, name, NONE, f"{derived.refusal}; and hooks need the C++ kernels: {reason}")
+    try:
+        injected = inject(small_model(small_config(hf_config)), torch.float32, Quantization())
+    except Exception as error:  # noqa: BLE001 - the code of a class may raise anything for a small config
+        return Level(kind, name, NONE, f"{derived.refusal}; hooks: {first_line(error)}")
+    return Level(kind, name, HOOKS, derived.refusal, tuple(injected.summary()))
+
+
+def facts_of(config: ModelConfig) -> tuple[str, ...]:
+    """The computation of a layer in words."""
+    kv = "" if config.num_kv_heads == config.num_heads else f", {config.num_kv_heads} of keys and values"
+    norms = f"{config.norm} norms" + (f" that add {config.norm_offset:g}" if config.norm_offset else "")
+    places = [
+        "before attention and MLP" if config.input_norms else "",
+        "of their outputs" if config.output_norms else "",
+        "of queries and keys" if config.qk_norm else "",
+    ]
+    windows = sum(window is not None for window in config.windows)
+    rotation = f"{config.rotary.dim} of {config.head_dim} numbers" if config.rotary else ""
+    facts = [
+        f"{config.num_layers} layers of {config.hidden_size}, {config.num_heads} heads of {config.head_dim}{kv}",
+        f"{norms} {', '.join(filter(None, places))}",
+        f"MLP of {config.intermediate_size}, {config.activation}{', gated' if config.gated else ''}",
+        f"positions: {config.position}{', ' if rotation else ''}{rotation}",
+        f"windows in {windows} layers" if windows else "",
+        "attention and MLP side by side" if config.parallel_residual else "",
+        f"biases: {', '.join(sorted(config.biases))}" if config.biases else "",
+        *(f"{name.replace('_', ' ')} {value:g}" for name in SCALES if (value := getattr(config, name)) != 1),
+        *(f"{name.replace('_', ' ')} {value:g}" for name in CAPS if (value := getattr(config, name)) is not None),
+    ]
+    return tuple(filter(None, facts))
+
+
+def all_levels(progress: Progress = unheard) -> Iterator[Level]:
+    """The level of every causal language model that transformers has, for the config that its class has by default."""
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    for number, (kind, architecture) in enumerate(classes.items()):
+        name = architecture if isinstance(architecture, str) else architecture[0]
+        progress(number, len(classes), name)
+        try:
+            config = CONFIG_MAPPING[kind]()
+        except Exception as error:  # noqa: BLE001 - code of a class
+            yield Level(kind, name, NONE, f"its default config fails: {first_line(error)}")
+            continue
+        yield level_of(config)
+
+
+def config_of_class(name: str) -> PretrainedConfig | None:
+    """The default config of a class or model type of transformers, such as GraniteForCausalLM or granite; None: it has
+    no such causal language model.
+    """
+    for kind, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if name in (kind, architecture):
+            try:
+                return CONFIG_MAPPING[kind]()
+            except Exception as error:
+                raise UserError(f"transformers' default config of {name} fails: {first_line(error)}") from error
+    return None

@@ -1,0 +1,53 @@
+"""Levels of classes, folders and presets, with what was recognised and why there is no higher one."""
+
+from collections import Counter
+
+import pytest
+from helpers.models.any_models import any_model
+
+from labkit.engine.levels import DERIVED, HOOKS, NONE, ROW, Level, all_levels, config_of_class, level_of
+from labkit.models.presets import PRESETS
+
+
+def test_a_preset_has_a_row() -> None:
+    level = level_of(PRESETS["gpt2"].hf_config)
+    assert (level.architecture, level.level, level.why) == ("GPT2LMHeadModel", ROW, "")
+    assert "12 layers of 768, 12 heads of 64" in level.facts
+
+
+def test_a_derived_row_says_what_was_recognised() -> None:
+    level = level_of(any_model("granite", residual_multiplier=0.25, tie_word_embeddings=True).config)
+    assert (level.architecture, level.level, level.why) == ("GraniteForCausalLM", DERIVED, "")
+    assert {"rms norms before attention and MLP", "residual scale 0.25"} <= set(level.facts)
+
+
+def test_hooks_say_why_there_is_no_row_and_what_they_replace() -> None:
+    config = config_of_class("Qwen3MoeForCausalLM")
+    assert config is not None
+    level = level_of(config)
+    assert (level.level, level.why) == (HOOKS, "no MLP of two or three linears and a known activation")
+    assert "1 x head: lm_head" in level.facts
+
+
+def test_a_class_is_found_by_its_name_and_its_model_type() -> None:
+    by_name, by_type = config_of_class("GraniteForCausalLM"), config_of_class("granite")
+    assert type(by_name) is type(by_type) is not type(None)
+    assert config_of_class("nosuch") is None
+
+
+def test_sizes_without_a_known_name_are_bounded() -> None:
+    config = any_model("granite").config
+    config.num_memories = 1 << 40
+    level = level_of(config)
+    assert level.level == NONE
+    assert "num_memories = 1099511627776" in level.why
+
+
+@pytest.mark.sweep
+def test_nearly_all_classes_of_transformers_run() -> None:
+    """Classes whose own default config fails are the rest."""
+    levels: list[Level] = list(all_levels())
+    counts = Counter(level.level for level in levels)
+    assert counts[ROW] + counts[DERIVED] >= 35
+    assert counts[NONE] <= 30
+    assert all(level.why for level in levels if level.level in (HOOKS, NONE))
