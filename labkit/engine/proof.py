@@ -61,16 +61,24 @@ def derive(model: PreTrainedModel | PretrainedConfig, build: Build, folder: Path
         if kept is not None and kept.refusal:
             return Derivation(None, kept.refusal)
         row = DerivedRow(config)
-        policy = row.policy_for(model) if isinstance(model, PreTrainedModel) else derived_policy(config)
+        policy = _row_of(model, row) if isinstance(model, PreTrainedModel) else derived_policy(config)
         with errors_of_the_class():
-            if isinstance(model, PreTrainedModel):
-                refuse_alterations(model, policy, policy.model_config(config))
             refusal = "" if kept is not None else refusal_of(row, build)
     except UserError as error:  # another computation than a row can say, or a model that was changed
         return Derivation(None, str(error))
     if kept is None:
         _keep(KeptProof(key=key, refusal=refusal), folder)
     return Derivation(None if refusal else policy, refusal)
+
+
+def _row_of(model: PreTrainedModel, row: DerivedRow) -> Policy:
+    """The row of a model in memory. Raises UserError for another class, and for a model that was changed."""
+    if type(model) is not type(row.small):
+        raise UserError(f"rows of this config are of {type(row.small).__name__}, and this is a {type(model).__name__}")
+    with errors_of_the_class():
+        policy = row.policy_for(model)
+        refuse_alterations(model, policy, policy.model_config(model.config))
+    return policy
 
 
 def _key(config: PretrainedConfig) -> str:

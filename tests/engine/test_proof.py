@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.models.any_models import any_model, texts
 from helpers.sweeps import swept
+from transformers import Phi3ForSequenceClassification
 
 import labkit
 from labkit.engine.engine import DecoderEngine, InjectedEngine
@@ -133,6 +134,18 @@ def test_a_changed_model_runs_with_its_change(monkeypatch: pytest.MonkeyPatch, t
     assert isinstance(engine, InjectedEngine)
     assert "has the forward hook" in engine.why
     assert torch.equal(texts(engine), texts(model))
+
+
+def test_a_model_for_another_task_runs_with_hooks() -> None:
+    config = any_model("phi3").config
+    torch.manual_seed(0)
+    model = Phi3ForSequenceClassification(config).eval()
+    engine = labkit.init_inference(model, dtype=torch.float32)
+    assert isinstance(engine, InjectedEngine)
+    assert "rows of this config are of Phi3ForCausalLM" in engine.why
+    ids = torch.randint(3, 100, (1, 9))
+    with torch.no_grad():
+        assert torch.allclose(engine(ids).logits, model(ids).logits, atol=1e-4)
 
 
 def test_a_model_outside_of_transformers_gets_no_row() -> None:
