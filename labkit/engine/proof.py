@@ -1,7 +1,8 @@
 """Rows that are derived from a class, and the proof that the kernels compute the same as the class.
 
-The proof runs a small random model of the same class and switches: short, long and padded prompts, and steps with a
-cache, with weights that make epsilons, caps and clamps show. Its result is kept in labkit's cache.
+The proof runs small random models of the same class and switches: short, long and padded prompts, and steps with a
+cache, with weights that make epsilons, caps and clamps show, and once with as many layers as the large model has. Its
+result is kept in labkit's cache.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ def _row_of(model: PreTrainedModel, row: DerivedRow) -> Policy:
 
 
 def _key(config: PretrainedConfig) -> str:
-    """Digest of the version of transformers, the class and its switches, which a small config has alone."""
+    """Digest of the version of transformers, the class, its switches and its layers, which a small config has alone."""
     with errors_of_the_class():
-        switches = json.dumps(small_config(config).to_dict(), sort_keys=True, default=str)
+        switches = json.dumps(small_config(config, every_layer=True).to_dict(), sort_keys=True, default=str)
     text = f"{transformers.__version__} {type(config).__name__} {switches}"
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -100,15 +101,17 @@ def _keep(proof: KeptProof, folder: Path | None) -> None:
 
 
 def refusal_of(row: DerivedRow, build: Build) -> str:
-    """Why the kernels do not compute what the small model does; empty: they do."""
-    for scale in EMBEDDINGS:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            randomised(row.small, scale)
-        engine = build(row.small, row.policy)
-        for what, ours, expected in _logits(engine, row.small):
-            if (far := distance(ours, expected)) > FAR:
-                return f"logits of {what} differ by {far:.1%} from transformers' own"
+    """Why the kernels do not compute what small models of the class do; empty: they do."""
+    for model, scales in ((row.small, EMBEDDINGS), (row.with_every_layer(), EMBEDDINGS[:1])):
+        policy = row.policy_for(model)
+        for scale in scales:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(1)
+                randomised(model, scale)
+            engine = build(model, policy)
+            for what, ours, expected in _logits(engine, model):
+                if (far := distance(ours, expected)) > FAR:
+                    return f"logits of {what} differ by {far:.1%} from transformers' own"
     return ""
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from labkit.models.config import ModelConfig, RotarySpec
+from labkit.models.config import RotarySpec
 from labkit.models.derived.attention_calls import AttentionCall
 from labkit.models.derived.recognise import NotRecognised, recognise
 from labkit.models.derived.small_config import small_config
@@ -29,15 +29,20 @@ SAME = 1e-4  # relative, between a number that was seen and one that a config ha
 class DerivedRow:
     """What was read from a small model of an architecture.
 
-    small: the model, with random weights. policy: its row.
+    small: the model, with random weights.
     """
 
     def __init__(self, hf_config: PretrainedConfig) -> None:
         """Raises NotRecognised for a model that no row describes, and for a class that fails on its small config."""
+        self._hf_config = hf_config
         with errors_of_the_class():
             self.small = small_model(small_config(hf_config))
             self.roles = recognise(self.small)
-        self.policy = self.policy_for(self.small)
+
+    def with_every_layer(self) -> PreTrainedModel:
+        """A small model with as many layers as the config has."""
+        with errors_of_the_class():
+            return small_model(small_config(self._hf_config, every_layer=True))
 
     def policy_for(self, model: PreTrainedModel) -> Policy:
         """The row of a model of the same architecture and switches, which may be on the meta device."""
@@ -71,9 +76,6 @@ class DerivedRow:
             interleaved_qkv=layer.interleaved_qkv,
             positions_from_mask=roles.positions_from_mask,
         )
-
-    def model_config(self, model: PreTrainedModel) -> ModelConfig:
-        return self.policy_for(model).model_config(model.config)
 
     def _fields(self, model: PreTrainedModel) -> Fields:
         roles, layer, config = self.roles, self.roles.layer, model.config.get_text_config()

@@ -43,21 +43,22 @@ SIZES: dict[str, int] = (
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "encoder_layers")
 
 
-def small_config(config: PretrainedConfig) -> PretrainedConfig:
+def small_config(config: PretrainedConfig, *, every_layer: bool = False) -> PretrainedConfig:
     """A config of the same class with small sizes. All other fields stay. Configs within it become small, too.
 
     A list with an entry per layer keeps the first layers that differ from each other. Without such a list there are
-    four layers.
+    four layers. every_layer: all layers stay, for code that treats some of them in another way by their number.
     Raises UserError for a number that is out of bounds, and any error of a class that does not take these sizes.
     """
     fields = {name: copy.deepcopy(value) for name, value in vars(config).items() if not name.startswith("_")}
     for name, value in fields.items():
         if isinstance(value, PretrainedConfig):
-            fields[name] = small_config(value)
+            fields[name] = small_config(value, every_layer=every_layer)
     fields |= _small_sizes(fields)
     if large := [name for name, value in fields.items() if isinstance(value, int) and value > MOST]:
         raise UserError(f"{large[0]} = {fields[large[0]]} of this {type(config).__name__}; expected at most {MOST}")
-    fields |= _fewer_layers(fields)
+    if not every_layer:
+        fields |= _fewer_layers(fields)
     for name in ("transformers_version", "architectures", "model_type", "ignore_keys_at_rope_validation"):
         fields.pop(name, None)
     return type(config)(**fields)

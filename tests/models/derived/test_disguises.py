@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models.any_models import any_model
 from helpers.sweeps import swept
 from torch import Tensor, nn
+from transformers import Phi3Config
 from transformers.models.phi3 import modeling_phi3 as phi3
 
 from labkit.engine.init_inference import engine_with_row
@@ -85,8 +85,8 @@ def other_epsilon(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(phi3.Phi3RMSNorm, "forward", forward)
 
 
-def in_last_layer(change: Callable[[Tensor], Tensor]) -> Disguise:
-    return output(phi3.Phi3DecoderLayer, lambda layer, x: change(x) if layer.self_attn.layer_idx == 3 else x)
+def in_layer(number: int, change: Callable[[Tensor], Tensor]) -> Disguise:
+    return output(phi3.Phi3DecoderLayer, lambda layer, x: change(x) if layer.self_attn.layer_idx == number else x)
 
 
 def mlp(formula: Callable[[Any, Tensor, Tensor], Tensor]) -> Disguise:
@@ -144,20 +144,21 @@ DISGUISES: dict[str, Disguise] = {
     "padding that is seen": no_mask,
     "a scaled residual": output(LAYER, lambda _, x: 0.98 * x),
     "a clamped residual": output(LAYER, lambda _, x: x.clamp(-60, 60)),
-    "a last layer that scales": in_last_layer(lambda x: 1.05 * x),
-    "a last layer that mixes": in_last_layer(lambda x: x + 0.05 * x.roll(1, -1)),
+    "a layer that scales": in_layer(3, lambda x: 1.05 * x),
+    "a late layer that scales": in_layer(20, lambda x: 1.05 * x),
+    "a layer that mixes": in_layer(3, lambda x: x + 0.05 * x.roll(1, -1)),
     "a scaled embedding": output(EMBED, lambda _, x: 1.03 * x),
     "a clamped embedding": output(EMBED, lambda _, x: x.clamp(-2, 2)),
     "a shifted embedding": output(EMBED, lambda _, x: x + 0.01),
     "an embedding that is normed": output(EMBED, lambda _, x: nn.functional.rms_norm(x, x.shape[-1:])),
 }
-FEW = ("another epsilon", "a clamped gate", "a window", "halves of the rotation swapped", "padding that is seen")
+FEW = ("another epsilon", "a clamped gate", "a window", "padding that is seen", "a late layer that scales")
 
 
 def refusal() -> str:
     """Why Phi-3 gets no row; empty: it gets one."""
     try:
-        row = DerivedRow(any_model("phi3").config)
+        row = DerivedRow(Phi3Config())
         return refusal_of(row, engine_with_row)
     except UserError as error:
         return str(error)
