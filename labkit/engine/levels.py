@@ -23,6 +23,9 @@ from labkit.system.progress import Progress, unheard
 from labkit.weights.quantise import Quantization
 
 ROW, DERIVED, HOOKS, NONE = "row", "derived row", "hooks", "none"
+CLASSES: dict[str, str] = {  # of causal language models, by model type; of several names the first
+    kind: names if isinstance(names, str) else names[0] for kind, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+}
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")
 CAPS = ("attention_cap", "logit_cap")
 
@@ -47,8 +50,7 @@ def level_of(hf_config: PretrainedConfig) -> Level:
     kind = hf_config.model_type
     if policy := find_policy(hf_config):
         return Level(kind, policy.architecture, ROW, facts=facts_of(policy.model_config(hf_config)))
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, type(hf_config).__name__)
-    name = architecture if isinstance(architecture, str) else architecture[0]
+    name = CLASSES.get(kind, type(hf_config).__name__)
     derived = derive(hf_config, engine_with_row)
     if derived.policy is not None:
         return Level(kind, name, DERIVED, facts=facts_of(derived.policy.model_config(hf_config)))
@@ -88,10 +90,8 @@ def facts_of(config: ModelConfig) -> tuple[str, ...]:
 
 def all_levels(progress: Progress = unheard) -> Iterator[Level]:
     """The level of every causal language model that transformers has, for the config that its class has by default."""
-    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    for number, (kind, architecture) in enumerate(classes.items()):
-        name = architecture if isinstance(architecture, str) else architecture[0]
-        progress(number, len(classes), name)
+    for number, (kind, name) in enumerate(CLASSES.items()):
+        progress(number, len(CLASSES), name)
         try:
             config = CONFIG_MAPPING[kind]()
         except Exception as error:  # noqa: BLE001 - code of a class
@@ -104,7 +104,7 @@ def config_of_class(name: str) -> PretrainedConfig | None:
     """The default config of a class or model type of transformers, such as GraniteForCausalLM or granite; None: it has
     no such causal language model.
     """
-    for kind, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+    for kind, architecture in CLASSES.items():
         if name in (kind, architecture):
             try:
                 return CONFIG_MAPPING[kind]()

@@ -45,7 +45,7 @@ class KeptProof(KeptRecord):
 
 @dataclass(frozen=True)
 class Derivation:
-    """A derived row, or why there is none."""
+    """A derived row, or the reason why a class has none."""
 
     policy: Policy | None
     refusal: str = ""
@@ -61,10 +61,14 @@ def derive(model: PreTrainedModel | PretrainedConfig, build: Build, folder: Path
         kept = next((proof for proof in _kept(folder) if proof.key == key), None)
         if kept is not None and kept.refusal:
             return Derivation(None, kept.refusal)
-        row = DerivedRow(config)
-        policy = _row_of(model, row) if isinstance(model, PreTrainedModel) else derived_policy(config)
+        row: DerivedRow | None = None
+        if isinstance(model, PreTrainedModel):
+            row = DerivedRow(config)
+            policy = _row_of(model, row)
+        else:
+            policy = derived_policy(config)
         with errors_of_the_class():
-            refusal = "" if kept is not None else refusal_of(row, build)
+            refusal = "" if kept is not None else refusal_of(row or DerivedRow(config), build)
     except UserError as error:  # another computation than a row can say, or a model that was changed
         return Derivation(None, str(error))
     if kept is None:

@@ -163,13 +163,13 @@ def _as_saved(options: Options, source: TensorSource) -> Options:
 
 def _matrix_dtype(requested: torch.dtype | None, model: Any, hf_config: PretrainedConfig) -> torch.dtype:
     """Returns the type of the layers' matrices: the requested one, or the model's own."""
-    dtype = requested or _own_dtype(model, hf_config)
+    dtype = requested or own_dtype(model, hf_config)
     if dtype not in DTYPES.values():
         raise UserError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
     return dtype
 
 
-def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
+def own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
     """Returns the type of the passed model, or of its config."""
     if isinstance(model, PreTrainedModel):
         return model.dtype

@@ -76,6 +76,18 @@ def refuse_checkpoints(options: Options, model: str) -> None:
         )
 
 
+def refuse_options_of_fused_steps(options: Options, model: str, reason: str, *, pipeline: str) -> None:
+    """Raises UserError with the reason for options that only fused steps and their cache have. pipeline: what to do
+    instead of pipeline_parallel.
+    """
+    refuse_checkpoints(options, model)
+    if options.pipeline_parallel.stages > 1:
+        raise UserError(f"pipeline_parallel {reason}; {pipeline}")
+    for name in ("offload", "kv_offload", "kv_dtype"):
+        if getattr(options, name) is not None:
+            raise UserError(f"{name} {reason}; leave it out")
+
+
 def config_facts(hf_config: PretrainedConfig) -> dict[str, object]:
     """Returns a config as a dict for comparison between ranks."""
     return json.loads(hf_config.to_json_string(use_diff=False)) | {"_name_or_path": None}
@@ -91,12 +103,8 @@ def fingerprint(source: TensorSource) -> str:
 
 
 def _refuse_what_needs_kernels(options: Options, model: str) -> None:
-    refuse_checkpoints(options, model)
-    if options.pipeline_parallel.stages > 1:
-        raise UserError(f"pipeline_parallel needs kernels, and there are none for {model}; use tensor_parallel")
-    for name in ("offload", "kv_offload", "kv_dtype"):
-        if getattr(options, name) is not None:
-            raise UserError(f"{name} needs kernels, and there are none for {model}; leave it out")
+    reason = f"needs kernels, and there are none for {model}"
+    refuse_options_of_fused_steps(options, model, reason, pipeline="use tensor_parallel")
     if options.dtype == torch.int8:
         raise UserError(f"dtype=int8 needs kernels, and there are none for {model}; use a floating type")
     if options.impl != "auto" or options.use_triton or options.enable_cuda_graph or options.dependent_launch:

@@ -12,8 +12,6 @@ from dataclasses import replace
 from transformers import PretrainedConfig
 
 from labkit.models.config import ModelConfig
-from labkit.models.derived.head_linears import NotRecognised
-from labkit.models.derived.row import derived_policy
 from labkit.models.hf_config import (
     read_bloom,
     read_gemma2,
@@ -173,6 +171,8 @@ def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
     """
     if policy := find_policy(hf_config):
         return policy
+    from labkit.models.derived.row import NotRecognised, derived_policy
+
     try:
         return derived_policy(hf_config)
     except NotRecognised as error:

@@ -70,16 +70,14 @@ class Injected:
     left: Mapping[str, str]
 
     def summary(self) -> list[str]:
-        """Replacements in words, those of all layers together: "joined linears: model.layers.*.self_attn.q_proj, …"."""
+        """Replacements in words. All layers are one line: "joined linears: model.layers.*.self_attn.q_proj, …"."""
         counts: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
         for made in self.replaced:
             counts[made.kind, tuple(NUMBERS.sub("*", path) for path in made.paths)] += 1
         return [f"{count} x {kind}: {', '.join(paths)}" for (kind, paths), count in counts.items()]
 
 
-def inject(
-    model: PreTrainedModel, dtype: torch.dtype, quant: Quantization, *, impl: str = "cpp", consume: bool = False
-) -> Injected:
+def inject(model: PreTrainedModel, dtype: torch.dtype, quant: Quantization, *, consume: bool = False) -> Injected:
     """A copy of a model in memory, with its linears on packed matrices. Everything else is shared with the original.
 
     dtype: of the matrices; int8: quantised as `quant` says, the head in bfloat16 unless `quant` names it.
@@ -89,7 +87,7 @@ def inject(
     """
     refusal = ""
     for tied in (True, False):  # some models use the embedding's weight in other ways, too
-        injector = _Injector(model, dtype, quant, impl, tied)
+        injector = _Injector(model, dtype, quant, tied)
         injected = injector.run()
         if not (refusal := injector.refusal(injected)):
             if consume:
@@ -105,7 +103,6 @@ class _Injector:
     model: PreTrainedModel
     dtype: torch.dtype
     quant: Quantization
-    impl: str
     tied: bool  # whether an embedding that is tied to the head reads the head's packed matrix
     made: dict[int, nn.Module] = field(default_factory=dict)  # by id of the original
     taken: set[int] = field(default_factory=set)  # ids of the linears that have a replacement
@@ -195,7 +192,7 @@ class _Injector:
             round_up(rows, 64) * round_up(columns, 128) * size * 2 + OTHERS
             for rows, columns in (matrix(module).shape for module in self.linears.values())
         )
-        return Packer(self.impl, float_dtype(self.dtype), self.quant.activation_bits, Arena.reserved(room))
+        return Packer("cpp", float_dtype(self.dtype), self.quant.activation_bits, Arena.reserved(room))
 
     def _scheme(self, name: str) -> Scheme | None:
         return None if self.dtype.is_floating_point else self.quant.of(name)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from labkit.engine.engine import InjectedEngine
 from labkit.engine.injected.inject import inject
 from labkit.engine.options import Options
-from labkit.engine.without_kernels import refuse_checkpoints
+from labkit.engine.resolve import own_dtype
+from labkit.engine.without_kernels import refuse_options_of_fused_steps
 from labkit.kernels import build
 from labkit.system.errors import UnsupportedError, UserError
 from labkit.weights.source import ModelSource
@@ -26,7 +26,7 @@ def injected_engine(model: Any, options: Options, why: str) -> InjectedEngine:
     if isinstance(model, ModelSource):
         _refuse_what_needs_a_row(options, type(model.hf_config).__name__.removesuffix("Config"))
         floats = options.dtype if options.dtype is not None and options.dtype.is_floating_point else None
-        model, consume = model.hf_model(floats or stored_dtype(model.hf_config)), True
+        model, consume = model.hf_model(floats or own_dtype(model, model.hf_config)), True
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"no row can be derived for this {type(model).__name__} ({why}); pass the transformers model")
     name = type(model).__name__
@@ -42,20 +42,9 @@ def injected_engine(model: Any, options: Options, why: str) -> InjectedEngine:
     return InjectedEngine(injected.model, options, why, injected.summary(), dict(injected.left))
 
 
-def stored_dtype(hf_config: PretrainedConfig) -> torch.dtype:
-    """The type of a model's weights in its checkpoint, as far as its config says."""
-    dtype = getattr(hf_config, "dtype", None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
-
-
 def _refuse_what_needs_a_row(options: Options, model: str) -> None:
     """Raises UserError for options of the fused decode step and its cache."""
-    refuse_checkpoints(options, model)
-    if options.pipeline_parallel.stages > 1:
-        raise UserError(f"pipeline_parallel needs a row, and {model} has none; leave it out")
-    for name in ("offload", "kv_offload", "kv_dtype"):
-        if getattr(options, name) is not None:
-            raise UserError(f"{name} needs a row, and {model} has none; leave it out")
+    refuse_options_of_fused_steps(options, model, f"needs a row, and {model} has none", pipeline="leave it out")
     if options.quant.flat is not None:
         raise UserError(f"quantization_setting needs a row, and {model} has none; use quant")
     if options.impl not in ("auto", "cpp") or options.use_triton or options.enable_cuda_graph:

@@ -5,7 +5,7 @@ They take and return tensors as the originals do, in any type; sums are in float
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -28,15 +28,15 @@ gemm, mlp, unpack_rows = unchecked(checked_gemm), unchecked(checked_mlp), unchec
 
 def multiplied(x: Tensor, matrix: Linear) -> Tensor:
     """x [..., inputs] -> x W^T + b [..., outputs], in the type of x."""
-    shape = (*x.shape[:-1], matrix.outputs)
+    return _by_rows(x, matrix.outputs, lambda rows: gemm(rows, matrix, threads=team_size(), impl="cpp"))
+
+
+def _by_rows(x: Tensor, outputs: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """x [..., inputs] -> [..., outputs], in the type of x. compute: float32 [rows, inputs] -> [rows, outputs]."""
+    shape = (*x.shape[:-1], outputs)
     if not x.numel():  # an expert that no token has chosen
         return x.new_empty(shape)
-    y = gemm(_rows(x), matrix, threads=team_size(), impl="cpp")
-    return y.to(x.dtype).view(shape)
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).float().contiguous()
+    return compute(x.reshape(-1, x.shape[-1]).float().contiguous()).to(x.dtype).view(shape)
 
 
 class PackedWeight(Tensor):
@@ -98,7 +98,7 @@ class InjectedLinear(InjectedModule):
 
 @dataclass
 class Product:
-    """The outputs of joined linears for a tensor. parts: by linear, those that no linear has taken yet."""
+    """The outputs of joined linears for a tensor. parts: the outputs that no linear has taken yet, by its number."""
 
     x: Tensor
     version: int
@@ -147,10 +147,8 @@ class InjectedMlp(InjectedModule):
         self.region, self.down = region, down
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.numel():
-            return x.new_empty((*x.shape[:-1], self.down.outputs))
-        y = mlp(_rows(x), self.region, self.down, threads=team_size(), impl="cpp")
-        return y.to(x.dtype).view(*x.shape[:-1], self.down.outputs)
+        region, down = self.region, self.down
+        return _by_rows(x, down.outputs, lambda rows: mlp(rows, region, down, threads=team_size(), impl="cpp"))
 
 
 class InjectedEmbedding(InjectedModule):

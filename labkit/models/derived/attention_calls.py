@@ -1,4 +1,4 @@
-"""The calls of a model's attention function: rotated queries and keys, values, and the settings beside them."""
+"""The calls of a model's attention function: rotated queries and keys, values, and its settings."""
 
 from __future__ import annotations
 

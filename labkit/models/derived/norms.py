@@ -26,7 +26,7 @@ class NormKind:
 
 
 def norm_kind(norm: nn.Module) -> NormKind | None:
-    """The kind of a norm; None: it is none of them."""
+    """The kind of a norm; None: it computes something else."""
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     eps = next((float(value) for name in EPSILONS if isinstance(value := getattr(norm, name, None), float)), None)
     if not isinstance(weight, Tensor) or weight.dim() != 1 or eps is None:

@@ -160,7 +160,7 @@ class Seen:
         turns: tuple[Rotation | None, ...],
         attention: tuple[AttentionCall, ...],
     ) -> ModelRoles:
-        """The roles of the whole model, given those of its layers."""
+        """The roles of the whole model, around the layers."""
         if special := sorted({name for call in attention for name in call.special}):
             raise NotRecognised(f"the attention function gets {', '.join(special)}")
         outside = {name: call for name, call in self.calls.items() if name and not f"{name}.".startswith(f"{layers}.")}
@@ -263,7 +263,7 @@ def _following(call: ObservedCall, norms: Mapping[str, ObservedCall]) -> str | N
 
 
 def _ratio(tensor: Tensor, of: Tensor, what: str) -> float:
-    """The number by which one tensor is the other's multiple. Raises NotRecognised if it is none."""
+    """The number by which one tensor is the other's multiple. Raises NotRecognised if there is no such number."""
     ratio = float((tensor.double() * of.double()).sum() / of.double().square().sum())
     if distance(of * ratio, tensor) > SAME:
         raise NotRecognised(f"{what} is another sum than a row has")

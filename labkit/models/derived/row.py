@@ -220,10 +220,9 @@ class ConfigByContent:
 
 @lru_cache(maxsize=16)
 def _derived(key: ConfigByContent) -> Policy:
-    row = DerivedRow(key.config)
     with errors_of_the_class():
         model = without_memory(key.config)
-    return row.policy_for(model)
+    return DerivedRow(key.config).policy_for(model)
 
 
 def derived_policy(hf_config: PretrainedConfig) -> Policy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -34,20 +34,17 @@ class PlainMlp:
     def linears(self) -> tuple[str, ...]:
         return (*([self.gate] if self.gate else []), self.up, self.down)
 
-    def wide(self, linears: Mapping[str, nn.Module], x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Gate (None: there is none) and up of these inputs."""
-        up = linears[self.up](x)
+    def act(self, output_of: Callable[[str], Tensor]) -> Tensor:
+        """The inputs of the last linear. output_of: what the linear at a path returns."""
+        activation, up = ACTIVATION[self.activation], output_of(self.up)
         if self.halves:
             first, second = up.chunk(2, dim=-1)
-            return (first, second) if self.gate_first else (second, first)
-        return None if self.gate is None else linears[self.gate](x), up
-
-    def act(self, gate: Tensor | None, up: Tensor) -> Tensor:
-        activation = ACTIVATION[self.activation]
-        return activation(up) if gate is None else activation(gate) * up
+            gate, up = (first, second) if self.gate_first else (second, first)
+            return activation(gate) * up
+        return activation(up) if self.gate is None else activation(output_of(self.gate)) * up
 
     def outputs(self, linears: Mapping[str, nn.Module], x: Tensor) -> Tensor:
-        output: Tensor = linears[self.down](self.act(*self.wide(linears, x)))
+        output: Tensor = linears[self.down](self.act(lambda path: linears[path](x)))
         return output
 
 
@@ -80,12 +77,7 @@ def plain_mlp(
 def mlp_of_calls(first: Sequence[str], down: str, calls: Mapping[str, ObservedCall]) -> PlainMlp | None:
     """The MLP whose first linears and last linear these are, as far as their calls show."""
     for candidate in _candidates(first, down, calls):
-        up = calls[candidate.up].y
-        gate = None if candidate.gate is None else calls[candidate.gate].y
-        if candidate.halves:
-            halves = up.chunk(2, dim=-1)
-            gate, up = halves if candidate.gate_first else halves[::-1]
-        act, expected = candidate.act(gate, up), calls[down].x
+        act, expected = candidate.act(lambda path: calls[path].y), calls[down].x
         if act.shape == expected.shape and distance(act, expected) <= ROUNDING[expected.dtype]:
             return candidate
     return None

@@ -47,7 +47,7 @@ def rotation(change: Callable[..., tuple[Tensor, ...]]) -> Disguise:
 
 
 def attention(change: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Disguise:
-    """Changes queries, keys and values on their way to the attention function, behind the cache."""
+    """Changes queries, keys and values after the cache and before the attention function."""
 
     def disguise(patch: pytest.MonkeyPatch) -> None:
         functions: Any = phi3.ALL_ATTENTION_FUNCTIONS
