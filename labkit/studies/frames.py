@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from labkit.stages import OUTSIDE, Phase, Stage
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from labkit.harness import Comparison, Measurement
 
 
@@ -57,6 +57,8 @@ def stage_frame(comparison: Comparison, phase: Phase = Phase.DECODE) -> pd.DataF
     the last row, OUTSIDE, is the time that no stage covers. A stage that one side does not time alone is 0 for that
     side; a side without stages has only zeros.
     """
+    import pandas as pd
+
     columns = {role: _pass_ms(side, phase) for role, side in sides(comparison).items()}
     stages = [stage for stage in (*Stage, OUTSIDE) if any(stage in column for column in columns.values())]
     values = {role: [column.get(stage, 0.0) for stage in stages] for role, column in columns.items()}

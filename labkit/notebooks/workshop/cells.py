@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from IPython.display import Markdown
 from labkit.notebooks.workshop.exercises import Exercise, find_exercise
 from labkit.notebooks.workshop.learner import FOLDER, PROGRESS, Learner
 from labkit.system.markdown import as_text, markdown_table
+
+NAME_IN_TICKS = re.compile(r"\\`([\w.]+)\\`")  # in an escaped text
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class ExerciseCell:
     def check(self, seed: int | None = None) -> Markdown:
         """What is right and what is wrong in the learner's files, which are saved first."""
         report = self.learner.check(self.exercise, seed)
-        lines = [f"- **{'right' if of.right else 'not yet'}**: {as_text(of.text)}" for of in report.remarks]
+        lines = [f"- **{'right' if of.right else 'not yet'}**: {_remark(of.text)}" for of in report.remarks]
         return Markdown("\n".join(lines))
 
     def hint(self) -> Markdown:
@@ -40,6 +43,11 @@ class ExerciseCell:
             **{label: as_text(value) for label, value in numbers.items()},
         }
         return markdown_table(("", as_text(self.exercise.name)), rows.items())
+
+
+def _remark(text: str) -> str:
+    """A remark as Markdown: names in backticks are code, and no other part is markup."""
+    return NAME_IN_TICKS.sub(r"`\1`", as_text(text))
 
 
 def exercise(name: str, folder: str | Path | None = None) -> ExerciseCell:

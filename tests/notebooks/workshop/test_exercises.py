@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helpers.sweeps import sweep, swept
 
+from labkit.notebooks.workshop.cells import exercise
 from labkit.notebooks.workshop.checks import find_the_bug, free_batch, limit_by_hand, read_a_timeline
 from labkit.notebooks.workshop.exercises import Report, exercises, find_exercise
 from labkit.notebooks.workshop.learner import Learner
@@ -68,6 +69,15 @@ def test_predictions_stand_next_to_the_measurement(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in exercises() if name not in TIMED])
 def test_the_first_files_do_not_pass(tmp_path: Path, name: str) -> None:
     assert not checked(tmp_path, name, {}).passed
+
+
+def test_a_cell_shows_names_as_code_and_all_else_as_text(tmp_path: Path) -> None:
+    task = exercise("online-softmax", tmp_path)
+    work = tmp_path / task.exercise.folder.name / "online_softmax.cpp"
+    work.write_text("#error `good_name` `<b>bad</b>`\n")
+    shown = task.check(seed=0).data
+    assert "`good_name`" in shown
+    assert r"\`\<b>bad" in shown
 
 
 @pytest.mark.parametrize("name", exercises())

@@ -26,8 +26,8 @@ FILE = "answers.toml"
 MODELS = ("gpt2", "smollm2-shape")
 PRECISIONS = {"float32_ms": "float32", "int8_ms": "int8+head"}  # of the weights, by the name of the predicted time
 NEAR = 0.25  # largest error of a right prediction, as a fraction
-ROUNDS, PROMPT, NEW = 4, 16, 16
-UNTIMED = 32  # new tokens before the first round, in which an engine learns how to read this memory
+ROUNDS, PROMPT, NEW = 3, 4, 12
+UNTIMED = 16  # new tokens before the first round, in which an engine learns how to read this memory
 
 
 @dataclass(frozen=True)
