@@ -75,6 +75,7 @@ NAVIGATION = {
             "docs/deepspeed",
             "docs/checkpoints",
             "docs/models",
+            "docs/all-models",
         ],
         "Numbers": ["docs/measuring", "docs/why-placement-matters", "docs/when-numbers-look-wrong", "profiles/README"],
         "Look up": [

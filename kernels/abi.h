@@ -9,7 +9,7 @@ namespace labkit {
 struct bf16;  // simd.h
 
 enum NormKind : int32_t { kNoNorm = 0, kLayerNorm = 1, kRmsNorm = 2 };
-enum ActivationKind : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3 };
+enum ActivationKind : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3, kReluSquared = 4 };
 
 struct Norm {
   int32_t kind;
@@ -110,7 +110,8 @@ struct Embedding {
   Linear project_in;       // null weight: none
   const float* positions;  // [positions][hidden], learned; null: none
   int32_t position_offset;
-  float scale;  // multiplies the rows of the table
+  float scale;         // multiplies the rows of the table
+  int32_t norm_first;  // whether the positions are added to the normed rows
 };
 
 // Rows in, logits out. Without a matrix this range of layers ends with rows.

@@ -21,13 +21,13 @@ from .build import same_in_cpp
 from .codes import unpack_words
 
 NORM_KINDS = ("none", "layer", "rms")
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "relu_squared")
 MOST_REAL = torch.finfo(torch.float32).max
 HEAD_DIM_LIMITS = {"cpp": 512, "reference": 512, "triton": 256}
 HEAD_DIM_MULTIPLE = 16
 same_in_cpp({"kMostDim": HEAD_DIM_LIMITS["cpp"]})
 same_in_cpp(dict(zip(("kNoNorm", "kLayerNorm", "kRmsNorm"), range(len(NORM_KINDS)), strict=True)))
-same_in_cpp(dict(zip(("kGelu", "kGeluTanh", "kRelu", "kSilu"), range(len(ACTIVATIONS)), strict=True)))
+same_in_cpp(dict(zip(("kGelu", "kGeluTanh", "kRelu", "kSilu", "kReluSquared"), range(len(ACTIVATIONS)), strict=True)))
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -17,7 +17,7 @@ inline void look_up(const Embedding& embedding, int64_t token, float* row) {
     for (int64_t k = 0; k < width; ++k) row[k] = weight_of<Weight>(embedding.packed, n, k);
 }
 
-// h = token embedding (scaled, normed, projected) + learned position.
+// h = norm(token embedding (scaled, projected) + learned position), or norm(token embedding) + learned position.
 inline void embed(Team& team, int thread, Ranks& ranks, const Model& model, const Chunk& chunk, Workspace& work,
                   int64_t stride, ThreadScratch& scratch) {
   const Embedding& embedding = model.embedding;
@@ -38,7 +38,6 @@ inline void embed(Team& team, int thread, Ranks& ranks, const Model& model, cons
       add_parts(Parts(ranks, stride), m, 0, width, [=](int64_t i, float sum) { row[i] = sum; });
     if (embedding.scale != 1.0f)
       for (int64_t i = 0; i < width; ++i) row[i] *= embedding.scale;
-    if (embedding.norm.kind != kNoNorm) normalise(embedding.norm, row, width, row);
     if (project) to_activation(row, width, padded_depth<Weight>(width), work.x + m * stride);
   }
   if (project) {
@@ -46,13 +45,17 @@ inline void embed(Team& team, int thread, Ranks& ranks, const Model& model, cons
     gemm_into<Weight>(team, thread, embedding.project_in, work.x, stride, rows, work.h, stride, scratch);
     team.barrier();
   }
-  if (embedding.positions)
-    for (int64_t m = mine.begin; m < mine.end; ++m) {
+  for (int64_t m = mine.begin; m < mine.end; ++m) {
+    float* row = work.h + m * stride;
+    const bool norm = embedding.norm.kind != kNoNorm;
+    if (norm && embedding.norm_first) normalise(embedding.norm, row, model.hidden, row);
+    if (embedding.positions) {
       const int64_t at = chunk.rows.positions[m] + embedding.position_offset;
       const float* position = embedding.positions + at * model.hidden;
-      float* row = work.h + m * stride;
       for (int64_t i = 0; i < model.hidden; ++i) row[i] += position[i];
     }
+    if (norm && !embedding.norm_first) normalise(embedding.norm, row, model.hidden, row);
+  }
   team.barrier();
 }
 

@@ -88,8 +88,9 @@ class TritonEnds:
         table = w.packed if w.table is None else _rows_of(w.table)
         assert table is not None
         if w.project_in is None:
-            return self._gather(hidden, table, w.norm, state, w.positions, w.position_offset, scale=w.scale)
-        embedded = self._gather(inputs.buffers.embedded, table, w.norm, state, scale=w.scale)
+            at = w.positions, w.position_offset
+            return self._gather(hidden, table, w.norm, state, *at, scale=w.scale, norm_first=w.norm_first)
+        embedded = self._gather(inputs.buffers.embedded, table, NO_NORM, state, scale=w.scale)
         residual = None
         if w.positions is not None:
             by_position = StepState(state.positions, state.positions, state.past)  # the table's rows are positions
@@ -106,6 +107,7 @@ class TritonEnds:
         offset: int = 0,
         begin: int = 0,
         scale: float = 1.0,
+        norm_first: bool = False,
     ) -> Tensor:
         self.launch(
             embed,
@@ -128,6 +130,7 @@ class TritonEnds:
             POSITIONS=positions is not None,
             NORM=norm.kind,
             SHIFT=norm.bias is not None,
+            NORM_FIRST=norm_first,
             BLOCK=triton.next_power_of_2(table.inputs),
         )
         return out

@@ -13,9 +13,11 @@ def embed(
     out_ptr, table_ptr, scales_ptr, tokens_ptr, begin, position_table_ptr, positions_ptr, offset,
     scale, eps, gain_ptr, shift_ptr,
     E: tl.constexpr, CODES: tl.constexpr, POSITIONS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    NORM_FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [M, E] = norm(scale * table[begin + token]) + position_table[position + offset], one row per program."""
+    """out [M, E] = norm(scale * table[begin + token] + position_table[position + offset]), one row per program.
+    NORM_FIRST: the position's row is added to the normed one.
+    """
     wait_for_previous(PDL)
     m = tl.program_id(0)
     token = (begin + tl.maximum(tl.load(tokens_ptr + m), 0)).to(tl.int64)  # -1: all logits were NaN
@@ -35,10 +37,14 @@ def embed(
         x *= tl.load(scales, mask=inside, other=0.0).to(tl.float32)
         if NUMBERS == 2:
             x += tl.load(scales + 1, mask=inside, other=0.0).to(tl.float32)
-    x = normed_row(x * scale, gain_ptr, shift_ptr, eps, k, E, NORM, SHIFT)
+    x *= scale
+    if NORM_FIRST:
+        x = normed_row(x, gain_ptr, shift_ptr, eps, k, E, NORM, SHIFT)
     if POSITIONS:
         position = (tl.load(positions_ptr + m) + offset).to(tl.int64)
         x += tl.load(position_table_ptr + position * E + k, mask=inside, other=0.0)
+    if not NORM_FIRST:
+        x = normed_row(x, gain_ptr, shift_ptr, eps, k, E, NORM, SHIFT)
     tl.store(out_ptr + m.to(tl.int64) * E + k, x, mask=inside)
 
 

@@ -38,6 +38,7 @@ class CEmbedding(ctypes.Structure):
         (POINTER, "positions"),
         (INT, "position_offset"),
         (c_float, "scale"),
+        (INT, "norm_first"),
     )
 
 
@@ -118,7 +119,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class EmbeddingWeights:
-    """Tokens in, rows out: norm(scale * row of the token), projected, plus positions[position + position_offset]."""
+    """Tokens in, rows out: norm of scale * row of the token, projected, plus positions[position + position_offset].
+
+    norm_first: the positions are added to the normed rows instead.
+    """
 
     table: Tensor | None  # [rows, size]; None: the rows are in `packed`
     packed: Linear | None  # the matrix of a tied LM head
@@ -129,6 +133,7 @@ class EmbeddingWeights:
     positions: Tensor | None = None  # float32 [P, H]
     position_offset: int = 0
     scale: float = 1.0
+    norm_first: bool = False
 
     @property
     def c(self) -> CEmbedding:
@@ -143,6 +148,7 @@ class EmbeddingWeights:
             pointer(self.positions),
             self.position_offset,
             self.scale,
+            int(self.norm_first),
         )
 
 

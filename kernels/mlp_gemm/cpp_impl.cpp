@@ -16,6 +16,8 @@ inline vf activate(int32_t kind, vf x) {
       return x / (1.0f + exp(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
     case kSilu:
       return x / (1.0f + exp(-x));
+    case kReluSquared:
+      return x > 0.0f ? x * x : (x != x ? x : vf{});
     default:
       return x > 0.0f ? x : (x != x ? x : vf{});
   }

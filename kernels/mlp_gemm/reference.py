@@ -14,6 +14,7 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
+    "relu_squared": lambda x: F.relu(x).square(),
 }
 
 

@@ -29,6 +29,8 @@ def activated(x, ACTIVATION: tl.constexpr):
         return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     elif ACTIVATION == "silu":
         return x * tl.sigmoid(x)
+    elif ACTIVATION == "relu_squared":
+        return tl.where(x < 0.0, 0.0, x * x)
     else:
         return tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
 

@@ -80,7 +80,8 @@ def _continued(engine: InferenceEngine, source: ModelSource, prompt: str, *, new
     from labkit.harness.compare.plan import check_positions
 
     ids = source.tokenizer(prompt, return_tensors="pt")["input_ids"]
-    check_positions(engine.model_config, ids.shape[1], new)
+    if engine.level == "row":
+        check_positions(engine.model_config, ids.shape[1], new)
     return speak(engine, source.tokenizer, ids, write, new=new, stops=stop_tokens(engine), with_prompt=True, **options)
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
 
 from labkit.models.preset_sizes import PRESET_SIZES, PresetSize
 from labkit.system.errors import UserError
+from labkit.system.markdown import as_text, markdown_table
 from labkit.system.progress import progress_bar
 from labkit.system.shown import shown
 from labkit.system.terminal import terminal
+from labkit.system.whole_file import check_output_file, write_whole
+
+if TYPE_CHECKING:
+    from labkit.engine.levels import Level
 
 out, err = terminal(), terminal(stderr=True)
 
@@ -29,24 +36,30 @@ def models(
     all_classes: Annotated[
         bool, typer.Option("--all", help="All causal language models of transformers; takes minutes.")
     ] = False,
+    page: Annotated[Path | None, typer.Option(help="File for the table of --all as Markdown.")] = None,
 ) -> None:
     """List the presets, or show how much of a model runs on labkit's kernels."""
     if model is not None and all_classes:
         raise UserError(f"got both {model} and --all; give one of them")
+    if page is not None:
+        if not all_classes:
+            raise UserError("--page takes the table of --all; add --all")
+        check_output_file(page)
     if model is None and not all_classes:
         _presets()
         return
     from labkit.engine.levels import HOOKS, all_levels, config_of_class, level_of
 
     if all_classes:
-        table = Table(Column("class", no_wrap=True), Column("level", no_wrap=True), "why no higher level")
-        counts: Counter[str] = Counter()
         with progress_bar(err) as follow:
-            for level in all_levels(follow):
-                table.add_row(shown(HEADS.sub("", level.architecture)), level.level, shown(level.why))
-                counts[level.level] += 1
+            levels = list(all_levels(follow))
+        table = Table(Column("class", no_wrap=True), Column("level", no_wrap=True), "why no higher level")
+        for level in levels:
+            table.add_row(shown(HEADS.sub("", level.architecture)), level.level, shown(level.why))
         out.print(table)
-        out.print(", ".join(f"{count} {name}" for name, count in counts.items()))
+        out.print(_counts(levels))
+        if page is not None:
+            write_whole(page, _page(levels))
         return
     assert model is not None
     from labkit.weights.resolve import resolve
@@ -60,6 +73,29 @@ def models(
         out.print("in a small model of the class:")
     for fact in level.facts:
         out.print(shown(fact))
+
+
+def _counts(levels: Sequence[Level]) -> str:
+    counts = Counter(level.level for level in levels)
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
+def _page(levels: Sequence[Level]) -> str:
+    """The table of all classes, as a page of the documentation."""
+    import transformers
+
+    rows = [(f"`{level.model_type}`", level.level, as_text(level.why)) for level in levels]
+    return "\n\n".join(
+        (
+            "# All causal models of transformers",
+            f"`labkit models --all --page FILE` made this table with transformers {transformers.__version__}, from a "
+            "small random model of each class, with the switches of its default config. [Models](models.md) says what "
+            "the levels are. Another config of a class may get another level: `labkit models MODEL` says which.",
+            f"{_counts(levels)}. A level of none means that such a model fails in transformers' own code, or that its "
+            "results would change with packed parts.",
+            markdown_table(("model type", "level", "why no higher level"), rows) + "\n",
+        )
+    )
 
 
 def _presets() -> None:

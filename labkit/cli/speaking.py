@@ -56,7 +56,7 @@ def find_model(model: str | None, *, dtype: str, threads: int | None, seed: int)
         torch.set_num_threads(threads)
     name = model or default_model()
     with err.status(f"finding {escape(shown(name))}"):
-        return resolve(name, seed=seed)
+        return resolve(name, seed=seed, any_architecture=True)
 
 
 def load_engine(
@@ -78,7 +78,8 @@ def load_engine(
             engine = init_inference(source, **options)
     else:  # packing shows a bar of its own
         engine = init_inference(source, offload={"resident_gb": resident_gb, "path": offload}, **options)
-    remark(f"{source.origin}; {weights_text(stored_by(engine))} weights{_streamed(engine)}")
+    level = "" if engine.level == "row" else f"; no row: {engine.why}; hooks in transformers' model"
+    remark(f"{source.origin}; {weights_text(stored_by(engine))} weights{_streamed(engine)}{level}")
     set_seed(seed)
     return engine
 

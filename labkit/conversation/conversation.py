@@ -1,4 +1,4 @@
-"""A conversation with a chat model. Each turn reads only the new tokens."""
+"""A conversation with a chat model. Each turn reads only the new tokens, if the model has a row."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from labkit.conversation.answer import Answer, Write, silent, speak, stop_tokens
 from labkit.engine import InferenceEngine
+from labkit.engine.engine import DecoderEngine, InjectedEngine
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.models.chat_template import Message, check_chat_template, end_of_turn, render
 from labkit.system.bounds import check_numbers
@@ -25,7 +26,7 @@ class Conversation:
 
     messages: list[Message]  # in the form that the chat template takes
     context: int  # tokens so far, including the latest answer
-    _cache: KVCache
+    _cache: KVCache | None  # None: a model with hooks reads the whole conversation at each turn
     _cached: list[int]  # the tokens in the cache
 
     def __init__(
@@ -39,17 +40,17 @@ class Conversation:
     ) -> None:
         """Starts a conversation.
 
-        - engine: a decoder on the fused kernels.
+        - engine: a decoder on the fused kernels, or a model with hooks.
         - system: the system prompt.
         - new: most tokens of an answer.
         - generation: further arguments of `engine.generate`, such as `do_sample=True, temperature=0.7`.
 
-        Raises UserError for a tokenizer without a chat template, and for less than one new token; UserTypeError for an
-        engine without a KV cache of labkit's.
+        Raises UserError for a tokenizer without a chat template, and for less than one new token; UserTypeError for
+        another engine.
         """
         check_chat_template(tokenizer)
         check_numbers(new=new, temperature=generation.get("temperature"))
-        if not hasattr(engine, "new_cache"):
+        if not isinstance(engine, DecoderEngine | InjectedEngine):
             raise UserTypeError(
                 f"got {type(engine).__name__}, which has no KV cache of labkit's; expected an engine from "
                 "init_inference for a decoder with kernels"
@@ -64,8 +65,10 @@ class Conversation:
     @property
     def positions(self) -> int | None:
         """Most tokens of the context; None if the model sets no limit."""
-        positions: int | None = self._engine.model_config.max_positions
-        return positions
+        engine = self._engine
+        if isinstance(engine, DecoderEngine):
+            return engine.model_config.max_positions
+        return getattr(engine.config.get_text_config(), "max_position_embeddings", None)
 
     def start_over(self) -> None:
         """Forgets all messages except the system prompt."""
@@ -88,6 +91,7 @@ class Conversation:
         ids = input_ids[0].tolist()
         new = self._room(len(ids))
         cache = self._cache_before(ids)
+        before = {} if cache is None else {"past_key_values": cache}
         self._forget()  # the content of the cache after a failed answer is unknown
         answer = speak(
             self._engine,
@@ -96,10 +100,10 @@ class Conversation:
             write,
             new=new,
             stops=self._stops,
-            past_key_values=cache,
+            **before,
             **self._generation,
         )
-        if answer.ended != "interrupted":
+        if cache is not None and answer.ended != "interrupted":
             self._cache, self._cached = cache, [*ids, *answer.tokens][: cache.length]
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         self.context = answer.context
@@ -116,17 +120,19 @@ class Conversation:
             )
         return min(self._new, self.positions - tokens)
 
-    def _cache_before(self, ids: Sequence[int]) -> KVCache:
+    def _cache_before(self, ids: Sequence[int]) -> KVCache | None:
         """The cache, cropped to the beginning that it shares with `ids`. At least one token of `ids` is left to read.
 
         The template may render earlier turns differently than they were generated: tokenizing an answer's text need not
         give the tokens that the model chose, and some templates leave out parts of earlier answers.
         """
+        if self._cache is None:
+            return None
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self._cached, ids[:-1], strict=False))
         common = sum(1 for _ in same)
         self._cache.crop(common - len(self._cached))
         return self._cache
 
     def _forget(self) -> None:
-        self._cache = self._engine.new_cache()
+        self._cache = self._engine.new_cache() if isinstance(self._engine, DecoderEngine) else None
         self._cached = []

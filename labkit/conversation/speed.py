@@ -18,9 +18,9 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
     (`labkit.harness.kept_rate`), or that of the GPU, probed now. For a model with streamed layers it is the time of the
     disk if that is longer; layers that were in the slots before the first of these tokens do not count as read.
 
-    None if no rate is known, and for an answer of fewer than two tokens.
+    None if no rate is known, for a model without a row, and for an answer of fewer than two tokens.
     """
-    if answer.per_token_ms is None:
+    if answer.per_token_ms is None or engine.level != "row":
         return None
     threads, on_cpu = team_size(), engine.device.type == "cpu"
     bandwidth = kept_rate_gb_s(threads) if on_cpu else probe_bandwidth(threads, engine.device)

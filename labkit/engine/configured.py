@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -156,7 +157,10 @@ def configured(model: PreTrainedModel) -> PreTrainedModel:
     weights. Raises UserError if transformers can't make one.
     """
     config = copy.deepcopy(model.config)
-    config.pad_token_id = None  # only training needs it in a model, and torch refuses one outside the vocabulary
+    try:
+        config.pad_token_id = None  # only training needs it in a model, and torch refuses one outside the vocabulary
+    except StrictDataclassFieldValidationError:  # of a class that has to have one
+        config.pad_token_id = 0
     try:
         with torch.device("meta"):
             made = type(model)._from_config(config, dtype=torch.float32, attn_implementation="eager")

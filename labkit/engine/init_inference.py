@@ -54,14 +54,16 @@ def init_inference(
         read = read_options(config, options)
         model = resolve_name(model, any_architecture=True) if isinstance(model, str | os.PathLike) else model
         hf_config = hf_config_of(model, read)
-        policy = encoder_policy_for(model) or find_policy(hf_config)
+        policy, refusal = encoder_policy_for(model) or find_policy(hf_config), ""
+        if policy is None and read.injection_policy is None:
+            derived = derive(model if isinstance(model, PreTrainedModel) else hf_config, engine_with_row)
+            policy, refusal = derived.policy, derived.refusal
+            if policy is not None and read.tensor_parallel.ranks > 1 and policy.model_config(hf_config).qk_norm_whole:
+                policy = None  # such norms cannot be cut yet, and the data flow of transformers' code can
         if runs_without_kernels(model, read, policy):
             return sliced_engine(model, read)
         if policy is None:
-            derived = derive(model if isinstance(model, PreTrainedModel) else hf_config, engine_with_row)
-            if derived.policy is None:
-                return injected_engine(model, read, derived.refusal)
-            policy = derived.policy
+            return injected_engine(model, read, refusal)
         plan = make_plan(resolve(model, read, hf_config, policy))
         team = join(plan)
     with team.calls.one("init_inference"):

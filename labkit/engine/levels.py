@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -45,19 +45,23 @@ class Level:
     facts: tuple[str, ...] = ()
 
 
-def level_of(hf_config: PretrainedConfig) -> Level:
-    """The level of models of this config. A class without a row is tried on a small model."""
+def level_of(model: PreTrainedModel | PretrainedConfig) -> Level:
+    """The level of a small model in memory, or of the models of a config. A config's class without a row is tried on a
+    small model.
+    """
+    hf_config = model.config if isinstance(model, PreTrainedModel) else model
     kind = hf_config.model_type
     if policy := find_policy(hf_config):
         return Level(kind, policy.architecture, ROW, facts=facts_of(policy.model_config(hf_config)))
-    name = CLASSES.get(kind, type(hf_config).__name__)
-    derived = derive(hf_config, engine_with_row)
+    name = CLASSES.get(kind, type(hf_config).__name__) if model is hf_config else type(model).__name__
+    derived = derive(model, engine_with_row)
     if derived.policy is not None:
         return Level(kind, name, DERIVED, facts=facts_of(derived.policy.model_config(hf_config)))
     if reason := unavailable():
         return Level(kind, name, NONE, f"{derived.refusal}; and hooks need the C++ kernels: {reason}")
     try:
-        injected = inject(small_model(small_config(hf_config)), torch.float32, Quantization())
+        small = model if isinstance(model, PreTrainedModel) else small_model(small_config(model))
+        injected = inject(small, torch.float32, Quantization())
     except Exception as error:  # noqa: BLE001 - the code of a class may raise anything for a small config
         return Level(kind, name, NONE, f"{derived.refusal}; hooks: {first_line(error)}")
     return Level(kind, name, HOOKS, derived.refusal, tuple(injected.summary()))
@@ -89,15 +93,15 @@ def facts_of(config: ModelConfig) -> tuple[str, ...]:
 
 
 def all_levels(progress: Progress = unheard) -> Iterator[Level]:
-    """The level of every causal language model that transformers has, for the config that its class has by default."""
+    """The level of every causal language model that transformers has, for a small model of each default config."""
     for number, (kind, name) in enumerate(CLASSES.items()):
         progress(number, len(CLASSES), name)
         try:
-            config = CONFIG_MAPPING[kind]()
+            model = small_model(small_config(CONFIG_MAPPING[kind]()))
         except Exception as error:  # noqa: BLE001 - code of a class
-            yield Level(kind, name, NONE, f"its default config fails: {first_line(error)}")
+            yield Level(kind, name, NONE, f"its default config, made small, fails: {first_line(error)}")
             continue
-        yield level_of(config)
+        yield replace(level_of(model), model_type=kind)
 
 
 def config_of_class(name: str) -> PretrainedConfig | None:

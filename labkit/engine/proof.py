@@ -7,6 +7,7 @@ result is kept in labkit's cache.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.alterations import refuse_alterations
-from labkit.models.derived.row import DerivedRow, derived_policy, errors_of_the_class, randomised
+from labkit.models.derived.row import DerivedRow, causal_class, derived_policy, errors_of_the_class, randomised
 from labkit.models.derived.small_config import small_config
 from labkit.models.observed.calls import distance
 from labkit.models.policy import Policy
@@ -29,6 +30,7 @@ from labkit.statistics.kept_records import KeptRecord, kept_file, read_kept, wri
 from labkit.system.errors import UserError
 
 KEPT, NAME = "proofs.json", "proofs"
+EDITION = 2  # of what is read and proved; a kept proof of another edition does not count
 FAR = 2e-3  # largest distance between logits; another epsilon, scale, window or clamp moves them much further
 SHORT, LONG, CACHED = 5, 200, 40  # tokens
 EMBEDDINGS = (1.0, 0.01, 30.0)  # scales of the embedding's rows: epsilons show in small rows, caps and clamps in large
@@ -57,13 +59,13 @@ def derive(model: PreTrainedModel | PretrainedConfig, build: Build, folder: Path
     """
     try:
         config = model.config if isinstance(model, PreTrainedModel) else model
-        key = _key(config)
+        key = _key(model)
         kept = next((proof for proof in _kept(folder) if proof.key == key), None)
         if kept is not None and kept.refusal:
             return Derivation(None, kept.refusal)
         row: DerivedRow | None = None
         if isinstance(model, PreTrainedModel):
-            row = DerivedRow(config)
+            row = DerivedRow(config, type(model))
             policy = _row_of(model, row)
         else:
             policy = derived_policy(config)
@@ -77,20 +79,20 @@ def derive(model: PreTrainedModel | PretrainedConfig, build: Build, folder: Path
 
 
 def _row_of(model: PreTrainedModel, row: DerivedRow) -> Policy:
-    """The row of a model in memory. Raises UserError for another class, and for a model that was changed."""
-    if type(model) is not type(row.small):
-        raise UserError(f"rows of this config are of {type(row.small).__name__}, and this is a {type(model).__name__}")
+    """The row of a model in memory. Raises UserError for a model that was changed."""
     with errors_of_the_class():
         policy = row.policy_for(model)
         refuse_alterations(model, policy, policy.model_config(model.config))
     return policy
 
 
-def _key(config: PretrainedConfig) -> str:
-    """Digest of the version of transformers, the class, its switches and its layers, which a small config has alone."""
+def _key(model: PreTrainedModel | PretrainedConfig) -> str:
+    """Digest of the edition, the version of transformers, the class, and the switches and layers of its small config."""
+    config = model.config if isinstance(model, PreTrainedModel) else model
     with errors_of_the_class():
+        kind = type(model) if isinstance(model, PreTrainedModel) else causal_class(config)
         switches = json.dumps(small_config(config, every_layer=True).to_dict(), sort_keys=True, default=str)
-    text = f"{transformers.__version__} {type(config).__name__} {switches}"
+    text = f"{EDITION} {transformers.__version__} {kind.__name__} {type(config).__name__} {switches}"
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -122,9 +124,8 @@ def refusal_of(row: DerivedRow, build: Build) -> str:
 @torch.no_grad()
 def _logits(engine: Any, model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Logits of the engine and of the model for the same tokens, and what they are of."""
-    ids = torch.randint(
-        3, model.config.get_text_config().vocab_size, (2, LONG), generator=torch.Generator().manual_seed(2)
-    )
+    most, vocab = engine.model_config.max_positions or LONG, model.config.get_text_config().vocab_size
+    ids = torch.randint(3, vocab, (2, min(LONG, most)), generator=torch.Generator().manual_seed(2))
     for what, tokens in (("a short prompt", ids[:1, :SHORT]), ("a long prompt", ids)):
         yield what, engine(tokens).logits, model(tokens).logits
     mask = torch.ones(2, CACHED, dtype=torch.long)
@@ -132,10 +133,23 @@ def _logits(engine: Any, model: PreTrainedModel) -> Iterator[tuple[str, Tensor, 
     padded = ids[:, :CACHED]
     ours, theirs = engine(padded, attention_mask=mask).logits, model(padded, attention_mask=mask).logits
     yield "a padded prompt", ours[mask.bool()], theirs[mask.bool()]
-    caches: list[Any] = [engine.new_cache(), DynamicCache(config=model.config)]
+    yield "a padded generation", *_generated(engine, model, padded, mask)
+    has_cache = "past_key_values" in inspect.signature(type(model).forward).parameters
+    ours, theirs = engine.new_cache(), DynamicCache(config=model.config)
     for begin, end in ((0, CACHED), *((at, at + 1) for at in range(CACHED, CACHED + 3))):
         step = ids[:, begin:end]
-        ours, theirs = (
-            run(step, past_key_values=cache).logits for run, cache in zip((engine, model), caches, strict=True)
-        )
-        yield "a step with a cache", ours, theirs
+        expected = model(step, past_key_values=theirs) if has_cache else model(ids[:, :end])
+        yield "a step with a cache", engine(step, past_key_values=ours).logits, expected.logits[:, begin - end :]
+
+
+def _generated(engine: Any, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits of the first greedy steps of the engine and of the model, as long as both chose the same tokens."""
+    settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": 3, "eos_token_id": None, "pad_token_id": 0}
+    both = [
+        side.generate(ids, attention_mask=mask, output_logits=True, return_dict_in_generate=True, **settings)
+        for side in (engine, model)
+    ]
+    ours, theirs = (generated.sequences[:, ids.shape[1] :] for generated in both)
+    steps = 1 + int((ours == theirs).all(0).cumprod(0)[:-1].sum())
+    logits = [torch.stack(generated.logits[:steps]) for generated in both]
+    return logits[0], logits[1]

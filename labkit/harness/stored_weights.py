@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from labkit.engine import InferenceEngine
-from labkit.engine.engine import FusedEngine
+from labkit.engine.engine import FusedEngine, InjectedEngine
+from labkit.engine.injected.modules import packed_matrices
 from labkit.harness.frozen_record import FrozenRecord
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.kernels.types import Linear
@@ -59,11 +60,16 @@ def from_plain(plain: str | dict[str, Any]) -> Weights:
 
 def stored_by(engine: InferenceEngine) -> Weights:
     """The type of an engine's packed weights."""
-    if not isinstance(engine, FusedEngine):
+    if isinstance(engine, InjectedEngine):
+        layers, head = packed_matrices(engine.module)
+        whole: int | None = packed_bytes(engine)
+    elif isinstance(engine, FusedEngine):
+        weights = engine.weights
+        layers = [matrix for layer in weights.layers for matrix in matrices_of(layer).values()]
+        head = [weights.head.matrix] if weights.head else layers
+        whole = matrix_bytes(weights) if engine.options.tensor_parallel.ranks == 1 else None
+    else:
         return engine.dtype
-    weights = engine.weights
-    layers = [matrix for layer in weights.layers for matrix in matrices_of(layer).values()]
-    head = [weights.head.matrix] if weights.head else layers
     if all(matrix.scales is None for matrix in (*layers, *head)):
         return engine.dtype
     return StoredWeights(
@@ -72,15 +78,27 @@ def stored_by(engine: InferenceEngine) -> Weights:
         head=_kind(head),
         head_bits=_bits(head),
         computes="int8",
-        bytes=matrix_bytes(weights) if engine.options.tensor_parallel.ranks == 1 else None,
+        bytes=whole,
     )
+
+
+def packed_bytes(engine: InferenceEngine) -> int:
+    """Bytes of the matrices that an engine of the fused kernels, or of hooks, has packed, and of their scales."""
+    if isinstance(engine, InjectedEngine):
+        layers, head = packed_matrices(engine.module)
+        return sum(map(_bytes, {id(matrix): matrix for matrix in (*layers, *head)}.values()))
+    return matrix_bytes(engine.weights)
 
 
 def matrix_bytes(weights: ModelWeights) -> int:
     """Bytes of the packed matrices and their scales; a tied head counts once."""
     outside = Outside(weights.embedding, None, weights.head).matrices()
     matrices = [*outside.values(), *(matrix for layer in weights.layers for matrix in matrices_of(layer).values())]
-    return sum(matrix.weight.nbytes + (0 if matrix.scales is None else matrix.scales.nbytes) for matrix in matrices)
+    return sum(map(_bytes, matrices))
+
+
+def _bytes(matrix: Linear) -> int:
+    return matrix.weight.nbytes + (0 if matrix.scales is None else matrix.scales.nbytes)
 
 
 def _kind_of(matrix: Linear) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 NORMS = ("layer", "rms")
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "relu_squared")
 POSITIONS = ("learned", "rotary", "alibi")
 PER_LAYER = ("attention_scales", "windows", "rotary_tables")
 KV_SCALE_BYTES = 2  # float16: one scale for a head's keys and one for its values, per position of an int8 cache
@@ -70,6 +70,7 @@ class ModelConfig:
     position: str
     position_offset: int = 0  # row of the position table that belongs to position 0 (OPT: 2)
     positions_from_mask: bool = False  # for a forward without position_ids: see `Policy.positions_from_mask`
+    takes_position_ids: bool = True  # see `Policy.takes_position_ids`
     rotary: RotarySpec | None = None
     other_rotaries: tuple[RotarySpec, ...] = ()  # with other frequencies; for a layer without a rotation they are 0
     rotary_tables: tuple[int, ...] = ()  # per layer: 0 for `rotary`, 1 for the first of the others, …; empty: all 0
@@ -83,7 +84,8 @@ class ModelConfig:
     causal: bool = True  # False: an encoder without embeddings and heads, in which all tokens see each other
     residual_from_norm: bool = False  # the residual is norm(h) instead of h (a BLOOM option)
     final_norm: bool = True
-    embedding_norm: bool = False  # BLOOM
+    embedding_norm: bool = False  # of the embedding's rows, to which positions were added (BLOOM, BART)
+    positions_after_norm: bool = False  # they are added to the normed rows instead (BlenderbotSmall)
     qk_norm: bool = False  # RMS norm over each query and key head before the rotation (Qwen3)
     qk_norm_whole: bool = False  # it is over all query heads together, and all key heads (OLMo 2)
     output_norms: bool = False  # h += attn_out_norm(attn(norm1(h))); h += mlp_out_norm(mlp(norm2(h))) (Gemma 2)
@@ -115,6 +117,8 @@ class ModelConfig:
             raise UserError("a residual_scale needs rows that come from the embedding alone, and no output_norms")
         if (self.residual_scale != 1 or self.logit_scale != 1) and not (self.final_norm and self.pre_norm):
             raise UserError("residual_scale and logit_scale need a final norm")
+        if self.embedding_norm and self.embedding_size != self.hidden_size:
+            raise UserError("an embedding_norm needs an embedding of the hidden size")
         if not self.input_norms and not (self.output_norms and self.norm == "rms"):
             raise UserError("layers without input_norms need output_norms of kind 'rms'")
         for per_layer in PER_LAYER:

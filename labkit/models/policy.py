@@ -61,6 +61,8 @@ class Policy:
     True: a token's position is the number of visible tokens before it, counted in the attention mask. False: it is the
     number of all tokens before it, hidden ones included. (`generate` itself counts in the mask, and passes
     `position_ids` to the models that take them.)
+    `takes_position_ids`: whether the class's own `forward` takes them. False (BART): they are left out, in `generate`
+    as well.
     """
 
     architecture: str
@@ -88,7 +90,12 @@ class Policy:
     interleaved_qkv: bool = False  # QKV rows are stored [heads, 3, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's
     positions_from_mask: bool = False
+    takes_position_ids: bool = True
     token_types: bool = False  # `forward` adds embeddings of token_type_ids
+    unread: tuple[str, ...] = ()  # modules of a layer whose weights no forward of this class reads
+    # Tensors that the class does not have, by their names in a layer or in the model, and the number in all their
+    # places: the 0 of a bias that one of the linears of qkv lacks, the 1 of norms without weights.
+    filled: tuple[tuple[str, float], ...] = ()
 
     def model_config(self, hf_config: PretrainedConfig) -> ModelConfig:
         """The engine's description of the model.
@@ -99,7 +106,12 @@ class Policy:
         check_fields(vars(hf_config), where)
         try:
             fields = self.read(hf_config)
-            return ModelConfig(architecture=self.architecture, positions_from_mask=self.positions_from_mask, **fields)
+            return ModelConfig(
+                architecture=self.architecture,
+                positions_from_mask=self.positions_from_mask,
+                takes_position_ids=self.takes_position_ids,
+                **fields,
+            )
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
 
@@ -146,7 +158,7 @@ class Policy:
         of_layer = config.layer_shapes()
         for index in range(config.num_layers):
             names |= {stored for name in of_layer for stored in self.stored_names(name, index)}
-        return names
+        return {name for name in names if self._filling(name) is None}
 
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
         """Raises UserError naming the tensors that a checkpoint's `names` lack, or that the model does not have."""
@@ -161,7 +173,13 @@ class Policy:
     def _misfits(self, expected: set[str], config: ModelConfig, stored: set[str]) -> tuple[set[str], set[str]]:
         """The expected names that are not stored, and the stored names that the model does not have."""
         allowed = expected | {f"{self.head}.weight"} if config.tied_head else expected
-        return expected - stored, {name for name in stored - allowed if not _is_buffer(name)}
+        extra = {name for name in stored - allowed if not _is_buffer(name) and not self._is_unread(name)}
+        return expected - stored, extra
+
+    def _is_unread(self, stored: str) -> bool:
+        """Whether a tensor belongs to a module of a layer that no forward reads."""
+        within = stored.removeprefix(f"{self.layers}.").partition(".")[2]
+        return stored.startswith(f"{self.layers}.") and within.startswith(tuple(f"{name}." for name in self.unread))
 
     def _remedy(self, missing: set[str], extra: set[str]) -> str:
         """The advice of the error message about names that do not fit; it depends on how they differ."""
@@ -239,7 +257,14 @@ class Policy:
             parts = [by_kind.transpose(0, 1).reshape(tensor.shape)]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        return dict(zip(names, parts, strict=True))
+        tensors = zip(names, parts, strict=True)
+        return {name: part for name, part in tensors if self._filling(name) is None}
+
+    def _filling(self, stored: str) -> float | None:
+        """The number in all places of a tensor that the class does not have; None: it has the tensor."""
+        within = stored.removeprefix(f"{self.layers}.").partition(".")[2]
+        name = within if stored.startswith(f"{self.layers}.") else stored
+        return dict(self.filled).get(name)
 
     def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
         """The shard's part of each stored tensor of a canonical weight, in the layout of that tensor."""
@@ -261,7 +286,12 @@ class Policy:
     def _arranged(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> list[Tensor]:
         """The stored tensors of a canonical weight in the engine's layout, for this rank."""
         stored, config, role = self.stored_names(name, index), shard.local, name.split(".")[0]
-        parts = [get(part, cut) for part, cut in zip(stored, self._cuts(shard, name, len(stored)), strict=True)]
+        parts = [
+            get(part, cut) if (number := self._filling(part)) is None else torch.full(shape, number)
+            for part, cut, shape in zip(
+                stored, self._cuts(shard, name, len(stored)), _shapes_of_parts(shard, name, len(stored)), strict=True
+            )
+        ]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
         if len(parts) > 1:
@@ -283,6 +313,15 @@ class Policy:
                 f"the parts of {name}, {' + '.join(shapes)}, cannot be joined: {faults}, expected [{expected}]; "
                 "check that the weights and the config belong together"
             )
+
+
+def _shapes_of_parts(shard: Shard, name: str, parts: int) -> list[tuple[int, ...]]:
+    """The shapes of a weight's stored parts on this rank."""
+    rows, *columns = (shard.layer_shapes | shard.top_shapes)[name]
+    if parts == 3:
+        heads = (shard.local.num_heads, shard.local.num_kv_heads, shard.local.num_kv_heads)
+        return [(number * shard.local.head_dim, *columns) for number in heads]
+    return [(rows // parts, *columns)] * parts
 
 
 def unwrapped(name: str) -> str:

@@ -151,6 +151,7 @@ class Builder:
                 positions=self.packer.vector(vectors.get("positions.weight")),
                 position_offset=config.position_offset,
                 scale=scale,
+                norm_first=config.positions_after_norm,
             )
         if part.head:
             assert matrix is not None

@@ -109,6 +109,7 @@ def check(line: tuple[str, ...], result: tuple[int, str, str]) -> None:
         (("models", "a", "b"), "Got unexpected extra argument 'b'; "),
         (("models", "nosuch"), "unknown model 'nosuch'; expected a checkpoint folder"),
         (("models", "granite", "--all"), "got both granite and --all; give one of them"),
+        (("models", "--page", "table.md"), "--page takes the table of --all; add --all"),
         (("compare", "tiny-gpt2", "--batch", "many"), "got many, expected an integer"),
         (("compare", "tiny-gpt2", "--output", "words.txt"), "there is a file of that name"),
         (("generate", "--prompt", "x", "--temperature", "nan"), "got temperature = nan, expected a number"),

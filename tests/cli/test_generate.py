@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models.chat_models import chat_checkpoint, chat_tokenizer
+from helpers.models.chat_models import chat_checkpoint, chat_model_without_a_row, chat_tokenizer
 from helpers.processes.command_line import Labkit, command_line
 from transformers import TextStreamer
 
@@ -38,7 +38,7 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 def answered(checkpoint: str, new: int, messages: list[dict[str, str]], **options: Any) -> str:
     """Answer of `engine.generate` to the rendered conversation, without special tokens."""
-    engine = package.init_inference(package.resolve(checkpoint), dtype=options.pop("dtype", torch.float32))
+    engine = package.init_inference(checkpoint, dtype=options.pop("dtype", torch.float32))
     rendered = chat_tokenizer().apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -54,6 +54,14 @@ def test_a_chat_model_answers_and_nothing_else_is_printed(labkit: Labkit, checkp
     origin, speed = errors.splitlines()
     assert origin == f"checkpoint {checkpoint}; float32 weights"
     assert re.fullmatch(SPEED.format(9), speed)
+
+
+def test_a_model_without_a_row_answers_and_says_why_it_has_none(labkit: Labkit, tmp_path: Path) -> None:
+    folder = str(chat_checkpoint(tmp_path / "experts", model=chat_model_without_a_row()))
+    code, output, errors = labkit("generate", folder, *HELLO, "--new", "9")
+    assert code == 0, errors
+    assert output == answered(folder, 9, [{"role": "user", "content": "hello there"}]) + "\n"
+    assert "; no row: no MLP of two or three linears and a known activation; hooks in transformers' model" in errors
 
 
 def test_an_answer_waits_for_no_probe_of_the_memory(

@@ -4,7 +4,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from helpers.models.chat_models import TEMPLATE, VOCABULARY, chat_model, chat_tokenizer
+from helpers.models.chat_models import TEMPLATE, VOCABULARY, chat_model, chat_model_without_a_row, chat_tokenizer
 from helpers.models.small_models import POSITIONS, small_model
 
 import labkit
@@ -200,6 +200,15 @@ def test_the_token_with_which_the_template_ends_a_turn_ends_an_answer(*, special
 @pytest.mark.parametrize("template", ["{{ 1 }}", "{{ messages[0]['content'] }}", "{{ raise_exception('no') }}"])
 def test_a_template_without_an_end_of_a_turn_adds_none(template: str) -> None:
     assert end_of_turn(chat_tokenizer(template)) is None
+
+
+def test_a_model_with_hooks_reads_the_whole_conversation_at_each_turn() -> None:
+    model = labkit.init_inference(chat_model_without_a_row())
+    conversation = Conversation(model, chat_tokenizer(), new=9)
+    assert (model.level, conversation.positions) == ("hooks", 256)
+    for message in MESSAGES:
+        answer = conversation.say(message, ignore)
+        assert list(answer.tokens) == without_a_cache(model, conversation, 9)
 
 
 def test_a_model_that_cannot_hold_a_conversation_is_refused() -> None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from labkit.engine.hf.packed import PackedModule
 from labkit.engine.team_size import team_size
@@ -66,9 +67,11 @@ class InjectedModule(PackedModule, nn.Module):
     """A module whose weights are packed.
 
     dtype: of the activations around it. weight, bias: the originals' shapes and types.
+    matrices: that its forward multiplies by.
     """
 
     device = CPU
+    matrices: tuple[Linear, ...]
 
     def __init__(self, dtype: torch.dtype, outputs: int, inputs: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class InjectedLinear(InjectedModule):
 
     def __init__(self, matrix: Linear, dtype: torch.dtype) -> None:
         super().__init__(dtype, matrix.outputs, matrix.inputs, bias=matrix.bias is not None)
-        self.matrix = matrix
+        self.matrix, self.matrices = matrix, (matrix,)
 
     def forward(self, x: Tensor) -> Tensor:
         return multiplied(x, self.matrix)
@@ -134,6 +137,7 @@ class JoinedLinear(InjectedModule):
     def __init__(self, joined: JoinedLinears, number: int, outputs: int, dtype: torch.dtype, *, bias: bool) -> None:
         super().__init__(dtype, outputs, joined.matrix.inputs, bias=bias)
         self.joined, self._number = joined, number
+        self.matrices = (joined.matrix,)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.joined.part(self._number, x)
@@ -145,6 +149,7 @@ class InjectedMlp(InjectedModule):
     def __init__(self, region: MlpWeights, down: Linear, dtype: torch.dtype) -> None:
         super().__init__(dtype, down.outputs, region.up.inputs)
         self.region, self.down = region, down
+        self.matrices = (region.up, down)
 
     def forward(self, x: Tensor) -> Tensor:
         region, down = self.region, self.down
@@ -157,7 +162,18 @@ class InjectedEmbedding(InjectedModule):
     def __init__(self, matrix: Linear, scale: float, dtype: torch.dtype) -> None:
         super().__init__(dtype, matrix.outputs, matrix.inputs)
         self.matrix, self.scale = matrix, scale
+        self.matrices = (matrix,)
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = unpack_rows(self.matrix, tokens.flatten()).to(self.dtype)
         return (rows * self.scale if self.scale != 1.0 else rows).view(*tokens.shape, self.matrix.inputs)
+
+
+def packed_matrices(model: nn.Module) -> tuple[list[Linear], list[Linear]]:
+    """The matrices of a model's replaced modules, each once: those of layers and embeddings, and those of the head."""
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    heads = list(head.matrices) if isinstance(head, InjectedModule) else []
+    replaced = (module for module in model.modules() if isinstance(module, InjectedModule))
+    every = {id(matrix): matrix for module in replaced for matrix in module.matrices}
+    others = [matrix for key, matrix in every.items() if key not in set(map(id, heads))]
+    return others or heads, heads or others

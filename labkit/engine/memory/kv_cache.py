@@ -199,7 +199,8 @@ class KVCache(CacheFacade):
         if attention_mask is not None:
             self._set_mask(attention_mask)
         positions: Tensor | None = None
-        if position_ids is not None and self.config.position != "alibi":  # transformers derives ALiBi from the mask
+        takes_them = self.config.takes_position_ids and self.config.position != "alibi"  # which is read from the mask
+        if position_ids is not None and takes_them:
             positions = position_ids
         elif not self.config.positions_from_mask:
             positions = torch.arange(past, total, dtype=torch.int32, device=self.device)

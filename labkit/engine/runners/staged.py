@@ -131,12 +131,14 @@ class StagedRunner(Runner):
 
     def _embed(self, w: EmbeddingWeights, tokens_BT: Tensor, rows: Rows) -> Tensor:
         hidden = self._look_up(w, tokens_BT.flatten())
-        hidden = normalise(w.norm, hidden if w.scale == 1.0 else hidden * w.scale)
+        hidden = hidden if w.scale == 1.0 else hidden * w.scale
         if w.project_in is not None:
             hidden = gemm(hidden, w.project_in, threads=team_size(), impl=self.layer_range.impl)
+        if w.norm_first:
+            hidden = normalise(w.norm, hidden)
         if w.positions is not None:
             hidden = hidden + w.positions[rows.positions.long() + w.position_offset]
-        return hidden.contiguous()
+        return (hidden if w.norm_first else normalise(w.norm, hidden)).contiguous()
 
     def _look_up(self, w: EmbeddingWeights, tokens: Tensor) -> Tensor:
         """Returns rows of the embedding table, float32 [tokens, E]. Each rank has a part of the table, so the ranks'

@@ -63,7 +63,8 @@ class Fused(MemoryLoader):
 
         reason = unavailable() if engine.impl == "reference" else None
         weights = stored_by(engine)
-        kernels = f"{engine.impl} kernels" + (f", {weights} weights" if isinstance(weights, StoredWeights) else "")
+        kernels = f"{engine.impl} kernels" + (" in hooks" if engine.level == "hooks" else "")
+        kernels += f", {weights} weights" if isinstance(weights, StoredWeights) else ""
         impl = f"labkit, {kernels}" + (f" ({reason.partition(':')[0]})" if reason else "")
         stamps = spans.stamps_ns if spans else None
         return LoadedSide(side, impl, weights, engine, source.tokenizer, stage_times, stamps_ns=stamps)

@@ -12,7 +12,7 @@ from labkit.engine.runners.pipeline.schedules import SCHEDULES
 from labkit.harness.compare.installation import INSTALLED, Installation
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import check_side, loader_of
-from labkit.harness.compare.sides import ANY_ARCHITECTURE, SIDES, side_row
+from labkit.harness.compare.sides import SIDES, side_row
 from labkit.harness.runs import Case
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
@@ -125,7 +125,7 @@ class Prepared:
 
     case: Case
     source: ModelSource
-    config: ModelConfig | None  # None: the architecture has no row, and only transformers runs it
+    config: ModelConfig | None  # None: the architecture has no row, and transformers runs it, alone or with hooks
 
     @property
     def weights(self) -> str:
@@ -137,11 +137,14 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     """The case with its model and the origin of its weights. UserError for an impossible side, size or dtype."""
     _check_case(case, schedule)
     check_sides(sides, case)
-    without_kernels = all(side.name in ANY_ARCHITECTURE for side in sides)
-    source = resolve(case.model, seed=schedule.seed, any_architecture=without_kernels)
-    has_row = not without_kernels or known_policy(source.hf_config) is not None
+    take_any = all(side_row(side.name).models == "any" for side in sides)
+    source = resolve(case.model, seed=schedule.seed, any_architecture=take_any)
+    has_row = not take_any or known_policy(source.hf_config) is not None
     config = model_config_of(source.hf_config) if has_row else None
     for side in sides:
+        if config is None and side.tp * side.pp > 1:
+            kind = type(source.hf_config).__name__.removesuffix("Config")
+            raise UserError(f"{side.label} divides the model, which needs a row, and {kind} has none; use one process")
         if config is not None:
             shard(config, side.tp)  # UserError where the model has too few heads
             if side.pp > config.num_layers:

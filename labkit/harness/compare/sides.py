@@ -69,8 +69,8 @@ def _vanilla(name: str, sentence: str, loader: str, **fields: Any) -> SideRow:
     return SideRow(name, sentence, f"vanilla_sides:{loader}", **{"models": "any"} | fields)
 
 
-def _fused(name: str, sentence: str, precision: str = "", models: Models = "listed") -> SideRow:
-    """The engine with resident weights."""
+def _fused(name: str, sentence: str, precision: str = "", models: Models = "any") -> SideRow:
+    """The engine with resident weights. Models without a row run with hooks."""
     return SideRow(name, sentence, "fused_sides:Fused", models=models, divisible=True, precision=precision)
 
 
@@ -159,7 +159,6 @@ PEER_ROWS = (
     *_peer("deepspeed", "deepspeed:DeepSpeed", DEEPSPEED_SIDES, plain="deepspeed-zero", weights="disk"),
 )
 SIDES = {row.name: row for row in (*ROWS, *PEER_ROWS)}
-ANY_ARCHITECTURE = tuple(row.name for row in ROWS if row.models == "any")
 IN_PROCESS = tuple(row.name for row in ROWS if row.weights == "memory" and not row.prefix)  # choices of notebooks
 
 

@@ -21,9 +21,9 @@ from labkit.engine.team_size import team_size
 from labkit.harness.environment import read_environment
 from labkit.harness.evaluation.records import Evaluation, EvaluationCase, WindowScore, starts
 from labkit.harness.evaluation.text import LEAST, beginning_of, encode, read_text
-from labkit.harness.stored_weights import matrix_bytes, stored_by, weights_text
+from labkit.harness.stored_weights import packed_bytes, stored_by, weights_text
 from labkit.models.dtypes import DTYPES, dtype_of
-from labkit.models.policies import model_config_of
+from labkit.models.policies import known_policy
 from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError, UserTypeError
 from labkit.system.output_folder import check_output_folder
@@ -113,7 +113,7 @@ def evaluate(
         windows=tuple(windows),
         seconds=seconds,
         weights=weights_text(stored_by(engine)),
-        weight_bytes=matrix_bytes(engine.weights),
+        weight_bytes=packed_bytes(engine),
     )
 
 
@@ -121,7 +121,7 @@ def _source(model: str | os.PathLike[str] | ModelSource, seed: int) -> ModelSour
     if isinstance(model, ModelSource):
         return model
     if isinstance(model, str | os.PathLike):
-        return resolve(model, seed=seed)
+        return resolve(model, seed=seed, any_architecture=True)
     raise UserTypeError(
         f"model: expected a name, a path or the ModelSource of labkit.resolve, got {type(model).__name__}; save a "
         "model in memory with save_pretrained, together with its tokenizer, and pass the folder"
@@ -165,10 +165,13 @@ class _TextCut(NamedTuple):
 def _cut(
     source: ModelSource, text: str, tokens: int, window: int | None, stride: int | None, bos: bool | None
 ) -> _TextCut:
-    config, token = model_config_of(source.hf_config), beginning_of(source.tokenizer, wanted=bos)
+    config, token = source.hf_config.get_text_config(), beginning_of(source.tokenizer, wanted=bos)
+    policy = known_policy(source.hf_config)  # None: a model with hooks
+    of_config = getattr(config, "max_position_embeddings", None)
+    positions = policy.model_config(source.hf_config).max_positions if policy else of_config
     ids = encode(text, source.tokenizer, vocab=config.vocab_size, most=tokens)
     first = torch.tensor([] if token is None else [token], dtype=torch.int64)
-    window = _window(source, config.max_positions, window, len(ids), len(first))
+    window = _window(source, positions, window, len(ids), len(first))
     return _TextCut(ids, first, window, min(stride or window, window))
 
 

@@ -29,6 +29,7 @@ class AttentionCall:
 
     query [B, heads, T, D], key and value [B, KV heads, T, D]; output [B, T, heads, D].
     special: names of arguments that change the result in a way that no row describes.
+    alibi: the scores have ALiBi's slopes.
     """
 
     module: nn.Module
@@ -40,6 +41,7 @@ class AttentionCall:
     window: int | None
     cap: float | None
     special: tuple[str, ...]
+    alibi: bool = False
 
 
 @contextmanager
@@ -52,7 +54,8 @@ def observed_attention(config: Any) -> Iterator[list[AttentionCall]]:
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
     ) -> tuple[Tensor, None]:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+        attend = sdpa_attention_forward if settings.get("softcap") is None else _capped
+        output, _ = attend(module, query, key, value, attention_mask, **settings)
         scale = settings.get("scaling")
         special = [name for name, plain in PLAIN.items() if settings.get(name, plain[0]) not in plain]
         calls.append(
@@ -79,3 +82,25 @@ def observed_attention(config: Any) -> Iterator[list[AttentionCall]]:
             yield calls
     finally:
         config._attn_implementation = before
+
+
+def _capped(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    softcap: float,
+    scaling: float | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Attention with capped scores, which torch's own function does not have."""
+    shared = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = torch.tanh(scores / softcap) * softcap
+    if attention_mask is None:  # as torch's function takes it: all keys up to the query
+        attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
+    weights = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min).softmax(-1)
+    return (weights @ value).transpose(1, 2), None

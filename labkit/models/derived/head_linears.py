@@ -59,6 +59,14 @@ def before_rotation(
         for norm, call in norms.items():
             if call.x.numel() == part.numel() and torch.equal(_rows_of(call.x, part.shape, dim), part):
                 used[f"{name[0]}_norm"], parts[name] = norm, _rows_of(call.y, part.shape, dim)
+    # A norm after the rotation is one before it if it has no weights: the rotation keeps lengths.
+    for name, part in parts.items():
+        turned = (attention.query if name == "query" else attention.key).transpose(1, 2)
+        for norm, call in norms.items() if f"{name[0]}_norm" not in used else ():
+            if call.y.numel() == part.numel() and torch.equal(_rows_of(call.y, part.shape, dim), turned.flatten(-2)):
+                rows = part.unflatten(-1, (-1, dim))
+                used[f"{name[0]}_norm"] = norm
+                parts[name] = (rows * (turned.norm(dim=-1) / rows.norm(dim=-1))[..., None]).flatten(-2)
     return {name: part[1].unflatten(-1, (-1, dim)) for name, part in parts.items()}, used
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,13 @@ class Rotation:
     """Where a model keeps the frequencies of a rotation.
 
     module: path of the module. buffer: name of its frequencies; `attention_scaling` stands beside them.
+    backwards: the pairs turn the other way round (nanochat).
     """
 
     module: str
     buffer: str
     interleaved: bool
+    backwards: bool
 
     def spec(self, model: nn.Module, config: PretrainedConfig) -> RotarySpec:
         """The rotation of a model of this config. Its module is made anew unless it has exact frequencies: the model
@@ -34,11 +37,11 @@ class Rotation:
         module = model.get_submodule(self.module)
         frequencies: Tensor = getattr(module, self.buffer)
         if frequencies.dtype == torch.float32 and not frequencies.is_meta:
-            return _spec(module, self.buffer, self.interleaved)
+            return _spec(module, self)
         kind = type(module)
         arguments = {"config": config} if "config" in inspect.signature(kind.__init__).parameters else {}
         with torch.device("cpu"):
-            return _spec(kind(**arguments), self.buffer, self.interleaved)
+            return _spec(kind(**arguments), self)
 
 
 def rotations(model: nn.Module) -> Iterator[tuple[Rotation, RotarySpec]]:
@@ -46,14 +49,16 @@ def rotations(model: nn.Module) -> Iterator[tuple[Rotation, RotarySpec]]:
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name and buffer.dim() == 1:
-                for interleaved in (False, True):
-                    yield Rotation(path, name, interleaved), _spec(module, name, interleaved)
+                for backwards, interleaved in product((False, True), repeat=2):
+                    rotation = Rotation(path, name, interleaved, backwards)
+                    yield rotation, _spec(module, rotation)
 
 
-def _spec(module: nn.Module, buffer: str, interleaved: bool) -> RotarySpec:
-    frequencies: Tensor = getattr(module, buffer)
-    scaling = getattr(module, buffer.removesuffix("inv_freq") + "attention_scaling", 1.0)
-    return RotarySpec(2 * len(frequencies), interleaved, tuple(frequencies.tolist()), float(scaling))
+def _spec(module: nn.Module, rotation: Rotation) -> RotarySpec:
+    buffer: Tensor = getattr(module, rotation.buffer)
+    frequencies = -buffer if rotation.backwards else buffer
+    scaling = getattr(module, rotation.buffer.removesuffix("inv_freq") + "attention_scaling", 1.0)
+    return RotarySpec(2 * len(frequencies), rotation.interleaved, tuple(frequencies.tolist()), float(scaling))
 
 
 def is_rotated(before: Tensor, after: Tensor, spec: RotarySpec) -> bool:

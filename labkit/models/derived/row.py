@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from labkit.models.config import RotarySpec
@@ -19,6 +20,7 @@ from labkit.models.derived.attention_calls import AttentionCall
 from labkit.models.derived.recognise import NotRecognised, recognise
 from labkit.models.derived.small_config import small_config
 from labkit.models.hf_config import Fields
+from labkit.models.observed.calls import matrix
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError, first_line
 
@@ -32,17 +34,20 @@ class DerivedRow:
     small: the model, with random weights.
     """
 
-    def __init__(self, hf_config: PretrainedConfig) -> None:
-        """Raises NotRecognised for a model that no row describes, and for a class that fails on its small config."""
+    def __init__(self, hf_config: PretrainedConfig, kind: type[PreTrainedModel] | None = None) -> None:
+        """kind: the class; None: the causal one of the config. Raises NotRecognised for a model that no row describes,
+        and for a class that fails on its small config.
+        """
         self._hf_config = hf_config
         with errors_of_the_class():
-            self.small = small_model(small_config(hf_config))
+            self._kind = kind or causal_class(hf_config)
+            self.small = small_model(small_config(hf_config), self._kind)
             self.roles = recognise(self.small)
 
     def with_every_layer(self) -> PreTrainedModel:
         """A small model with as many layers as the config has."""
         with errors_of_the_class():
-            return small_model(small_config(self._hf_config, every_layer=True))
+            return small_model(small_config(self._hf_config, every_layer=True), self._kind)
 
     def policy_for(self, model: PreTrainedModel) -> Policy:
         """The row of a model of the same architecture and switches, which may be on the meta device."""
@@ -75,24 +80,37 @@ class DerivedRow:
             transposed=isinstance(first, Conv1D),
             interleaved_qkv=layer.interleaved_qkv,
             positions_from_mask=roles.positions_from_mask,
+            takes_position_ids="position_ids" in inspect.signature(type(model).forward).parameters,
+            unread=layer.unread,
+            filled=self._filled(),
         )
+
+    def _filled(self) -> tuple[tuple[str, float], ...]:
+        """Tensors that the kernels read and the class does not have, and their number."""
+        roles = self.roles
+        norms = () if roles.norm.weights else (*roles.layer.norms, roles.final_norm, roles.embed_norm)
+        ones = [(f"{name}.weight", 1.0) for name in norms if name]
+        return (*ones, *((f"{name}.bias", 0.0) for name in roles.layer.without_bias))
 
     def _fields(self, model: PreTrainedModel) -> Fields:
         roles, layer, config = self.roles, self.roles.layer, model.config.get_text_config()
         layers: Any = model.get_submodule(roles.layers)
         embedding: Any = model.get_submodule(roles.tokens)
-        down: Any = layers[0].get_submodule(layer.mlp.down)
-        hidden, inner = embedding.weight.shape[1], down.weight.shape[0 if isinstance(down, Conv1D) else 1]
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        first = {name: matrix(layers[0].get_submodule(name)) for name in (*layer.qkv, layer.attn_out, layer.mlp.down)}
+        hidden, inner = embedding.weight.shape[1], first[layer.mlp.down].shape[1]
         attention = [each.get_submodule(layer.attention) for each in layers]
-        head_dim = getattr(attention[0], "head_dim", None) or hidden // heads
+        head_dim = getattr(attention[0], "head_dim", None) or hidden // config.num_attention_heads
+        heads = first[layer.attn_out].shape[1] // head_dim
+        kv_heads = (sum(len(first[name]) for name in layer.qkv) // head_dim - heads) // 2
         head: Any = model.get_submodule(roles.head)
         positions = None
         if roles.positions is not None:
             table: Any = model.get_submodule(roles.positions)
             positions = len(table.weight) - roles.position_offset
         kind, number = roles.logits
+        alibi = roles.calls[0].alibi
+        if alibi and heads & (heads - 1):
+            raise NotRecognised(f"ALiBi with {heads} heads, for which libraries have several series of slopes")
         return {
             "hidden_size": hidden,
             "num_layers": len(layers),
@@ -102,14 +120,14 @@ class DerivedRow:
             "intermediate_size": inner,
             "vocab_size": len(head.weight),
             "embedding_size": hidden,
-            "max_positions": positions or config.max_position_embeddings,
+            "max_positions": None if alibi else positions or config.max_position_embeddings,
             "norm": roles.norm.kind,
             "norm_eps": roles.norm.eps,
             "norm_offset": roles.norm.offset,
             "norm_bias": roles.norm.bias,
             "activation": layer.mlp.activation,
             "gated": layer.mlp.gated,
-            "position": "learned" if roles.positions else "rotary",
+            "position": "alibi" if alibi else "learned" if roles.positions else "rotary",
             "position_offset": roles.position_offset,
             **self._rotaries(model, config),
             "attention_scales": tuple(self._scales(attention, config, head_dim)),
@@ -119,7 +137,9 @@ class DerivedRow:
             "shared_norm": layer.norm1 is not None and layer.norm2 is None,
             "final_norm": roles.final_norm is not None,
             "embedding_norm": roles.embed_norm is not None,
+            "positions_after_norm": roles.positions_after_norm,
             "input_norms": layer.norm1 is not None,
+            "pre_norm": layer.pre_norm,
             "qk_norm": layer.q_norm is not None,
             "qk_norm_whole": layer.norms_whole,
             "output_norms": layer.attn_out_norm is not None,
@@ -133,9 +153,10 @@ class DerivedRow:
 
     def _rotaries(self, model: PreTrainedModel, config: Any) -> Fields:
         """The rotations of the layers. One without a rotation has angles of 0."""
-        if self.roles.positions is not None:
+        if self.roles.positions is not None or self.roles.calls[0].alibi:
             return {}
-        of_layers = self._per_layer(self.roles.rotations, config, "rotations")
+        layers: Any = model.get_submodule(self.roles.layers)
+        of_layers = self._per_layer(self.roles.rotations, config, len(layers), "rotations")
         specs = {turn: turn.spec(model, config) for turn in dict.fromkeys(of_layers) if turn is not None}
         first = next(iter(specs.values()), RotarySpec(2, interleaved=False, inv_freq=(0.0,)))
         tables = [*specs.values()]
@@ -145,11 +166,10 @@ class DerivedRow:
         per_layer = tuple(numbers[turn] for turn in of_layers) if len(tables) > 1 else ()
         return {"rotary": tables[0], "other_rotaries": tuple(tables[1:]), "rotary_tables": per_layer}
 
-    def _per_layer(self, seen: Sequence[Any], config: Any, what: str) -> list[Any]:
-        """What was seen in each layer of the small model, for the layers of this config: the same in all of them, or
-        decided by a list of the config.
+    def _per_layer(self, seen: Sequence[Any], config: Any, count: int, what: str) -> list[Any]:
+        """What was seen in each layer of the small model, for the `count` layers of a model of this config: the same in
+        all of them, or decided by a list of the config.
         """
-        count = config.num_hidden_layers
         if len(set(seen)) == 1:
             return [seen[0]] * count
         small = self.small.config.get_text_config()
@@ -179,17 +199,13 @@ class DerivedRow:
             else:
                 yield self._transferred(small.scale, config, head_dim)
 
-    def _windows(self, attention: Sequence[nn.Module], config: Any) -> Iterator[int | None]:
+    def _windows(self, attention: Sequence[nn.Module], config: Any) -> list[int | None]:
         """The window of each layer; None: it has none."""
         calls: tuple[AttentionCall, ...] = self.roles.calls
-        of_module = all(getattr(call.module, "sliding_window", None) == call.window for call in calls)
-        for module in attention:
-            if of_module:
-                yield getattr(module, "sliding_window", None)
-            elif len({call.window for call in calls}) == 1:
-                yield getattr(config, "sliding_window", None)
-            else:
-                raise NotRecognised("windows of which nothing in the config says which layers have them")
+        if all(getattr(call.module, "sliding_window", None) == call.window for call in calls):
+            return [getattr(module, "sliding_window", None) for module in attention]
+        have = self._per_layer([call.window is not None for call in calls], config, len(attention), "windows")
+        return [getattr(config, "sliding_window", None) if has else None for has in have]
 
     def _transferred(self, number: float, config: Any, size: int) -> float:
         """A number that was seen in the small model, in a model of this config: 1, the root of the hidden size, or a
@@ -251,18 +267,26 @@ def _near(number: float, other: object) -> bool:
     return isinstance(other, int | float) and abs(number - other) <= SAME * abs(other)
 
 
-def small_model(config: PretrainedConfig, *, seed: int = 0) -> PreTrainedModel:
+def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """The class of transformers for causal models of this config. ValueError: transformers has none."""
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return known if isinstance(known, type) else type(without_memory(config))
+
+
+def small_model(
+    config: PretrainedConfig, kind: type[PreTrainedModel] | None = None, *, seed: int = 0
+) -> PreTrainedModel:
     """A model with random weights, none of them trivial: a forgotten bias or norm shows. Raises NotRecognised if it is
     not small: a stranger's config may have sizes that no rule knows.
     """
-    numbers = sum(parameter.numel() for parameter in without_memory(config).parameters())
+    numbers = sum(parameter.numel() for parameter in without_memory(config, kind).parameters())
     if numbers > MOST_NUMBERS:
         raise NotRecognised(
             f"its small model has {numbers / 1e6:,.0f} million parameters; some size has an unknown name"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
+        model = _made(config, kind, dtype=torch.float32)
         randomised(model)
     return model
 
@@ -280,8 +304,14 @@ def randomised(model: nn.Module, scale: float = 1.0) -> None:
         parameter.data = noise.to(parameter.dtype)
 
 
-def without_memory(config: PretrainedConfig) -> PreTrainedModel:
-    """A model of this config whose tensors have no memory."""
+def without_memory(config: PretrainedConfig, kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+    """A model of this config whose tensors have no memory. kind: its class; None: the causal one of the config."""
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return _made(config, kind)
+
+
+def _made(config: PretrainedConfig, kind: type[PreTrainedModel] | None, **settings: Any) -> PreTrainedModel:
+    if kind is not None:
+        return kind._from_config(config, **settings).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **settings)
     return model.eval()

@@ -28,7 +28,13 @@ SIZES: dict[str, int] = (
     | dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim", "mlp_dim", "ffn_intermediate_size"), INNER)
     | dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads"), HEADS)
     | dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), HEADS)
-    | {"num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": VOCAB, "rotary_dim": 8}
+    | {
+        "num_key_value_heads": KV_HEADS,
+        "num_kv_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB,
+        "rotary_dim": 8,
+    }
     | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts"), EXPERTS)
     | dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"), CHOSEN)
     | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32)
@@ -68,8 +74,9 @@ def _small_sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {name: min(size, fields[name]) for name, size in SIZES.items() if _is_size(fields.get(name))}
     if "head_dim" in fields:  # with a latent for keys and values, head_dim is the size of the rotated part
         sizes["head_dim"] = sizes.get("qk_rope_head_dim", HEAD_DIM)
-    if "num_key_value_heads" in fields and fields["num_key_value_heads"] in (None, fields.get("num_attention_heads")):
-        sizes["num_key_value_heads"] = HEADS
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        if name in fields and fields[name] in (None, fields.get("num_attention_heads")):
+            sizes[name] = HEADS
     if _is_size(fields.get("expand")) and "num_heads" in sizes:  # Mamba 2
         sizes["num_heads"] = HIDDEN * fields["expand"] // HEAD_DIM
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

@@ -96,7 +96,7 @@ def calls_of(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Ob
 
     def after(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple | ModelOutput) and len(output) else output
+            first = output[0] if isinstance(output, tuple | list | ModelOutput) and len(output) else output
             if path in begun and isinstance(first, Tensor):
                 read, version, x, alone = begun.pop(path)
                 calls[path] = ObservedCall(read, version, x, first, first.clone(), alone and first is output)

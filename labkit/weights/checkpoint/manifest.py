@@ -98,10 +98,11 @@ class Manifest(ManifestPart):
 def described_model(config: ModelConfig) -> dict[str, Any]:
     """A model's description as JSON has it, for comparison with the description of other weights.
 
-    `positions_from_mask` is left out: it says nothing about the weights, and older manifests do not have it.
+    `positions_from_mask` and `takes_position_ids` are left out: they say nothing about the weights, and older manifests
+    do not have them.
     """
     described: dict[str, Any] = json.loads(json.dumps(asdict(config), default=sorted))
-    del described["positions_from_mask"]
+    del described["positions_from_mask"], described["takes_position_ids"]
     return described
 
 

@@ -56,7 +56,7 @@ def test_an_encoder_with_a_decoder_gives_its_own_tokens() -> None:
     ],
 )
 def test_other_types_stay_near(options: dict[str, Any], most: float) -> None:
-    model = any_model("falcon")
+    model = any_model("persimmon")
     ids, mask = padded_tokens()
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).logits[mask.bool()]

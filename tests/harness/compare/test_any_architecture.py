@@ -1,4 +1,4 @@
-"""A checkpoint of an architecture without a row is compared on sides that need no kernel of labkit."""
+"""A checkpoint of an architecture without a row: sides of transformers run it, and the engine runs it with hooks."""
 
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 import labkit
 from labkit.harness.compare.loader import load_side
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
-from labkit.harness.compare.sides import ANY_ARCHITECTURE
 from labkit.harness.runs import Case
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
@@ -46,7 +45,7 @@ def folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
-@pytest.mark.parametrize("name", ["hf-eager", "hf-static", "accelerate"])
+@pytest.mark.parametrize("name", ["hf-eager", "hf-static", "accelerate", "fused"])
 def test_its_tokens_are_those_of_transformers(name: str, model: PreTrainedModel, folder: Path) -> None:
     side = load_side(name, resolve(folder, any_architecture=True), torch.float32, threads=1)
     assert torch.equal(side.generate(PROMPT, **ARGS), model.generate(PROMPT, **ARGS))
@@ -55,16 +54,22 @@ def test_its_tokens_are_those_of_transformers(name: str, model: PreTrainedModel,
     assert calls == [1]
 
 
-def test_it_is_prepared_without_a_shape_for_sides_without_kernels(folder: Path) -> None:
-    sides = [SideSpec(name, 1) for name in ("hf-eager", "hf-compile")]
-    assert {side.name for side in sides} <= set(ANY_ARCHITECTURE)
+def test_the_engine_s_side_says_that_it_has_hooks(folder: Path) -> None:
+    side = load_side("fused-int8", resolve(folder, any_architecture=True), torch.bfloat16, threads=1)
+    assert side.impl == "labkit, cpp kernels in hooks, int8 weights"
+
+
+def test_it_is_prepared_without_a_shape_for_sides_that_take_any_model(folder: Path) -> None:
+    sides = [SideSpec(name, 1) for name in ("hf-eager", "hf-compile", "fused", "fused:int4-64")]
     assert prepare(sides, case(folder), Schedule()).config is None
     assert prepare(sides, case(Path("tiny-gpt2")), Schedule()).config is not None
 
 
-def test_sides_with_kernels_refuse_it(folder: Path) -> None:
+def test_sides_that_need_a_row_refuse_it(folder: Path) -> None:
     with pytest.raises(UserError, match=r"Qwen3MoeForCausalLM of model type 'qwen3_moe', from .* \(no MLP of two"):
-        prepare([SideSpec("hf-eager", 1), SideSpec("fused", 1)], case(folder), Schedule())
+        prepare([SideSpec("hf-eager", 1), SideSpec("fused-streamed", 1)], case(folder), Schedule())
+    with pytest.raises(UserError, match="fused-tp2 divides the model, which needs a row, and Qwen3Moe has none"):
+        prepare([SideSpec("hf-eager", 1), SideSpec("fused", 1, tp=2)], case(folder), Schedule())
     with pytest.raises(UserError, match="transformers runs it"):
         resolve(folder, any_architecture=True).names()
 
@@ -81,5 +86,5 @@ def test_weights_that_are_not_all_there_are_named(model: PreTrainedModel, tmp_pa
 
 @pytest.mark.sweep
 def test_a_comparison_of_it_has_times_and_no_limit(folder: Path) -> None:
-    result = labkit.compare("hf-eager", "hf-static", model=str(folder), prompt=4, new=3, rounds=2, output=None)
-    assert "hf-static" in repr(result)
+    result = labkit.compare("hf-eager", "fused", model=str(folder), prompt=4, new=3, rounds=2, output=None)
+    assert "fused" in repr(result)

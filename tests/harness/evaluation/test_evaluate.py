@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.models.chat_models import chat_checkpoint, chat_model_without_a_row
 from scipy.special import log_softmax, rel_entr, softmax
 
 from labkit.engine import init_inference
@@ -53,6 +54,13 @@ def test_a_model_in_memory_is_refused_with_the_way_out() -> None:
         TypeError, match=r"model: expected a name, .* got LlamaForCausalLM; save .* with save_pretrained"
     ):
         evaluate(resolve(MODEL).hf_model(torch.float32))  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_row_is_evaluated_with_hooks(tmp_path: Path) -> None:
+    folder = chat_checkpoint(tmp_path, model=chat_model_without_a_row())
+    evaluation = evaluate(folder, tokens=60, against=VANILLA)
+    assert evaluation.agreement.value == 1
+    assert evaluation.weight_bytes > 0
 
 
 def test_the_loss_is_that_of_transformers() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from helpers.models.small_models import small_model
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from helpers.models.small_models import TOKENS, randomised, small_model
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen3MoeConfig
 
 from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
 
@@ -34,10 +34,31 @@ def chat_model(name: str = "llama", *, only_letters: bool = False, layers: int =
     return model
 
 
-def chat_checkpoint(folder: Path, *, template: str | None = TEMPLATE, layers: int = 3) -> Path:
-    """Saves the model and its tokenizer in `folder`; returns it."""
+@cache
+def chat_model_without_a_row() -> PreTrainedModel:
+    """A mixture of experts."""
+    config = Qwen3MoeConfig(
+        **(TOKENS | {"vocab_size": VOCABULARY, "eos_token_id": END_OF_TEXT}),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        max_position_embeddings=256,
+    )
+    return randomised(AutoModelForCausalLM.from_config(config))
+
+
+def chat_checkpoint(
+    folder: Path, *, template: str | None = TEMPLATE, layers: int = 3, model: PreTrainedModel | None = None
+) -> Path:
+    """Saves a model and its tokenizer in `folder`; returns it. model: None: `chat_model` with `layers` layers."""
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = template
-    chat_model(layers=layers).save_pretrained(folder)
+    (model or chat_model(layers=layers)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -118,7 +118,7 @@ DISGUISES: dict[str, Disguise] = {
     "a norm after the attention": output(ATTENTION, lambda _, x: nn.functional.rms_norm(x, x.shape[-1:])),
     "a bias after the attention": output(ATTENTION, lambda _, x: x + 0.01),
     "a gate after the attention": output(ATTENTION, lambda _, x: x * torch.sigmoid(x)),
-    "halves of the rotation swapped": rotation(lambda own, q, k, cos, sin: own(q, k, cos, -sin)),
+    "keys turn backwards": rotation(lambda own, q, k, cos, sin: (own(q, k, cos, sin)[0], own(q, k, cos, -sin)[1])),
     "pairs side by side": rotation(
         lambda own, q, k, cos, sin: tuple(
             part.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)

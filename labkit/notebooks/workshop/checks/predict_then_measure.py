@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ MODELS = ("gpt2", "smollm2-shape")
 PRECISIONS = {"float32_ms": "float32", "int8_ms": "int8+head"}  # of the weights, by the name of the predicted time
 NEAR = 0.25  # largest error of a right prediction, as a fraction
 ROUNDS, PROMPT, NEW = 3, 4, 12
-UNTIMED = 16  # new tokens before the first round, in which an engine learns how to read this memory
+UNTIMED_S = 0.4  # before the first round: in this time an engine learns how to read this memory
 
 
 @dataclass(frozen=True)
@@ -93,18 +94,20 @@ def _measure(model: str, random: np.random.Generator) -> list[Measured]:
     source = labkit.resolve(model)
     engines = [labkit.init_inference(source, **precision_of(name).options) for name in PRECISIONS.values()]
 
-    def generate(engine: InferenceEngine, new: int, _round: int) -> list[float]:
+    def generate(engine: InferenceEngine, _round: int = 0) -> list[float]:
         """Milliseconds of each step after the first token."""
         prompt, clock = torch.from_numpy(random.integers(0, engine.config.vocab_size, (1, PROMPT))), TokenClock()
         engine.generate(
-            prompt.to(engine.device), do_sample=False, eos_token_id=None, max_new_tokens=new, streamer=clock
+            prompt.to(engine.device), do_sample=False, eos_token_id=None, max_new_tokens=NEW, streamer=clock
         )
         return (np.diff(clock.stamps_ns) / 1e6).tolist()
 
-    sides = [partial(generate, engine, NEW) for engine in engines]
+    sides = [partial(generate, engine) for engine in engines]
     with collector_paused():
         for engine in engines:
-            generate(engine, UNTIMED, 0)
+            begun = perf_counter()
+            while perf_counter() < begun + UNTIMED_S:
+                generate(engine)
         timed = list(turns(sides, range(ROUNDS), probe=lambda side: probe_bandwidth(team_size(), engines[side].device)))
     return [_of_engine(engine, [turn for turn in timed if turn.side == side]) for side, engine in enumerate(engines)]
 

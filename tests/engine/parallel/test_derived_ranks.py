@@ -1,0 +1,14 @@
+"""Models whose rows are derived are divided among ranks as models with rows of their own."""
+
+import pytest
+from helpers.ranks.derived_ranks import NAMES, derived_on_ranks
+
+import labkit
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("option", "size"), [("tensor_parallel", "tp_size"), ("pipeline_parallel", "pp_size")])
+def test_ranks_give_the_tokens_of_transformers(option: str, size: str) -> None:
+    for right in labkit.launch(derived_on_ranks, option, 2, **{size: 2}, timeout_s=240):  # type: ignore[arg-type]
+        assert right == dict.fromkeys(NAMES, True)
