@@ -87,7 +87,7 @@ def _row_of(model: PreTrainedModel, row: DerivedRow) -> Policy:
 
 
 def _key(model: PreTrainedModel | PretrainedConfig) -> str:
-    """Digest of the edition, the version of transformers, the class, and the switches and layers of its small config."""
+    """Digest of the edition, the version of transformers, the class, and its small config with all layers."""
     config = model.config if isinstance(model, PreTrainedModel) else model
     with errors_of_the_class():
         kind = type(model) if isinstance(model, PreTrainedModel) else causal_class(config)
