@@ -60,6 +60,8 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"
 	@$(BIN)/python -P -m labkit.bench.models
 	@$(BIN)/python -P -m labkit.bench.regions
+	@echo "bench: models without a row of their own, on the level that they get, against transformers"
+	@$(BIN)/python -P -m labkit.bench.every_model
 	@echo "bench: two ranks against one and two threads, and the sums that they exchange"
 	@$(BIN)/python -P -m labkit.bench.parallel
 	@echo "bench: the schedules of two stages, transformers' pipeline, and two ranks and two threads without stages"

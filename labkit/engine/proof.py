@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.alterations import refuse_alterations
+from labkit.models.derived.recognise import ModelRoles
 from labkit.models.derived.row import DerivedRow, causal_class, derived_policy, errors_of_the_class, randomised
 from labkit.models.derived.small_config import small_config
 from labkit.models.observed.calls import distance
@@ -30,7 +31,7 @@ from labkit.statistics.kept_records import KeptRecord, kept_file, read_kept, wri
 from labkit.system.errors import UserError
 
 KEPT, NAME = "proofs.json", "proofs"
-EDITION = 2  # of what is read and proved; a kept proof of another edition does not count
+EDITION = 3  # of what is read and proved; a kept proof of another edition does not count
 FAR = 2e-3  # largest distance between logits; another epsilon, scale, window or clamp moves them much further
 SHORT, LONG, CACHED = 5, 200, 40  # tokens
 EMBEDDINGS = (1.0, 0.01, 30.0)  # scales of the embedding's rows: epsilons show in small rows, caps and clamps in large
@@ -43,6 +44,7 @@ class KeptProof(KeptRecord):
 
     key: str
     refusal: str  # empty: they do
+    roles: ModelRoles | None = None  # of a class that has a row
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,18 @@ def derive(model: PreTrainedModel | PretrainedConfig, build: Build, folder: Path
             return Derivation(None, kept.refusal)
         row: DerivedRow | None = None
         if isinstance(model, PreTrainedModel):
-            row = DerivedRow(config, type(model))
+            row = DerivedRow(config, type(model), None if kept is None else kept.roles)
             policy = _row_of(model, row)
         else:
             policy = derived_policy(config)
+        if kept is not None:
+            return Derivation(policy)
+        row = row or DerivedRow(config)
         with errors_of_the_class():
-            refusal = "" if kept is not None else refusal_of(row or DerivedRow(config), build)
+            refusal = refusal_of(row, build)
     except UserError as error:  # another computation than a row can say, or a model that was changed
         return Derivation(None, str(error))
-    if kept is None:
-        _keep(KeptProof(key=key, refusal=refusal), folder)
+    _keep(KeptProof(key=key, refusal=refusal, roles=None if refusal else row.roles), folder)
     return Derivation(None if refusal else policy, refusal)
 
 

@@ -24,8 +24,34 @@ from labkit.models.observed.example_inputs import token_inputs
 
 
 @dataclass(frozen=True)
+class AttentionRole:
+    """What a layer's attention does with the scores of its keys.
+
+    own_scale, own_window: the attention's module has the number as its `scaling`, or as its `sliding_window`.
+    """
+
+    head_dim: int
+    scale: float
+    own_scale: bool
+    window: int | None
+    own_window: bool
+    cap: float | None
+    alibi: bool
+
+    @classmethod
+    def of(cls, call: AttentionCall) -> AttentionRole:
+        own, dim = getattr(call.module, "scaling", None), call.query.shape[-1]
+        own_scale = isinstance(own, int | float) and abs(call.scale - own) <= SAME * abs(own)
+        own_window = getattr(call.module, "sliding_window", None) == call.window
+        return cls(dim, call.scale, own_scale, call.window, own_window, call.cap, call.alibi)
+
+
+@dataclass(frozen=True)
 class ModelRoles:
-    """The modules of a model by role, and what is computed before and after its layers."""
+    """The modules of a small model by role, and what is computed before and after its layers.
+
+    width: numbers in a row of the embedding.
+    """
 
     layers: str
     layer: LayerRoles
@@ -41,7 +67,8 @@ class ModelRoles:
     final_norm: str | None
     head: str
     logits: tuple[str, float]  # "as they are", "scaled" or "capped", and the number
-    calls: tuple[AttentionCall, ...]  # of each layer
+    attention: tuple[AttentionRole, ...]  # of each layer
+    width: int
 
 
 def recognise(model: PreTrainedModel) -> ModelRoles:
@@ -127,7 +154,8 @@ def _around(
         final_norm=final_norm,
         head=head,
         logits=_logits(seen.calls[""].y, outside[head].y, model.config),
-        calls=attention,
+        attention=tuple(map(AttentionRole.of, attention)),
+        width=rows.shape[-1],
     )
 
 

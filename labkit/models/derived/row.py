@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -16,8 +16,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Pret
 from transformers.pytorch_utils import Conv1D
 
 from labkit.models.config import RotarySpec
-from labkit.models.derived.attention_calls import AttentionCall
-from labkit.models.derived.recognise import NotRecognised, recognise
+from labkit.models.derived.recognise import ModelRoles, NotRecognised, recognise
 from labkit.models.derived.small_config import small_config
 from labkit.models.hf_config import Fields
 from labkit.models.observed.calls import matrix
@@ -34,15 +33,26 @@ class DerivedRow:
     small: the model, with random weights.
     """
 
-    def __init__(self, hf_config: PretrainedConfig, kind: type[PreTrainedModel] | None = None) -> None:
-        """kind: the class; None: the causal one of the config. Raises NotRecognised for a model that no row describes,
-        and for a class that fails on its small config.
+    def __init__(
+        self,
+        hf_config: PretrainedConfig,
+        kind: type[PreTrainedModel] | None = None,
+        roles: ModelRoles | None = None,
+    ) -> None:
+        """kind: the class; None: the causal one of the config. roles: that were read before; None: they are read now.
+
+        Raises NotRecognised for a model that no row describes, and for a class that fails on its small config.
         """
         self._hf_config = hf_config
         with errors_of_the_class():
             self._kind = kind or causal_class(hf_config)
-            self.small = small_model(small_config(hf_config), self._kind)
-            self.roles = recognise(self.small)
+            self._config = small_config(hf_config)
+            self.roles = recognise(self.small) if roles is None else roles
+
+    @cached_property
+    def small(self) -> PreTrainedModel:
+        with errors_of_the_class():
+            return small_model(self._config, self._kind)
 
     def with_every_layer(self) -> PreTrainedModel:
         """A small model with as many layers as the config has."""
@@ -108,7 +118,7 @@ class DerivedRow:
             table: Any = model.get_submodule(roles.positions)
             positions = len(table.weight) - roles.position_offset
         kind, number = roles.logits
-        alibi = roles.calls[0].alibi
+        alibi = roles.attention[0].alibi
         if alibi and heads & (heads - 1):
             raise NotRecognised(f"ALiBi with {heads} heads, for which libraries have several series of slopes")
         return {
@@ -153,7 +163,7 @@ class DerivedRow:
 
     def _rotaries(self, model: PreTrainedModel, config: Any) -> Fields:
         """The rotations of the layers. One without a rotation has angles of 0."""
-        if self.roles.positions is not None or self.roles.calls[0].alibi:
+        if self.roles.positions is not None or self.roles.attention[0].alibi:
             return {}
         layers: Any = model.get_submodule(self.roles.layers)
         of_layers = self._per_layer(self.roles.rotations, config, len(layers), "rotations")
@@ -172,7 +182,7 @@ class DerivedRow:
         """
         if len(set(seen)) == 1:
             return [seen[0]] * count
-        small = self.small.config.get_text_config()
+        small = self._config.get_text_config()
         for name, entries in vars(small).items():
             if isinstance(entries, list | tuple) and len(entries) == len(seen):
                 decides = dict(zip(map(repr, entries), seen, strict=True))
@@ -183,39 +193,38 @@ class DerivedRow:
         raise NotRecognised(f"{what} of which nothing in the config says which layers have them")
 
     def _cap(self) -> float | None:
-        caps = {call.cap for call in self.roles.calls}
+        caps = {attention.cap for attention in self.roles.attention}
         if len(caps) != 1:
             raise NotRecognised("caps of scores that differ from layer to layer")
         return caps.pop()
 
     def _scales(self, attention: Sequence[nn.Module], config: Any, head_dim: int) -> Iterator[float]:
         """The scale of each layer's scores."""
-        small = self.roles.calls[0]
+        small = self.roles.attention[0]
         for module in attention:
-            if _near(small.scale, getattr(small.module, "scaling", None)):
+            if small.own_scale:
                 yield float(module.scaling)  # type: ignore[arg-type]
-            elif _near(small.scale, small.query.shape[-1] ** -0.5):
+            elif _near(small.scale, small.head_dim**-0.5):
                 yield head_dim**-0.5
             else:
                 yield self._transferred(small.scale, config, head_dim)
 
     def _windows(self, attention: Sequence[nn.Module], config: Any) -> list[int | None]:
         """The window of each layer; None: it has none."""
-        calls: tuple[AttentionCall, ...] = self.roles.calls
-        if all(getattr(call.module, "sliding_window", None) == call.window for call in calls):
+        small = self.roles.attention
+        if all(role.own_window for role in small):
             return [getattr(module, "sliding_window", None) for module in attention]
-        have = self._per_layer([call.window is not None for call in calls], config, len(attention), "windows")
+        have = self._per_layer([role.window is not None for role in small], config, len(attention), "windows")
         return [getattr(config, "sliding_window", None) if has else None for has in have]
 
     def _transferred(self, number: float, config: Any, size: int) -> float:
         """A number that was seen in the small model, in a model of this config: 1, the root of the hidden size, or a
         field of the config or its reciprocal.
         """
-        small = self.small.config.get_text_config()
+        small = self._config.get_text_config()
         if number == 1.0:
             return 1.0
-        width: int = self.small.get_input_embeddings().weight.shape[1]  # type: ignore[union-attr,assignment]
-        numbers = {math.sqrt(size)} if _near(number, math.sqrt(width)) else set()
+        numbers = {math.sqrt(size)} if _near(number, math.sqrt(self.roles.width)) else set()
         for name, value in vars(small).items():
             if isinstance(value, int | float) and not isinstance(value, bool) and value:
                 own = getattr(config, name)
