@@ -170,7 +170,7 @@ class InjectedEmbedding(InjectedModule):
 
 
 def packed_matrices(model: nn.Module) -> tuple[list[Linear], list[Linear]]:
-    """The matrices of a model's replaced modules, each once: those of layers and embeddings, and those of the head."""
+    """The matrices of a model's replaced modules, each once: the layers' and embeddings', and the head's."""
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     heads = list(head.matrices) if isinstance(head, InjectedModule) else []
     replaced = (module for module in model.modules() if isinstance(module, InjectedModule))

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from labkit.engine.runners.stage_clock import StageTime
+from labkit.engine.vanilla.structure import Boundary, boundaries_of, layers_of
 from labkit.models.policy import Policy
 from labkit.stages import Phase, Range, Stage, StepRanges, message
 
@@ -69,16 +70,16 @@ class HookClock:
 
 
 @contextmanager
-def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
-    """Context in which the modules that `policy` names have hooks. The model's results do not change.
+def annotate(model: PreTrainedModel, policy: Policy | None) -> Iterator[HookClock]:
+    """Context in which the modules that `policy` names have hooks. The model's results do not change. Without a policy
+    the stages come from the structure of the layers: see `labkit.engine.vanilla.structure`.
 
     The times are the CPU's. SAMPLE lasts from the end of a forward pass until transformers prepares the next one.
     """
     clock = HookClock()
 
     def before_model(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        past = kwargs.get("past_key_values")
-        clock.begin_forward(Phase.DECODE if past is not None and past.get_seq_length() else Phase.PREFILL)
+        clock.begin_forward(Phase.DECODE if _has_past(kwargs) else Phase.PREFILL)
 
     def mark(module: nn.Module, before: Stage | None, after: Stage | None, layer: int | None = None) -> None:
         if before:
@@ -95,11 +96,11 @@ def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
     try:
         model.prepare_inputs_for_generation = prepare  # type: ignore[method-assign]
         mark(model, None, Stage.SAMPLE)
-        for name in (policy.final_norm, policy.project_out, policy.head):
-            if name in modules:
-                mark(modules[name], Stage.LM_HEAD, None)
-        for index, layer in enumerate(modules[policy.layers].children()):
-            for name, before, after in _layer_boundaries(policy):
+        for module in _head(model, policy):
+            mark(module, Stage.LM_HEAD, None)
+        layers = layers_of(model) if policy is None else policy.layers
+        for index, layer in enumerate(modules[layers].children() if layers is not None else ()):
+            for name, before, after in boundaries_of(layer) if policy is None else _layer_boundaries(policy):
                 mark(layer.get_submodule(name), before, after, index)
         yield clock
     finally:
@@ -109,7 +110,30 @@ def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
             hook.remove()
 
 
-def _layer_boundaries(policy: Policy) -> list[tuple[str, Stage | None, Stage | None]]:
+def _has_past(kwargs: dict[str, Any]) -> bool:
+    """Whether a forward with these arguments continues a text. A cache of states alone does not know its length: with
+    such a cache a forward of one token does.
+    """
+    past = kwargs.get("past_key_values", kwargs.get("cache_params"))
+    if past is None:
+        return False
+    try:
+        return bool(past.get_seq_length())
+    except (AttributeError, ValueError):
+        tokens = kwargs.get("input_ids")
+        return tokens is not None and tokens.shape[1] == 1
+
+
+def _head(model: PreTrainedModel, policy: Policy | None) -> list[nn.Module]:
+    """The modules with which the stage of the LM head begins."""
+    if policy is None:
+        head = model.get_output_embeddings()
+        return [] if head is None else [head]
+    modules = dict(model.named_modules())
+    return [modules[name] for name in (policy.final_norm, policy.project_out, policy.head) if name in modules]
+
+
+def _layer_boundaries(policy: Policy) -> list[Boundary]:
     """Returns modules of a layer ("": the layer itself), each with the stage that begins before it and the stage that
     begins after it.
 

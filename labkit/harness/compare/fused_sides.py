@@ -15,6 +15,7 @@ from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
 from labkit.harness.compare.loader import MemoryLoader
 from labkit.harness.compare.sides import side_row
+from labkit.harness.compare.vanilla_sides import hooked_stages
 from labkit.harness.stored_weights import StoredWeights, stored_by
 from labkit.kernels import gpu
 from labkit.kernels.build import load, unavailable
@@ -67,7 +68,8 @@ class Fused(MemoryLoader):
         kernels += f", {weights} weights" if isinstance(weights, StoredWeights) else ""
         impl = f"labkit, {kernels}" + (f" ({reason.partition(':')[0]})" if reason else "")
         stamps = spans.stamps_ns if spans else None
-        return LoadedSide(side, impl, weights, engine, source.tokenizer, stage_times, stamps_ns=stamps)
+        stages = hooked_stages(engine.module, None) if engine.level == "hooks" else stage_times
+        return LoadedSide(side, impl, weights, engine, source.tokenizer, stages, stamps_ns=stamps)
 
 
 class SpanClock:

@@ -21,13 +21,14 @@ from labkit.engine.runners.stage_clock import StageTime
 from labkit.engine.team_size import team_size
 from labkit.engine.vanilla.annotate import annotate
 from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
-from labkit.harness.compare.loaded_side import LoadedSide, comparison_device, no_stages
+from labkit.harness.compare.loaded_side import LoadedSide, StageProbe, comparison_device
 from labkit.harness.compare.loader import MemoryLoader
 from labkit.kernels.build import unavailable
 from labkit.kernels.checks import unchecked
 from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.types import Linear
 from labkit.models.policies import known_policy
+from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource
 
@@ -40,16 +41,21 @@ def vanilla(
     """A model that transformers runs. `way`: how it runs, in words. `options`: options of its `generate`."""
 
     policy = known_policy(model.config)
+    return LoadedSide(
+        name, impl_of(way, model), model.dtype, model, source.tokenizer, hooked_stages(model, policy), options or {}
+    )
+
+
+def hooked_stages(model: PreTrainedModel, policy: Policy | None) -> StageProbe:
+    """The stages of a model that transformers runs, by its row, or by the structure of its layers without one."""
 
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
-        if policy is None:
-            return no_stages(run)
         with annotate(model, policy) as clock:
             run()
         on_cpu = model.device.type == "cpu"  # on a GPU the CPU would time launches
         return clock.stage_times() if on_cpu else []
 
-    return LoadedSide(name, impl_of(way, model), model.dtype, model, source.tokenizer, stage_times, options or {})
+    return stage_times
 
 
 def impl_of(way: str, model: Any) -> str:

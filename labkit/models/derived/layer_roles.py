@@ -143,7 +143,7 @@ class Seen:
         return self.path_of(module).removeprefix(f"{layer}.")
 
     def _biased(self, path: str, names: Sequence[str]) -> list[str]:
-        """Those of these linears that have a bias."""
+        """The linears with a bias, of these names."""
         return [name for name in names if self.at(path, name).bias is not None]
 
     def _unread(self, path: str, inside: Mapping[str, ObservedCall]) -> tuple[str, ...]:
