@@ -224,8 +224,8 @@ def page(records: Sequence[Comparison]) -> str:
         "with 95 % intervals. A model whose row is derived runs on the fused kernels. In hooks transformers runs it, "
         "and its linears and MLPs run on labkit's kernels.",
         verdict(judged),
-        "A share above 100 % means that the memory was faster in the turns than in the probes around them. Such figures "
-        "are not trustworthy.",
+        "A share above 100 % means that the memory was faster in the turns than in the probes around them. Such "
+        "figures are not trustworthy.",
         table,
         environment.origin,
     )
