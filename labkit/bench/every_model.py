@@ -171,7 +171,8 @@ def written(model: BenchedModel, folder: Path) -> Path:
         torch.manual_seed(0)
         config = CONFIG_MAPPING[model.model_type](**model.sizes)
         unfinished = folder / f".{model.name}"
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(unfinished)
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False)
+        made.save_pretrained(unfinished)
         unfinished.rename(path)
     return path
 

@@ -12,7 +12,7 @@ Boundary = tuple[str, Stage | None, Stage | None]  # a module of a layer, and th
 
 
 def layers_of(model: nn.Module) -> str | None:
-    """The path of the list of layers: of all lists of modules the one with the most matrices; None: there is none."""
+    """The path of the list of layers: of all lists of modules the one with the most matrices; None: it has no list."""
     lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     counts = {path: sum(map(_is_matrix, module.modules())) for path, module in lists.items()}
     outer = [path for path in counts if counts[path] and not any(path.startswith(f"{other}.") for other in counts)]

@@ -82,7 +82,8 @@ def recognise(model: PreTrainedModel) -> ModelRoles:
             calls = calls_of(model, modules)
     count = len(modules[layers])  # type: ignore[arg-type]
     if len(attention) != count:
-        raise NotRecognised(f"{len(attention)} calls of an attention function in {count} layers, expected one in each")
+        times = "once" if len(attention) == 1 else f"{len(attention)} times"
+        raise NotRecognised(f"an attention function is called {times} in {count} layers, expected once in each")
     seen = Seen(modules, calls)
     found = [seen.layer(f"{layers}.{index}", call) for index, call in enumerate(attention)]
     roles, turns, attention_calls = zip(*found, strict=True)
