@@ -41,8 +41,7 @@ def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConf
         if change := changed_code(module):
             raise _refused(path or type(model).__name__, change)
     for path, module in root.get_submodule(policy.layers).named_modules(prefix=policy.layers):
-        within = path.removeprefix(f"{policy.layers}.").partition(".")[2]
-        if f"{within}.weight" in dict(policy.filled):  # a norm without weights
+        if f"{policy.within_layer(path)}.weight" in dict(policy.filled):  # a norm without weights
             continue
         if change := _changed_activation(module, config):
             raise _refused(path, change)

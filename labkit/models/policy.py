@@ -176,10 +176,14 @@ class Policy:
         extra = {name for name in stored - allowed if not _is_buffer(name) and not self._is_unread(name)}
         return expected - stored, extra
 
+    def within_layer(self, name: str) -> str | None:
+        """The name of a module or a tensor relative to its layer; None: it is in no layer."""
+        return name.removeprefix(f"{self.layers}.").partition(".")[2] if name.startswith(f"{self.layers}.") else None
+
     def _is_unread(self, stored: str) -> bool:
         """Whether a tensor belongs to a module of a layer that no forward reads."""
-        within = stored.removeprefix(f"{self.layers}.").partition(".")[2]
-        return stored.startswith(f"{self.layers}.") and within.startswith(tuple(f"{name}." for name in self.unread))
+        within = self.within_layer(stored)
+        return within is not None and within.startswith(tuple(f"{name}." for name in self.unread))
 
     def _remedy(self, missing: set[str], extra: set[str]) -> str:
         """The advice of the error message about names that do not fit; it depends on how they differ."""
@@ -262,9 +266,8 @@ class Policy:
 
     def _filling(self, stored: str) -> float | None:
         """The number in all places of a tensor that the class does not have; None: it has the tensor."""
-        within = stored.removeprefix(f"{self.layers}.").partition(".")[2]
-        name = within if stored.startswith(f"{self.layers}.") else stored
-        return dict(self.filled).get(name)
+        within = self.within_layer(stored)
+        return dict(self.filled).get(stored if within is None else within)
 
     def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
         """The shard's part of each stored tensor of a canonical weight, in the layout of that tensor."""

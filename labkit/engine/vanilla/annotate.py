@@ -96,7 +96,7 @@ def annotate(model: PreTrainedModel, policy: Policy | None) -> Iterator[HookCloc
     try:
         model.prepare_inputs_for_generation = prepare  # type: ignore[method-assign]
         mark(model, None, Stage.SAMPLE)
-        for module in _head(model, policy):
+        for module in _head(model, modules, policy):
             mark(module, Stage.LM_HEAD, None)
         layers = layers_of(model) if policy is None else policy.layers
         for index, layer in enumerate(modules[layers].children() if layers is not None else ()):
@@ -124,12 +124,11 @@ def _has_past(kwargs: dict[str, Any]) -> bool:
         return tokens is not None and tokens.shape[1] == 1
 
 
-def _head(model: PreTrainedModel, policy: Policy | None) -> list[nn.Module]:
+def _head(model: PreTrainedModel, modules: dict[str, nn.Module], policy: Policy | None) -> list[nn.Module]:
     """The modules with which the stage of the LM head begins."""
     if policy is None:
         head = model.get_output_embeddings()
         return [] if head is None else [head]
-    modules = dict(model.named_modules())
     return [modules[name] for name in (policy.final_norm, policy.project_out, policy.head) if name in modules]
 
 

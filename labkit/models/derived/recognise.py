@@ -23,6 +23,11 @@ from labkit.models.observed.calls import ObservedCall, calls_of, distance
 from labkit.models.observed.example_inputs import token_inputs
 
 
+def near(number: float, other: object) -> bool:
+    """Whether a number that was seen is the other one, but for rounding."""
+    return isinstance(other, int | float) and abs(number - other) <= SAME * abs(other)
+
+
 @dataclass(frozen=True)
 class AttentionRole:
     """What a layer's attention does with the scores of its keys.
@@ -41,9 +46,8 @@ class AttentionRole:
     @classmethod
     def of(cls, call: AttentionCall) -> AttentionRole:
         own, dim = getattr(call.module, "scaling", None), call.query.shape[-1]
-        own_scale = isinstance(own, int | float) and abs(call.scale - own) <= SAME * abs(own)
         own_window = getattr(call.module, "sliding_window", None) == call.window
-        return cls(dim, call.scale, own_scale, call.window, own_window, call.cap, call.alibi)
+        return cls(dim, call.scale, near(call.scale, own), call.window, own_window, call.cap, call.alibi)
 
 
 @dataclass(frozen=True)

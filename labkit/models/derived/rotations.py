@@ -19,9 +19,9 @@ SAME = 1e-4  # between rotated queries of a model and ours
 
 @dataclass(frozen=True)
 class Rotation:
-    """Where a model keeps the frequencies of a rotation.
+    """The place of a rotation's frequencies in a model.
 
-    module: path of the module. buffer: name of its frequencies; `attention_scaling` stands beside them.
+    module: path of the module. buffer: name of its frequencies. The module may have an `attention_scaling`.
     backwards: the pairs turn the other way round (nanochat).
     """
 

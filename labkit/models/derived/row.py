@@ -16,7 +16,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Pret
 from transformers.pytorch_utils import Conv1D
 
 from labkit.models.config import RotarySpec
-from labkit.models.derived.recognise import ModelRoles, NotRecognised, recognise
+from labkit.models.derived.recognise import ModelRoles, NotRecognised, near, recognise
 from labkit.models.derived.small_config import small_config
 from labkit.models.hf_config import Fields
 from labkit.models.observed.calls import matrix
@@ -24,7 +24,6 @@ from labkit.models.policy import Policy
 from labkit.system.errors import UserError, first_line
 
 MOST_NUMBERS = 1 << 26  # parameters of a small model
-SAME = 1e-4  # relative, between a number that was seen and one that a config has
 
 
 class DerivedRow:
@@ -204,7 +203,7 @@ class DerivedRow:
         for module in attention:
             if small.own_scale:
                 yield float(module.scaling)  # type: ignore[arg-type]
-            elif _near(small.scale, small.head_dim**-0.5):
+            elif near(small.scale, small.head_dim**-0.5):
                 yield head_dim**-0.5
             else:
                 yield self._transferred(small.scale, config, head_dim)
@@ -224,11 +223,11 @@ class DerivedRow:
         small = self._config.get_text_config()
         if number == 1.0:
             return 1.0
-        numbers = {math.sqrt(size)} if _near(number, math.sqrt(self.roles.width)) else set()
+        numbers = {math.sqrt(size)} if near(number, math.sqrt(self.roles.width)) else set()
         for name, value in vars(small).items():
             if isinstance(value, int | float) and not isinstance(value, bool) and value:
                 own = getattr(config, name)
-                numbers |= {float(own)} if _near(number, value) else {1 / own} if _near(number, 1 / value) else set()
+                numbers |= {float(own)} if near(number, value) else {1 / own} if near(number, 1 / value) else set()
         if len(numbers) != 1:
             why = "several of the config's numbers may be" if numbers else "is none of the config's"
             raise NotRecognised(f"the number {number:.6g}, which {why}")
@@ -270,10 +269,6 @@ def errors_of_the_class() -> Iterator[None]:
     except Exception as error:
         reason = first_line(error)
         raise NotRecognised(f"{type(error).__name__} in transformers' small model: {reason}") from error
-
-
-def _near(number: float, other: object) -> bool:
-    return isinstance(other, int | float) and abs(number - other) <= SAME * abs(other)
 
 
 def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.models.small_models import TOKENS, randomised
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
+from helpers.models.chat_models import chat_model_without_a_row
+from transformers import PreTrainedModel
 
 import labkit
 from labkit.harness.compare.loader import load_side
@@ -16,17 +16,6 @@ from labkit.weights.resolve import resolve
 
 PROMPT = torch.arange(40, 49).repeat(2, 1)
 ARGS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
 
 
 def case(folder: Path) -> Case:
@@ -35,8 +24,7 @@ def case(folder: Path) -> Case:
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    config = Qwen3MoeConfig(**(TOKENS | SIZES), intermediate_size=64, max_position_embeddings=64)
-    return randomised(AutoModelForCausalLM.from_config(config))
+    return chat_model_without_a_row()
 
 
 @pytest.fixture(scope="module")
