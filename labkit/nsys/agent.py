@@ -30,24 +30,36 @@ POLL_S = 0.1
 SEGMENTS = ("NSys-*", "quadd-*", "sem.nsys_sem_*")
 
 
-def run_with_agent(run: Callable[[], Ended]) -> Ended:
-    """The result of a `run` of nsys. A run that lost its agent is repeated, up to ATTEMPTS runs in all."""
+def run_with_agent(run: Callable[[], Ended], *, under_launcher: bool = False) -> Ended:
+    """The result of a `run` of nsys. A run that lost its agent is repeated, up to ATTEMPTS runs in all.
+
+    under_launcher: the run is torch's launcher, which starts an nsys for each rank. All ranks are started again.
+    """
     sweep_shared_memory()
     ended = run()
     for _ in range(1, ATTEMPTS):
-        if not lost_agent(ended):
+        if not lost_agent(ended, under_launcher=under_launcher):
             break
         sweep_shared_memory(patience_s=OTHERS_S)  # a broken segment can be removed only when no other capture uses it
         ended = run()
     return ended
 
 
-def lost_agent(ended: Ended) -> bool:
-    """Whether nsys failed by itself before the program began. All lines of the output are then nsys's own."""
+def lost_agent(ended: Ended, *, under_launcher: bool = False) -> bool:
+    """Whether nsys failed by itself before the program began. All lines of the output are then nsys's own.
+
+    under_launcher: whether the nsys of a rank did so; the programs of other ranks may have printed lines of their own.
+    """
     if ended.exit_code == 0 or ended.interrupted or ended.late or not ended.said:
         return False
+    if under_launcher:
+        return any(line.endswith(LOST_AGENT) and (line in LOST_AGENT or _thrown(line)) for line in ended.said_by_ranks)
     *before, last = ended.said
-    return last.endswith(LOST_AGENT) and all(any(mark in line for mark in THROWN) for line in before)
+    return last.endswith(LOST_AGENT) and all(map(_thrown, before))
+
+
+def _thrown(line: str) -> bool:
+    return any(mark in line for mark in THROWN)
 
 
 def sweep_shared_memory(folder: Path = SHARED, *, patience_s: float = 0.0) -> None:

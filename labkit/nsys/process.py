@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
 
 import psutil
@@ -24,7 +25,8 @@ from labkit.system.others_clock import OthersClock
 POLL_S = 0.1
 LOOK_S = 0.2  # between two lists of all processes, which take a millisecond or two
 GRACE_S = 60.0  # for nsys to write its report after Ctrl-C
-TAIL_LINES = 15
+TAIL_LINES = 100  # the report of torch's launcher about a rank that failed has about 40
+LAUNCHER_LINE = re.compile(r"[EW]\d{4} \S+ \d+ \S*torch/distributed/elastic/.*")  # begins that report
 NSYS_LINES = re.compile(
     r"\[\d+/\d+\] \[.*|Generating '.*'|Generated:|\s+/.*\.(nsys-rep|sqlite|qdstrm)|Capture range .*"
 )
@@ -45,6 +47,11 @@ class Ended:
     def well(self) -> bool:
         """Whether the command ended by itself and succeeded."""
         return not (self.exit_code or self.interrupted or self.late)
+
+    @property
+    def said_by_ranks(self) -> tuple[str, ...]:
+        """The lines before the report of torch's launcher about a rank that failed; all lines if there is none."""
+        return tuple(takewhile(lambda line: not LAUNCHER_LINE.match(line), self.said))
 
 
 def run(

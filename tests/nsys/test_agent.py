@@ -22,6 +22,11 @@ VANISHED = (  # a semaphore that another capture removed
     '[boost::errinfo_errno_*] = 2, "No such file or directory"',
     "[boost::errinfo_api_function_*] = sem_open",
 )
+LAUNCHER = (  # torch's, about a rank that failed
+    "E1129 21:31:16.401000 3990 lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) nsys",
+    "Traceback (most recent call last):",
+    "raise ChildFailedError(",
+)
 SUCCESS = Ended(0, 1.0, (), interrupted=False, late=False)
 
 
@@ -32,8 +37,8 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def first(runs: Iterator[Ended]) -> Ended:
-    return run_with_agent(lambda: next(runs))
+def first(runs: Iterator[Ended], *, under_launcher: bool = False) -> Ended:
+    return run_with_agent(lambda: next(runs), under_launcher=under_launcher)
 
 
 @pytest.mark.parametrize("lines", [LOST.said, THROWN, VANISHED, ("Connection reset by peer",)])
@@ -42,6 +47,19 @@ def test_a_lost_agent_is_retried_a_few_times(sweeps: list[str], lines: tuple[str
     assert sweeps == ["swept"] * 2
     assert first(iter([*[LOST] * (ATTEMPTS - 1), SUCCESS])) is SUCCESS
     assert first(iter([*[LOST] * ATTEMPTS, SUCCESS])) is LOST
+
+
+@pytest.mark.parametrize("lines", [LOST.said, THROWN, VANISHED])
+def test_ranks_of_which_one_lost_its_agent_are_started_again(lines: tuple[str, ...]) -> None:
+    ended = replace(LOST, said=("another rank's line", *lines, "another rank's line", *LAUNCHER))
+    assert first(iter([ended, SUCCESS]), under_launcher=True) is SUCCESS
+    assert first(iter([ended])) is ended
+
+
+@pytest.mark.parametrize("lines", [("my own End of file",), (*LAUNCHER, "End of file"), LAUNCHER])
+def test_ranks_that_fail_by_themselves_are_not_started_again(lines: tuple[str, ...]) -> None:
+    ended = replace(LOST, said=lines)
+    assert first(iter([ended]), under_launcher=True) is ended
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,10 @@ def test_nsys_that_loses_its_agent_is_started_again(
     command = script(tmp_path, "generate()")
     losing_agents.write_text("1")
     assert names(profile(command, output=tmp_path / "out", tax=False)) == expected(Phase.PREFILL, Phase.DECODE)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", command[-1]]
+    losing_agents.write_text("1")
+    captured = profile(torchrun, output=tmp_path / "ranks", ranks="per-rank", tax=False)
+    assert len(captured.files) == 2
     losing_agents.write_text(str(agent.ATTEMPTS))
     with pytest.raises(CommandFailedError, match=r"nsys lost its agent 3 times before the command began.*run it again"):
         profile(command, output=tmp_path / "out", tax=False)

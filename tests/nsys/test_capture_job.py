@@ -37,6 +37,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaptureJob:
     monkeypatch.setattr(job_module, "environment_of", lambda variables: {"cores": 2})
     return CaptureJob(
         command=("python", "x.py"),
+        ranks="one",
         name="run",
         output=tmp_path,
         place=place,

@@ -29,14 +29,14 @@ def python(program: str, **options: object) -> Ended:
 def test_lines_come_as_they_are_printed_and_the_last_are_kept() -> None:
     lines: list[str] = []
     ended = python(
-        "import sys; [print(i) for i in range(40)]; print('bad', file=sys.stderr); sys.exit(3)", echo=lines.append
+        "import sys; [print(i) for i in range(140)]; print('bad', file=sys.stderr); sys.exit(3)", echo=lines.append
     )
     assert ended.exit_code == 3
     assert not ended.interrupted
     assert not ended.late
-    assert [line for line in lines if line != "bad"] == [str(i) for i in range(40)]
+    assert [line for line in lines if line != "bad"] == [str(i) for i in range(140)]
     assert len(ended.said) == process.TAIL_LINES
-    assert "39" in ended.said
+    assert "139" in ended.said
 
 
 def test_blank_lines_are_passed_on_and_are_none_of_the_last_lines() -> None:

@@ -39,6 +39,7 @@ from labkit.system.whole_file import whole_file, write_whole
 
 PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the step times of the two runs, as labkit itself takes them
 WORKPLACE, SCRATCH = ".capture-", "labkit-nsys-"  # prefixes of the folders that a capture removes at its end
+SHOWN_LINES = 15  # of the output of a command that failed
 Echo = Callable[[str], None]
 
 
@@ -83,6 +84,7 @@ class CaptureJob:
     """The command of a capture, its options and its output."""
 
     command: tuple[str, ...]
+    ranks: RankReports
     name: str
     output: Path
     place: Workplace
@@ -112,14 +114,16 @@ class CaptureJob:
         """Redaction of the output that the user sees."""
         return Redaction.of_secrets(self.environment.items(), self.command)
 
-    def run_profiled(self, ranks: RankReports, sampling: bool, timeout_s: float | None, echo: Echo | None) -> Ended:
+    def run_profiled(self, sampling: bool, timeout_s: float | None, echo: Echo | None) -> Ended:
         """Runs the command under the profiler."""
         environment = self.environment | {STEP_TIMES: str(self.place.folder / PROFILED)}
-        command = self._profile_command(ranks, sampling)
+        command = self._profile_command(sampling)
         if self.nsys is None:
             return self._run(command, environment, timeout_s, echo)
         environment["TMPDIR"] = str(self.place.scratch)
-        return run_with_agent(lambda: self._run(command, environment, timeout_s, echo))
+        return run_with_agent(
+            lambda: self._run(command, environment, timeout_s, echo), under_launcher=self.ranks == "per-rank"
+        )
 
     def run_plain(self, timeout_s: float | None) -> Ended:
         """Runs the command alone, to measure the cost of profiling."""
@@ -212,12 +216,13 @@ class CaptureJob:
 
     def failure(self, ended: Ended, capture: Capture | None) -> str:
         """The message about a command that did not end well."""
-        output = "\n".join(f"    {self.for_user(line)}" for line in ended.said) or "    (it printed nothing)"
+        said = ended.said_by_ranks[-SHOWN_LINES:]
+        output = "\n".join(f"    {self.for_user(line)}" for line in said) or "    (it printed nothing)"
         kept = f"what was captured is in {capture.files[0]}" if capture else "nothing was captured"
         end = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
-        if self.nsys is not None and lost_agent(ended):
+        if self.nsys is not None and lost_agent(ended, under_launcher=self.ranks == "per-rank"):
             return (
-                f"nsys lost its agent {ATTEMPTS} times before the command began ({ended.said[-1]!r})"
+                f"nsys lost its agent {ATTEMPTS} times before the command began ({ended.said_by_ranks[-1]!r})"
                 f"{full(self.places)}; end other captures, and run it again"
             )
         return f"the command {end}; {kept}{full(self.places)}. Its last lines:\n{output}"
@@ -228,7 +233,7 @@ class CaptureJob:
         shown = None if echo is None else lambda line: echo(self.for_user(line))
         return run(command, environment, timeout_s=timeout_s, echo=shown, mark=self.place.mark)
 
-    def _profile_command(self, ranks: RankReports, sampling: bool) -> list[str]:
+    def _profile_command(self, sampling: bool) -> list[str]:
         report = self.place.folder / "report"
         if self.nsys is None:
             return torch_profiler_command(self.command, report, self.window)
@@ -237,7 +242,7 @@ class CaptureJob:
             self.command,
             report,
             window=self.window,
-            ranks=ranks,
+            ranks=self.ranks,
             gpu=has_gpu(),
             sampling=sampling,
             temporary=self.place.scratch.parent,

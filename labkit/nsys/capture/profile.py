@@ -82,6 +82,7 @@ def profile(
     with workplace(folder, temporary_folder(run_environment)) as place:
         job = CaptureJob(
             command=words or _call(pickled, place.folder),
+            ranks=ranks,
             name=name or _default_name(what),
             output=folder,
             place=place,
@@ -91,12 +92,11 @@ def profile(
             case=plain_case,
             keep_raw=keep_raw,
         )
-        return _take(job, ranks, sampling, tax, timeout_s, echo, progress or unheard)
+        return _take(job, sampling, tax, timeout_s, echo, progress or unheard)
 
 
 def _take(
     job: CaptureJob,
-    ranks: RankReports,
     sampling: bool,
     tax: bool,
     timeout_s: float | None,
@@ -106,7 +106,7 @@ def _take(
     """Runs the command, under the profiler and without it, and keeps the capture."""
     total, plain = 3 if tax else 2, None
     say(0, total, f"profiling with {job.profiler}")
-    ended = job.run_profiled(ranks, sampling, timeout_s, echo)
+    ended = job.run_profiled(sampling, timeout_s, echo)
     say(1, total, "reading and scrubbing the report")
     reports = job.collect(ended)
     if tax and ended.well:
