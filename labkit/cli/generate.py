@@ -77,10 +77,11 @@ def generate(
 def _continued(engine: InferenceEngine, source: ModelSource, prompt: str, *, new: int, **options: Any) -> Answer:
     from labkit.conversation import speak
     from labkit.conversation.answer import stop_tokens
+    from labkit.engine.engine import DecoderEngine
     from labkit.harness.compare.plan import check_positions
 
     ids = source.tokenizer(prompt, return_tensors="pt")["input_ids"]
-    if engine.level == "row":
+    if isinstance(engine, DecoderEngine):
         check_positions(engine.model_config, ids.shape[1], new)
     return speak(engine, source.tokenizer, ids, write, new=new, stops=stop_tokens(engine), with_prompt=True, **options)
 

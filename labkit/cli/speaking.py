@@ -78,10 +78,17 @@ def load_engine(
             engine = init_inference(source, **options)
     else:  # packing shows a bar of its own
         engine = init_inference(source, offload={"resident_gb": resident_gb, "path": offload}, **options)
-    level = "" if engine.level == "row" else f"; no row: {engine.why}; hooks in transformers' model"
-    remark(f"{source.origin}; {weights_text(stored_by(engine))} weights{_streamed(engine)}{level}")
+    remark(f"{source.origin}; {weights_text(stored_by(engine))} weights{_streamed(engine)}{_level(engine)}")
     set_seed(seed)
     return engine
+
+
+def _level(engine: InferenceEngine) -> str:
+    from labkit.engine.engine import DERIVED, InjectedEngine
+
+    if isinstance(engine, InjectedEngine):
+        return f"; no row: {engine.why}; hooks in transformers' model"
+    return f"; a {DERIVED}" if engine.level == DERIVED else ""
 
 
 def _streamed(engine: InferenceEngine) -> str:

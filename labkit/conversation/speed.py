@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from labkit.conversation.answer import Answer
 from labkit.engine import InferenceEngine
+from labkit.engine.engine import FusedEngine
 from labkit.engine.team_size import team_size
 from labkit.harness.disk import read_rate_gb_s
 from labkit.harness.kept_rate import kept_rate_gb_s
@@ -20,7 +21,7 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
 
     None if no rate is known, for a model without a row, and for an answer of fewer than two tokens.
     """
-    if answer.per_token_ms is None or engine.level != "row":
+    if answer.per_token_ms is None or not isinstance(engine, FusedEngine):
         return None
     threads, on_cpu = team_size(), engine.device.type == "cpu"
     bandwidth = kept_rate_gb_s(threads) if on_cpu else probe_bandwidth(threads, engine.device)

@@ -19,7 +19,10 @@ from labkit.engine.runners.step import Node
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
+from labkit.models.policies import find_policy
 from labkit.system.errors import RunError, UserTypeError
+
+ROW, DERIVED, HOOKS = "row", "derived row", "hooks"
 
 
 class InferenceEngine(nn.Module):
@@ -28,12 +31,12 @@ class InferenceEngine(nn.Module):
 
     options: of the call of `init_inference`.
     impl: "triton", "cpp" or "reference", as "auto" was resolved, or "torch" for a model without labkit's kernels.
-    level: how much of the model runs on labkit's kernels. "row": all layers, in one call. "hooks": linears and MLPs, in
-    transformers' code. "transformers": nothing.
+    level: how much of the model runs on labkit's kernels. "row" and "derived row": all layers, in one call. "hooks":
+    linears and MLPs, in transformers' code. "transformers": nothing.
     """
 
     impl: str
-    level: str  # "row", "hooks" or "transformers"
+    level: str  # ROW, DERIVED, HOOKS or "transformers"
     module: Any
 
     def __init__(self, module: PreTrainedModel, options: Options) -> None:
@@ -129,7 +132,7 @@ class InferenceEngine(nn.Module):
 class FusedEngine(InferenceEngine):
     """Engine of a model on the fused kernels."""
 
-    level = "row"
+    level = ROW
 
     def __init__(self, module: PreTrainedModel, options: Options, impl: str) -> None:
         super().__init__(module, options)
@@ -176,6 +179,10 @@ class FusedEngine(InferenceEngine):
 
 class DecoderEngine(FusedEngine):
     """Engine of a decoder. `module` is a FusedCausalLM."""
+
+    def __init__(self, module: PreTrainedModel, options: Options, impl: str) -> None:
+        super().__init__(module, options, impl)
+        self.level = ROW if find_policy(module.config) else DERIVED
 
     @property
     def fused(self) -> FusedCausalLM:
@@ -247,7 +254,7 @@ class InjectedEngine(HostedEngine):
     left: why other linears stayed transformers' own, by path.
     """
 
-    impl, level = "cpp", "hooks"
+    impl, level = "cpp", HOOKS
 
     def __init__(
         self, module: PreTrainedModel, options: Options, why: str, replaced: list[str], left: dict[str, str]

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from labkit.engine.engine import DERIVED, HOOKS, ROW
 from labkit.engine.init_inference import engine_with_row
 from labkit.engine.injected.inject import inject
 from labkit.engine.proof import derive
@@ -22,7 +23,7 @@ from labkit.system.errors import UserError, first_line
 from labkit.system.progress import Progress, unheard
 from labkit.weights.quantise import Quantization
 
-ROW, DERIVED, HOOKS, NONE = "row", "derived row", "hooks", "none"
+NONE = "none"  # of the levels
 CLASSES: dict[str, str] = {  # of causal language models, by model type; of several names the first
     kind: names if isinstance(names, str) else names[0] for kind, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
 }

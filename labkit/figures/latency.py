@@ -82,7 +82,9 @@ def _add_floor(figure: go.Figure, comparison: Comparison, left: int) -> None:
     """Draws the least time of a decode step: every weight read once at the bandwidth probed between the runs."""
     memory_limit = limit(comparison)
     if memory_limit is None:
-        figure.add_annotation(heading("limit unknown: no bandwidth was probed", LIMIT, left))
+        counted = comparison.candidate.work is not None
+        why = "no bandwidth was probed" if counted else "what a step of a model without a row reads is not counted"
+        figure.add_annotation(heading(f"limit unknown: {why}", LIMIT, left))
         return
     figure.add_vline(x=memory_limit.floor_ms, line={"color": LIMIT, "width": 2, "dash": "dash"}, name="floor")
     reading = f"{number(memory_limit.megabytes)} MB read at {memory_limit.bandwidth_gb_s:.1f} GB/s"

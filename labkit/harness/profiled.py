@@ -17,6 +17,7 @@ import torch
 import typer
 
 from labkit.harness.compare.loader import load_side
+from labkit.harness.compare.sides import side_row
 from labkit.harness.timing import wait_for_gpu
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
 from labkit.stages import unwatched
@@ -38,7 +39,7 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     weight_dtype = dtype_of(dtype, FLOAT_DTYPES)
-    source = resolve(model, seed=seed)
+    source = resolve(model, seed=seed, any_architecture=side_row(side).models == "any")
     options = {"tensor_parallel": {"tp_size": tp}} if tp > 1 else {}
     loaded = load_side(side, source, weight_dtype, threads, **options)
     tokens = np.random.default_rng(seed).integers(0, loaded.config.vocab_size, (batch, prompt))

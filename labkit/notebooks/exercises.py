@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from IPython.display import Markdown
 
-from labkit.notebooks.verdicts import TOLERANCE, checked, number_or_remark, shown
+from labkit.notebooks.verdicts import TOLERANCE, checked, number_or_remark, require_text, shown
 from labkit.studies.frames import number
 from labkit.system.errors import UserTypeError
-from labkit.system.markdown import as_text, markdown_table
 from labkit.system.nearest import did_you_mean
 
 if TYPE_CHECKING:
@@ -47,26 +46,6 @@ WRONG_SUMS = {
 }
 
 
-def model_shape(name: str) -> Markdown:
-    """The shape of a model and the origin of its weights: the numbers from which the exercises start."""
-    from labkit.models.policies import model_config_of
-    from labkit.weights.resolve import resolve
-
-    _require_text("model", name)
-    source = resolve(name)
-    config = model_config_of(source.hf_config)
-    rows = {
-        "weights": source.origin,
-        "architecture": config.architecture,
-        "layers": config.num_layers,
-        "hidden size": f"{config.hidden_size:,}",
-        "heads": f"{config.num_heads} of {config.head_dim}; {config.num_kv_heads} for keys and values",
-        "MLP size": f"{config.intermediate_size:,}" + (", gated" if config.gated else ""),
-        "vocabulary": f"{config.vocab_size:,}; the head {'is' if config.tied_head else 'is not'} the embedding",
-    }
-    return Markdown(markdown_table(("", as_text(name)), ((row, as_text(str(value))) for row, value in rows.items())))
-
-
 def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Markdown:
     """The verdicts on two answers about a case that was not measured: the comparison's model in bfloat16, with BATCH
     sequences that attend to CONTEXT tokens each. How many MB does a decode step read, and how many ms does that take?
@@ -76,6 +55,10 @@ def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Ma
     bandwidth = comparison.read_bandwidth_gb_s
     if bandwidth is None:
         return Markdown("This record has no bandwidth probe, so the answers cannot be checked.")
+    if comparison.candidate.work is None:
+        return Markdown(
+            "labkit does not count what a step of a model without a row reads; take another model for this exercise."
+        )
     single, batched, in_float32 = _read_mb(comparison.case.model)
     cache = (batched - single) / (BATCH - 1)
     mistakes = {
@@ -114,8 +97,8 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
     from labkit.kernels.build import SOURCES
     from labkit.stages import Stage
 
-    _require_text("region", region)
-    _require_text("dtype", dtype)
+    require_text("region", region)
+    require_text("dtype", dtype)
     result = trial(region, dtype=dtype)
     source = SOURCES / OP_OF[Stage(region)] / "cpp_impl.cpp"
     if result.problem is not None:
@@ -333,11 +316,6 @@ def _config(name: str) -> ModelConfig:
     from labkit.models.presets import PRESETS
     from labkit.weights.resolve import resolve
 
-    _require_text("model", name)
+    require_text("model", name)
     hf_config = PRESETS[name].hf_config if name in PRESETS else resolve(name).hf_config
     return model_config_of(hf_config)
-
-
-def _require_text(setting: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise UserTypeError(f"{setting}: got {shown(value)}, expected its name as text")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from numbers import Real
 
 from labkit.studies.frames import number
+from labkit.system.errors import UserTypeError
 
 TOLERANCE = 0.01
 
@@ -59,3 +60,9 @@ def checked(reply: object, right: float, mistakes: Mapping[float, str], *, toler
 def close(answer: float, value: float, tolerance: float = TOLERANCE) -> bool:
     """Whether an answer counts as this value."""
     return abs(answer - value) <= tolerance * abs(value)
+
+
+def require_text(setting: str, value: object) -> None:
+    """Raises UserTypeError where the value of a setting is no text."""
+    if not isinstance(value, str):
+        raise UserTypeError(f"{setting}: got {shown(value)}, expected its name as text")

@@ -20,7 +20,9 @@ def speedup_line(comparison: Comparison) -> str:
 
 def outcome(comparison: Comparison) -> Outcome:
     """The result, with the share of the physical limit that each side reaches, its grade and the machine."""
-    claim = f"{speedup_line(comparison)}; of the memory limit: {_shares(comparison, ', ')}"
+    claim = speedup_line(comparison)
+    if any(side.floor_share is not None for side in sides(comparison).values()):
+        claim += f"; of the memory limit: {_shares(comparison, ', ')}"
     return Outcome.graded(claim, comparison.trust(), comparison.candidate.environment.machine)
 
 

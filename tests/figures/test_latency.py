@@ -6,6 +6,7 @@ from helpers.studies.comparisons import BANDWIDTH_GB_S, comparison
 from helpers.studies.drawn import annotations, subtitle, texts, words
 
 from labkit.figures import latency_figure, per_token_figure
+from labkit.studies.comparison_words import outcome, speedup_line
 
 
 def test_bars_are_as_long_as_the_records_say() -> None:
@@ -39,7 +40,19 @@ def test_each_side_says_its_share_of_the_limit() -> None:
 def test_without_a_probe_there_is_no_floor_and_the_figure_says_so() -> None:
     figure = per_token_figure(comparison(probed=False))
     assert not figure.layout.shapes
-    assert any("limit unknown" in text for text in annotations(figure))
+    assert any("limit unknown: no bandwidth" in text for text in annotations(figure))
+
+
+def test_without_counted_work_the_figure_does_not_blame_the_probe() -> None:
+    record = comparison()
+    uncounted = record.model_copy(
+        update={role: getattr(record, role).model_copy(update={"work": None}) for role in ("baseline", "candidate")}
+    )
+    figure = per_token_figure(uncounted)
+    assert not figure.layout.shapes
+    assert any("limit unknown: what a step of a model without a row reads" in text for text in annotations(figure))
+    assert outcome(uncounted).claim == speedup_line(uncounted)
+    assert "of the memory limit" in outcome(record).claim
 
 
 def test_the_title_gives_ratio_interval_baseline_and_verdict() -> None:

@@ -21,9 +21,9 @@ from labkit.notebooks.exercises import (
     check_limit,
     check_sums,
     model_cut,
-    model_shape,
     try_kernel,
 )
+from labkit.notebooks.shape import model_shape
 from labkit.system.errors import UserError
 
 GPT2 = 768, 12, 50_257  # width, layers, size of the vocabulary

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.engine import init_inference
+from labkit.engine.engine import DERIVED, HOOKS
 from labkit.engine.parallel.pipeline_stage import PipelineSpan, PipelineStage
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
@@ -64,11 +65,11 @@ class Fused(MemoryLoader):
 
         reason = unavailable() if engine.impl == "reference" else None
         weights = stored_by(engine)
-        kernels = f"{engine.impl} kernels" + (" in hooks" if engine.level == "hooks" else "")
+        kernels = f"{engine.impl} kernels" + {DERIVED: " by a derived row", HOOKS: " in hooks"}.get(engine.level, "")
         kernels += f", {weights} weights" if isinstance(weights, StoredWeights) else ""
         impl = f"labkit, {kernels}" + (f" ({reason.partition(':')[0]})" if reason else "")
         stamps = spans.stamps_ns if spans else None
-        stages = hooked_stages(engine.module, None) if engine.level == "hooks" else stage_times
+        stages = hooked_stages(engine.module, None) if engine.level == HOOKS else stage_times
         return LoadedSide(side, impl, weights, engine, source.tokenizer, stages, stamps_ns=stamps)
 
 

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.models.chat_models import chat_model_without_a_row
+from helpers.models.any_models import any_model
+from helpers.models.chat_models import chat_checkpoint, chat_model_without_a_row
 from transformers import PreTrainedModel
 
 import labkit
+from labkit.engine.engine import DERIVED
+from labkit.harness import profiled
 from labkit.harness.compare.loader import load_side
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
 from labkit.harness.runs import Case
+from labkit.notebooks.shape import model_shape
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
@@ -45,6 +49,25 @@ def test_its_tokens_are_those_of_transformers(name: str, model: PreTrainedModel,
 def test_the_engine_s_side_says_that_it_has_hooks(folder: Path) -> None:
     side = load_side("fused-int8", resolve(folder, any_architecture=True), torch.bfloat16, threads=1)
     assert side.impl == "labkit, cpp kernels in hooks, int8 weights"
+
+
+def test_the_engine_s_side_says_that_its_row_is_derived(tmp_path: Path) -> None:
+    model = any_model("granite")
+    model.resize_token_embeddings(300)
+    folder = chat_checkpoint(tmp_path, model=model)
+    side = load_side("fused", resolve(folder), torch.float32, threads=1)
+    assert side.impl == "labkit, cpp kernels by a derived row"
+    assert side.model.level == DERIVED
+
+
+@pytest.mark.parametrize("side", ["hf-eager", "fused"])
+def test_the_run_of_a_capture_takes_it(side: str, folder: Path) -> None:
+    profiled.main(str(folder), side, prompt=4, new=3, threads=1)
+
+
+def test_a_notebook_begins_with_its_level_and_the_sizes_of_its_config(folder: Path) -> None:
+    cells = [tuple(line.strip("| ").split(" | ")) for line in model_shape(str(folder)).data.splitlines()]
+    assert {("level", "hooks"), ("layers", "2"), ("hidden size", "32"), ("heads", "2")} <= set(cells)
 
 
 def test_it_is_prepared_without_a_shape_for_sides_that_take_any_model(folder: Path) -> None:
