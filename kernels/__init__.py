@@ -12,8 +12,10 @@ from .attention import attention
 from .choice.continuations import continue_beams
 from .decode_step import DecodeStep, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 from .gemm import gemm
+from .linear_attention import conv_step, delta_step
 from .mailbox import Message, Ring
 from .mlp_gemm import mlp_gemm
+from .norm_rows import norm_rows
 from .qkv_gemm import qkv_gemm
 from .residual_add import residual_add
 from .slot_copies import copy_slots
@@ -29,9 +31,12 @@ __all__ = [
     "attention",
     "build",
     "continue_beams",
+    "conv_step",
     "copy_slots",
+    "delta_step",
     "gemm",
     "mlp_gemm",
+    "norm_rows",
     "qkv_gemm",
     "residual_add",
 ]

@@ -331,7 +331,8 @@ def in_use_already() -> ctypes.CDLL | None:
     """As `in_use`, for the weight type that this process began to use last; None: it uses none yet. For ops without
     weights, which every library has.
     """
-    used = [weight_type for weight_type, isa in _in_use if isa == os.environ.get("LABKIT_ISA")]
+    forced = os.environ.get("LABKIT_ISA")
+    used = [weight_type for weight_type, isa in _in_use if isa == forced]
     return in_use(used[-1]) if used else None
 
 

@@ -15,16 +15,19 @@ from typing import Any
 import torch
 from helpers.kernels.choices import for_greedy, greedy, plain_greedy
 from helpers.kernels.ops import QUANTISED, WEIGHTS, Draw, rows_of
+from helpers.kernels.ops_of_hooks import for_delta_step, for_norm_rows
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from labkit.kernels import attention, gemm, mlp_gemm, qkv_gemm, residual_add
+from labkit.kernels import attention, delta_step, gemm, mlp_gemm, norm_rows, qkv_gemm, residual_add
 from labkit.kernels.attention.reference import attention as plain_attention
 from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.gemm.reference import gemm as plain_gemm
 from labkit.kernels.int8_cache import quantised
+from labkit.kernels.linear_attention.reference import delta_step as plain_delta_step
 from labkit.kernels.mlp_gemm.reference import mlp_gemm as plain_mlp_gemm
+from labkit.kernels.norm_rows.reference import norm_rows as plain_norm_rows
 from labkit.kernels.qkv_gemm.reference import qkv_gemm as plain_qkv_gemm
 from labkit.kernels.residual_add.reference import residual_add as plain_residual_add
 from labkit.kernels.types import (
@@ -140,6 +143,8 @@ OPS: Mapping[str, Op] = {
     "mlp_gemm": (mlp_gemm, plain_mlp_gemm, for_mlp_gemm),
     "attention": (attention, plain_attention, for_attention),
     "qkv_gemm": (qkv_gemm, plain_qkv_gemm, for_qkv_gemm),
+    "norm_rows": (norm_rows, plain_norm_rows, for_norm_rows),
+    "delta_step": (delta_step, plain_delta_step, for_delta_step),
     "choose": (greedy, plain_greedy, for_greedy),
 }
 

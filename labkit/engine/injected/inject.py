@@ -1,4 +1,5 @@
-"""Replaces a transformers model's linears, plain MLPs and tied embeddings by modules on packed matrices.
+"""Replaces a transformers model's linears, plain MLPs and tied embeddings by modules on packed matrices, and norms and
+single tokens of linear attention by kernels.
 
 Weights are packed once. Linears that read the same tensor become one matrix, and a plain MLP becomes one call. A run on
 a few tokens shows what each module computes, and each replacement has to return the same there.
@@ -19,11 +20,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from labkit.engine.alterations import changed_code
+from labkit.engine.injected.functions import replace_functions
 from labkit.engine.injected.modules import (
     InjectedEmbedding,
     InjectedLinear,
     InjectedMlp,
     InjectedModule,
+    InjectedNorm,
     JoinedLinear,
     JoinedLinears,
 )
@@ -31,6 +34,7 @@ from labkit.engine.parallel.slicing.linear import emptied
 from labkit.kernels.gemm import interleave_gate
 from labkit.kernels.memory import Arena
 from labkit.kernels.types import NO_NORM, Linear, MlpWeights, float_dtype
+from labkit.models.derived.norms import norm_kind
 from labkit.models.observed.calls import calls_of, distance, is_linear, matrix
 from labkit.models.observed.mlps import PlainMlp, may_be_mlp, plain_mlp
 from labkit.system.errors import UnsupportedError
@@ -40,18 +44,20 @@ from labkit.weights.packing import Packer
 from labkit.weights.quantise import Quantization, Scheme
 
 LAYER, HEAD = "qkv.weight", "head.weight"  # canonical names, whose schemes all linears and the head have
-FEW_OUTPUTS = 1024  # a linear with fewer may choose experts: it is not quantised if its inputs are many times more
+FEW_OUTPUTS = 1024  # a linear with fewer is not quantised if its inputs are many times more
 FAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # largest distance to the original's outputs
 FAR_CODES = {8: 0.1, 4: 0.5}
 MOST_LAYERS_APART = 10  # the distance of a whole model's results / of one module's outputs, at most
+TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm)
 OTHERS = 1 << 16  # bytes of a matrix besides its numbers: padding, scales and bias
 NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """A product, or a whole MLP, that takes the place of some modules. kind: "linear", "joined linears", "MLP",
-    "head" or "embedding".
+    """A product, a whole MLP, a norm or a function, in the place of some modules or of a function that they call.
+
+    kind: "linear", "joined linears", "MLP", "head", "embedding", "norm", "gated norm", or the name of the function.
     """
 
     kind: str
@@ -117,7 +123,8 @@ class _Injector:
             for path, module in model.named_modules()
             if may_be_mlp(module, self.linears) and not any(map(changed_code, module.modules()))
         }
-        calls = calls_of(model, {"": model} | self.linears | mlps)
+        norms = dict(self._written_norms())
+        calls = calls_of(model, {"": model} | self.linears | mlps | norms)
         self.expected = calls.pop("").y
         self.calls = {path: call for path, call in calls.items() if call.alone}
         self.packer = self._packer()
@@ -130,11 +137,14 @@ class _Injector:
         for path in self.linears:
             if path not in self.calls:
                 self.left[path] = "a forward does not call it alone"
+        for path, norm in norms.items():
+            self._replace_norm(path, norm)
         memo: dict[int, Any] = {id(tensor): _shared(tensor) for tensor in model.parameters()}
         injected: PreTrainedModel = copy.deepcopy(model, memo | self.made)
         if self.dtype.is_floating_point:
             injected.to(self.dtype)
-        return Injected(injected.eval(), tuple(self.replaced), self.left)
+        self.replaced += [Replacement(name, (path,)) for name, path in replace_functions(injected.eval())]
+        return Injected(injected, tuple(self.replaced), self.left)
 
     def refusal(self, injected: Injected) -> str:
         """Why the injected model does not return what the original does; empty: it does. Codes have no bound."""
@@ -176,12 +186,33 @@ class _Injector:
                 self.left[path] = f"its class, {type(module).__name__}, computes more than a linear"
             elif not weight.is_floating_point() or weight.layout != torch.strided:
                 self.left[path] = f"its weight is {weight.dtype}, {weight.layout}"
-            elif self._few_outputs(module):
-                self.left[path] = "it may choose experts, and codes would choose others"
             else:
                 yield path, module
 
+    def _written_norms(self) -> Iterator[tuple[str, nn.Module]]:
+        """Modules that may be norms written out in Python, by path: torch's own are one call already."""
+        for path, module in self.model.named_modules():
+            weight = getattr(module, "weight", None)
+            if (
+                isinstance(weight, Tensor)
+                and weight.dim() == 1
+                and set(dict(module.named_parameters())) <= {"weight", "bias"}
+                and type(module) not in TORCH_NORMS
+                and weight.dtype in FAR
+                and (self.dtype.is_floating_point or weight.dtype == self.compute_dtype)
+                and not changed_code(module)
+            ):
+                yield path, module
+
+    def _replace_norm(self, path: str, module: nn.Module) -> None:
+        size = len(module.weight)  # type: ignore[arg-type]
+        gated = path not in self.calls
+        if kind := norm_kind(module, size, gated=gated):
+            self.made[id(module)] = InjectedNorm(module, kind)
+            self.replaced.append(Replacement("gated norm" if gated else "norm", (path,)))
+
     def _few_outputs(self, module: nn.Module) -> bool:
+        """Whether a linear stays floats, because it may choose experts, and codes would choose others."""
         outputs, inputs = matrix(module).shape
         return not self.dtype.is_floating_point and outputs < min(FEW_OUTPUTS, inputs // 4)
 
@@ -194,8 +225,8 @@ class _Injector:
         )
         return Packer("cpp", float_dtype(self.dtype), self.quant.activation_bits, Arena.reserved(room))
 
-    def _scheme(self, name: str) -> Scheme | None:
-        return None if self.dtype.is_floating_point else self.quant.of(name)
+    def _scheme(self, name: str, modules: Sequence[nn.Module]) -> Scheme | None:
+        return None if self.dtype.is_floating_point or self._few_outputs(modules[0]) else self.quant.of(name)
 
     def _packed(self, paths: Sequence[str], name: str = LAYER, *, gated: bool = False, swapped: bool = False) -> Linear:
         """The matrices of these linears as one, one below the other. gated: as the gate and up rows of an MLP.
@@ -207,7 +238,7 @@ class _Injector:
             (weight,), (bias,) = weights, biases
             weights = [*weight.chunk(2)[::-1]]
             biases = [None, None] if bias is None else [*bias.chunk(2)[::-1]]
-        packed = self.packer.matrix(RowBlocks.joined(weights), self._scheme(name), gated=gated)
+        packed = self.packer.matrix(RowBlocks.joined(weights), self._scheme(name, modules), gated=gated)
         if all(bias is None for bias in biases):
             return packed
         bias = torch.cat([
@@ -252,11 +283,13 @@ class _Injector:
         return self._packed([*([plain.gate] if plain.gate else []), plain.up], gated=plain.gated)
 
     def _readers_of_one_tensor(self) -> list[list[str]]:
-        """The linears that are not replaced yet, in groups of one module that read the same tensor."""
-        groups: dict[tuple[str, int, int], list[str]] = defaultdict(list)
+        """The linears that are not replaced yet, in groups of one module that read the same tensor. Quantised linears
+        and others are in different groups.
+        """
+        groups: dict[tuple[str, int, int, bool], list[str]] = defaultdict(list)
         for path, call in self.calls.items():
-            if path in self.linears and id(self.linears[path]) not in self.taken:
-                groups[path.rpartition(".")[0], id(call.read), call.version].append(path)
+            if path in self.linears and id(linear := self.linears[path]) not in self.taken:
+                groups[path.rpartition(".")[0], id(call.read), call.version, self._few_outputs(linear)].append(path)
         return list(groups.values())
 
     def _replace_linears(self, paths: Sequence[str]) -> None:

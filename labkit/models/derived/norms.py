@@ -38,8 +38,10 @@ def is_norm(module: nn.Module, call: ObservedCall) -> bool:
     return next(module.parameters(), None) is None and norm_kind(module, call.x.shape[-1]) is not None
 
 
-def norm_kind(norm: nn.Module, size: int) -> NormKind | None:
-    """The kind of a norm of rows of `size` numbers; None: it computes something else."""
+def norm_kind(norm: nn.Module, size: int, *, gated: bool = False) -> NormKind | None:
+    """The kind of a norm of rows of `size` numbers; None: it computes something else. gated: its forward takes as many
+    numbers more, whose SiLU it multiplies by.
+    """
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     if isinstance(weight, Tensor) and weight.shape != (size,):
         return None
@@ -48,12 +50,12 @@ def norm_kind(norm: nn.Module, size: int) -> NormKind | None:
     kinds = (("rms", 0.0), ("rms", 1.0), ("layer", 0.0), ("layer", 1.0))
     for eps, (kind, offset) in product(known[:1] or USUAL, kinds if weight is not None else kinds[::2]):
         found = NormKind(kind, eps, offset, isinstance(bias, Tensor), isinstance(weight, Tensor))
-        if all(_same(norm, found, x * scale) for scale in (1.0, SMALL)):
+        if all(_same(norm, found, x * scale, gated) for scale in (1.0, SMALL)):
             return found
     return None
 
 
-def _same(norm: nn.Module, kind: NormKind, x: Tensor) -> bool:
+def _same(norm: nn.Module, kind: NormKind, x: Tensor, gated: bool) -> bool:
     stored: Any = norm
     weight, bias = stored.weight + kind.offset if kind.weights else None, stored.bias if kind.bias else None
     x = x.to(weight.dtype) if weight is not None else x
@@ -63,9 +65,11 @@ def _same(norm: nn.Module, kind: NormKind, x: Tensor) -> bool:
         expected = functional.rms_norm(x, x.shape[-1:], weight, kind.eps)
     else:
         return False
+    gates = [x.flip(-1)] if gated else []
+    expected = expected * functional.silu(gates[0]) if gated else expected
     try:
         with torch.no_grad():
-            y = norm(x)
+            y = norm(x, *gates)
     except (RuntimeError, TypeError, ValueError):  # a module that takes other arguments
         return False
     return isinstance(y, Tensor) and y.shape == expected.shape and distance(y, expected) <= ROUNDING[x.dtype]

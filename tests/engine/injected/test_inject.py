@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers.models.any_models import any_model, padded_tokens, texts
 from helpers.sweeps import swept
-from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import labkit
 from labkit.engine.engine import InjectedEngine
@@ -107,10 +107,52 @@ def test_a_hooked_linear_stays_and_is_named() -> None:
 
 
 def test_a_linear_that_may_choose_experts_is_not_quantised() -> None:
-    model = any_model("falcon")
-    model.transformer.h[0].mlp.router = nn.Linear(64, 4)
-    left = inject(model, torch.int8, FLOATS).left
-    assert left["transformer.h.0.mlp.router"] == "it may choose experts, and codes would choose others"
+    small = any_model("qwen3_5_text", linear_num_value_heads=2, linear_num_key_heads=2)
+    injected = inject(small, torch.int8, FLOATS)
+    layer = injected.model.model.layers[0].linear_attn
+    assert [part.matrices[0].scales is None for part in (layer.in_proj_a, layer.in_proj_b)] == [True, True]
+    assert [part.matrices[0].scales is None for part in (layer.in_proj_qkv, layer.out_proj)] == [False, False]
+
+
+HYBRID = any_model("qwen3_5_text")
+FUNCTIONS = ("causal_conv1d_update", "torch_recurrent_gated_delta_rule")
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_norms_and_single_tokens_of_linear_attention_run_on_the_kernels(dtype: torch.dtype, kept: bool) -> None:
+    injected = inject(HYBRID, dtype, FLOATS)
+    kinds = {made.kind for made in injected.replaced}
+    assert {"norm", "gated norm", *FUNCTIONS} <= kinds
+    assert "forward" not in vars(HYBRID.model.layers[0].linear_attn)
+    if kept:
+        assert torch.equal(texts(injected.model), texts(HYBRID))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_computes_something_else_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(modeling_qwen3_5, name)
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        return result * 1.01 if isinstance(result, torch.Tensor) else (result[0] * 1.01, result[1])
+
+    monkeypatch.setattr(modeling_qwen3_5, name, other)
+    injected = inject(HYBRID, torch.float32, FLOATS)
+    assert {made.kind for made in injected.replaced} & set(FUNCTIONS) == set(FUNCTIONS) - {name}
+    assert torch.equal(texts(injected.model), texts(HYBRID))
+
+
+def test_a_norm_that_computes_something_else_stays() -> None:
+    class Halved(type(HYBRID.model.norm)):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) / 2
+
+    Halved.__module__ = type(HYBRID.model.norm).__module__
+    model = any_model("qwen3_5_text")
+    model.model.norm.__class__ = Halved
+    injected = inject(model, torch.float32, FLOATS)
+    assert type(injected.model.model.norm) is Halved
+    assert torch.equal(texts(injected.model), texts(model))
 
 
 @pytest.mark.parametrize(
