@@ -13,15 +13,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from labkit.models.config_checks import check_fields
 from labkit.models.config_file import REFUSALS, refused_fields
 from labkit.system.errors import UserError
+from labkit.weights.gguf.architectures import ARCHITECTURES, Described
 from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.gguf.metadata import Metadata
 
-ROTARY = ("llama", "qwen2", "qwen3", "gemma2")
-ARCHITECTURES = (*ROTARY, "gpt2", "bloom")
-GEMMA2_WINDOW, GEMMA2_27B_LAYERS = 4096, 46  # as llama.cpp assumes
 ROPE_FACTORS = "rope_freqs.weight"  # the divisor of each frequency
-# llama.cpp computes with these, and transformers' models don't.
-UNSUPPORTED = ("attention.scale", "attention.clamp_kqv", "logit_scale", "embedding_scale", "residual_scale")
 
 
 def read_config(
@@ -33,8 +29,9 @@ def read_config(
     type, out of bounds, or not supported by transformers' model.
     """
     vocabulary = _vocabulary(architecture, metadata, tensors)
-    read = {"gpt2": _gpt2, "bloom": _bloom, "gemma2": _gemma2}.get(architecture, _llama_like)
-    fields = read(architecture, metadata)
+    row = ARCHITECTURES[architecture]
+    fields = row.read(Described(architecture, metadata, tensors))
+    model_type = fields.pop("model_type", row.model_type)
     fields |= {
         "vocab_size": vocabulary,
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -44,85 +41,17 @@ def read_config(
         **{name: number for name, number in specials.items() if number < vocabulary},
     }
     check_fields(fields, str(metadata.path))
-    if architecture in ROTARY:
-        fields["rope_parameters"] = _rope(architecture, metadata, fields, tensors.get(ROPE_FACTORS))
+    if row.rotary:
+        rope = _rope(architecture, metadata, fields, tensors.get(ROPE_FACTORS))
+        rope |= {name: fields.pop(name) for name in ("partial_rotary_factor",) if name in fields}
+        if (theta := fields.pop("local_theta", None)) is not None:
+            rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
+        fields["rope_parameters"] = rope
     try:
-        return AutoConfig.for_model(architecture, **fields)
+        return AutoConfig.for_model(model_type, **fields)
     except REFUSALS as error:
-        reason = refused_fields(error, architecture, fields)
+        reason = refused_fields(error, model_type, fields)
         raise UserError(f"{metadata.path}: {reason}; convert it again") from error
-
-
-def _gpt2(architecture: str, metadata: Metadata) -> dict[str, Any]:
-    return {
-        "n_embd": metadata.needed_size("gpt2.embedding_length"),
-        "n_layer": metadata.needed_size("gpt2.block_count"),
-        "n_head": metadata.needed_size("gpt2.attention.head_count"),
-        "n_inner": metadata.size("gpt2.feed_forward_length"),
-        "n_positions": metadata.needed_size("gpt2.context_length"),
-        "layer_norm_epsilon": _epsilon(metadata, "gpt2.attention.layer_norm_epsilon"),
-    }
-
-
-def _bloom(architecture: str, metadata: Metadata) -> dict[str, Any]:
-    return {
-        "hidden_size": metadata.needed_size("bloom.embedding_length"),
-        "n_layer": metadata.needed_size("bloom.block_count"),
-        "n_head": metadata.needed_size("bloom.attention.head_count"),
-        "layer_norm_epsilon": _epsilon(metadata, "bloom.attention.layer_norm_epsilon"),
-    }
-
-
-def _llama_like(architecture: str, metadata: Metadata) -> dict[str, Any]:
-    def size(key: str) -> int:
-        return metadata.needed_size(f"{architecture}.{key}")
-
-    present = [key for key in UNSUPPORTED if metadata.number(f"{architecture}.{key}")]
-    present += ["expert_count"] if metadata.size(f"{architecture}.expert_count") else []
-    present += ["attention.causal"] if metadata.flag(f"{architecture}.attention.causal") is False else []
-    if present:
-        raise UserError(f"{metadata.path} has {architecture}.{present[0]}, which is not supported")
-    width, heads = size("embedding_length"), size("attention.head_count")
-    check_fields({"hidden_size": width, "num_attention_heads": heads}, str(metadata.path))
-    head_dim = metadata.size(f"{architecture}.attention.key_length") or width // heads
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (size_of_key := metadata.size(f"{architecture}.{key}") or head_dim) != head_dim:
-            raise UserError(
-                f"{metadata.path}: {architecture}.{key} is {size_of_key} with heads of {head_dim}; expected "
-                f"{head_dim}: other sizes of values or of the rotary part are not supported"
-            )
-    kv_heads = metadata.size(f"{architecture}.attention.head_count_kv")
-    return {
-        "hidden_size": width,
-        "intermediate_size": size("feed_forward_length"),
-        "num_hidden_layers": size("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads if kv_heads is None else kv_heads,
-        "head_dim": head_dim,
-        "rms_norm_eps": _epsilon(metadata, f"{architecture}.attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": size("context_length"),
-    }
-
-
-def _gemma2(architecture: str, metadata: Metadata) -> dict[str, Any]:
-    """Sizes, windows and caps. llama.cpp knows the scale of queries by the number of layers."""
-    fields = _llama_like(architecture, metadata)
-    head_dim, width = fields["head_dim"], fields["hidden_size"] // fields["num_attention_heads"]
-    caps = {
-        f"{name}_logit_softcapping": metadata.number(f"gemma2.{name}_logit_softcapping") for name in ("attn", "final")
-    }
-    return fields | {
-        "query_pre_attn_scalar": width if fields["num_hidden_layers"] == GEMMA2_27B_LAYERS else head_dim,
-        "sliding_window": metadata.size("gemma2.attention.sliding_window") or GEMMA2_WINDOW,
-        **{name: cap for name, cap in caps.items() if cap is not None},
-    }
-
-
-def _epsilon(metadata: Metadata, key: str) -> float:
-    value = metadata.number(key)
-    if value is None:
-        raise UserError(f"{metadata.path} has no {key}; convert it again")
-    return value
 
 
 def _vocabulary(architecture: str, metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> int:
@@ -191,7 +120,8 @@ def _divided(
     """`rope_parameters` for stored factors: Llama 3's scaling where it gives these factors, as it does in every
     published file. Otherwise transformers' longrope, with the factors themselves for both short and long texts.
     """
-    pairs = fields["head_dim"] // 2
+    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    pairs = int(head_dim * fields.get("partial_rotary_factor", 1)) // 2
     if stored.kind.name != "F32" or stored.shape != (pairs,):
         raise UserError(
             f"{metadata.path}: {ROPE_FACTORS} is {stored.kind.name} {list(stored.shape)}, expected F32 [{pairs}]"
@@ -207,7 +137,7 @@ def _divided(
         "original_max_position_embeddings": 8192,
     }
     frequencies = plain["rope_theta"] ** -(torch.arange(0, 2 * pairs, 2, dtype=torch.float) / (2 * pairs))
-    config = PretrainedConfig(rope_parameters=llama3, head_dim=fields["head_dim"], max_position_embeddings=1 << 20)
+    config = PretrainedConfig(rope_parameters=llama3, head_dim=2 * pairs, max_position_embeddings=1 << 20)
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     long = fields["max_position_embeddings"] > llama3["original_max_position_embeddings"]
     if long and torch.allclose(frequencies / torch.from_numpy(factors), expected, rtol=1e-5, atol=0):

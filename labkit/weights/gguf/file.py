@@ -12,7 +12,8 @@ from transformers import GenerationConfig, PretrainedConfig
 from labkit.models.policies import policy_for
 from labkit.models.policy import Policy, misfits
 from labkit.system.errors import UserError
-from labkit.weights.gguf.config import ARCHITECTURES, ROPE_FACTORS, ROTARY, read_config
+from labkit.weights.gguf.architectures import ARCHITECTURES
+from labkit.weights.gguf.config import ROPE_FACTORS, read_config
 from labkit.weights.gguf.header import Header, StoredTensor, is_gguf, read_header
 from labkit.weights.gguf.metadata import Metadata
 from labkit.weights.gguf.tokenizer import ends_of_turn, special_ids
@@ -70,7 +71,7 @@ class GgufFile:
         name_map = get_tensor_name_map(architecture, config.num_layers)
         mapped = {name: self._name(name_map, name) for name in policy.expected(config)}
         names = {name: stored for name, stored in mapped.items() if stored is not None}
-        read = {*names.values(), ROPE_FACTORS} if self.architecture in ROTARY else set(names.values())
+        read = set(names.values()) | ({ROPE_FACTORS} if ARCHITECTURES[self.architecture].rotary else set())
         extra = self.tensors.keys() - read
         missing = (set(names.values()) - self.tensors.keys()) | (mapped.keys() - names.keys())
         if extra or missing:

@@ -64,6 +64,12 @@ class Metadata:
         )
         return None if value is None else list(value.tolist())
 
+    def flags(self, key: str) -> list[bool] | None:
+        value = self._value(
+            key, "a list of true and false", lambda value: isinstance(value, np.ndarray) and value.dtype.kind == "b"
+        )
+        return None if value is None else list(value.tolist())
+
     def count(self, key: str) -> int | None:
         """How many items a list has."""
         value = self._value(key, "a list", lambda value: isinstance(value, StringList | np.ndarray))

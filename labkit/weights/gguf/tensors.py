@@ -18,6 +18,7 @@ from labkit.models.shards import Cut, Shard
 from labkit.system.errors import UserError
 from labkit.system.mapped_file import require_mapped
 from labkit.weights.canonical import CanonicalLayers, Empty, Weight, is_matrix
+from labkit.weights.gguf.architectures import ARCHITECTURES
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.protocol import finite, identity_of_files
@@ -173,11 +174,12 @@ class GgufTensors:
         return FileTensor(tensor, self._order(name, shape[0]), transposed)
 
     def _order(self, name: str, rows: int) -> Tensor | None:
-        """The file's order of rows: llama.cpp puts the two rows of a rotary pair of LLaMA next to each other, and sorts
-        BLOOM's QKV rows by kind.
+        """The file's order of rows: llama.cpp puts the two rows of a rotary pair next to each other for LLaMA and its
+        relatives, and sorts BLOOM's QKV rows by kind.
         """
         heads, kv_heads = self._heads
-        if self.file.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+        together = ARCHITECTURES[self.file.architecture].pairs_together
+        if together and (".q_proj." in name or ".k_proj." in name):
             count = heads if ".q_proj." in name else kv_heads
             return torch.arange(rows).view(count, -1, 2).transpose(1, 2).reshape(-1)
         if self.file.architecture == "bloom" and ".query_key_value." in name:

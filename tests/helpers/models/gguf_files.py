@@ -10,9 +10,10 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from helpers.models.small_models import small_model
+from helpers.models.gguf_descriptions import DERIVED, architecture_of, describe, stored_rows
+from helpers.models.small_models import randomised, small_model
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from labkit.models.policies import policy_for
 
@@ -30,6 +31,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_head": 4, "n_inner": 256},
     "bloom": {"hidden_size": 64, "n_head": 4},
 }
+SPECIALS = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END}
 _ADD: dict[type, Callable[[gguf.GGUFWriter, str, Any], None]] = {
     bool: gguf.GGUFWriter.add_bool,
     int: gguf.GGUFWriter.add_uint32,
@@ -43,7 +45,12 @@ for _sizes in (SIZES["llama"], SIZES["qwen2"], SIZES["qwen3"], SIZES["gemma2"]):
 
 def gguf_model(name: str) -> PreTrainedModel:
     """Model whose matrices have whole groups of 32 inputs, and whose numbers fit float16 exactly."""
-    model = small_model(name, vocab_size=VOCAB, **SIZES[name])
+    if name in SIZES:
+        model = small_model(name, vocab_size=VOCAB, **SIZES[name])
+    else:
+        model_type, sizes = DERIVED[name]
+        config = AutoConfig.for_model(model_type, vocab_size=VOCAB, **SPECIALS, **sizes)
+        model = randomised(AutoModelForCausalLM.from_config(config))
     for parameter in model.parameters():
         parameter.data = parameter.data.half().float()
     return model
@@ -71,9 +78,9 @@ def write_gguf(
     `split` is the number of tensors in a part; 0 writes one file.
     """
     config = model.config
-    name = architecture or config.model_type
+    name = architecture or architecture_of(config)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=split)
-    _describe(writer, config)
+    describe(writer, config)
     if tokenizer is None:
         _tokenizer(writer, tokens)
     else:
@@ -108,7 +115,7 @@ def write_gguf(
 def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
     """Tensors of the model by GGUF's names, with rows in GGUF's order."""
     config, policy = model.config, policy_for(model.config)
-    architecture = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
+    architecture = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(config))
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     tensors = {}
     for name, parameter in model.state_dict().items():
@@ -120,13 +127,7 @@ def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
         tensor = parameter.detach().clone()
         if policy.transposed and tensor.ndim == 2 and ".h." in name:
             tensor = tensor.T.contiguous()
-        if config.model_type == "llama" and (".q_proj." in name or ".k_proj." in name):
-            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
-            tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-        if config.model_type == "gemma2" and "norm" in name:
-            tensor = tensor + 1
-        if config.model_type == "bloom" and ".query_key_value." in name:
-            tensor = tensor.unflatten(0, (config.n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
+        tensor = stored_rows(config, name, tensor)
         tensors[stored] = tensor.contiguous()
     return tensors
 
@@ -136,30 +137,6 @@ def _some_blocks(tensor: Tensor, size: int, numbers: int) -> np.ndarray:
     blocks = np.random.default_rng(0).integers(0, 256, (tensor.numel() // numbers, size), dtype=np.uint8)
     blocks[:, -2:] = np.frombuffer(np.float16(1e-4).tobytes(), np.uint8)
     return blocks.reshape(tensor.shape[0], -1)
-
-
-def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
-    writer.add_context_length(getattr(config, "max_position_embeddings", 192))
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_vocab_size(config.vocab_size)
-    if config.model_type in ("gpt2", "bloom"):
-        inner = getattr(config, "n_inner", None) or 4 * config.hidden_size
-        writer.add_feed_forward_length(inner)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
-        return
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(16)
-    writer.add_key_length(16)
-    writer.add_value_length(16)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.model_type == "gemma2":
-        writer.add_sliding_window(config.sliding_window)
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _tokenizer(writer: gguf.GGUFWriter, tokens: int) -> None:

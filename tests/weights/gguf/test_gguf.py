@@ -6,7 +6,9 @@ import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from helpers.models.gguf_descriptions import DERIVED
 from helpers.models.gguf_files import END, HI, SIZES, TEMPLATE, VOCAB, gguf_model, logits_of, tensors_of, write_gguf
+from helpers.sweeps import swept
 from transformers import AutoModelForCausalLM
 
 from labkit.engine import init_inference
@@ -33,6 +35,18 @@ def test_a_file_has_the_tensors_of_its_model(name: str, tmp_path: Path) -> None:
     engine = init_inference(source, replace_with_kernel_inject=True)
     assert engine.dtype == torch.float32
     assert torch.allclose(logits_of(engine, TOKENS), logits_of(model, TOKENS), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", swept([*DERIVED], ["gemma3", "granite"]))
+def test_a_file_of_a_derived_row_is_its_model(name: str, tmp_path: Path) -> None:
+    model = gguf_model(name)
+    source = resolve(write_gguf(tmp_path / "model.gguf", model))
+    assert source.hf_config.architectures == [type(model).__name__]
+    engine = init_inference(source, replace_with_kernel_inject=True)
+    assert engine.level == "derived row"
+    expected = logits_of(model, TOKENS)
+    assert torch.allclose(logits_of(source.hf_model(torch.float32), TOKENS), expected, atol=1e-4)
+    assert torch.allclose(logits_of(engine, TOKENS), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", *BLOCKS])
