@@ -1,4 +1,5 @@
-"""Models without a row of their own, on the level that they get, against transformers.
+"""Models without a row of their own, on the level that they get, against transformers, and against llama.cpp if it is
+installed.
 
 python -P -m labkit.bench.every_model [--only gemma-3-like] [--folder runs/every-model]
 
@@ -27,6 +28,7 @@ from labkit.bench.page import (
     Output,
     Threads,
     followed,
+    llama_cpp_is_missing,
     machine_of,
     markdown_table,
     out,
@@ -38,6 +40,7 @@ from labkit.bench.page import (
 )
 from labkit.engine.team_size import team_size
 from labkit.harness.compare.compare import compare_with_each, comparison_case
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
@@ -61,12 +64,16 @@ class BenchedModel:
 
 @dataclass(frozen=True)
 class BenchedSides:
-    """Two sides, in the dtype of the unquantised ones, and the least ratio of their times per token."""
+    """Two sides, in the dtype of the unquantised ones, and the least ratio of their times per token.
+
+    near_limit: whether the models with a bar of the share of the limit are measured, too.
+    """
 
     baseline: str
     candidate: str
     dtype: str
     per_token: float
+    near_limit: bool = False
 
 
 _wide = {"hidden_size": 1024, "vocab_size": 65536}
@@ -115,10 +122,11 @@ MODELS = (
 )
 SIDES = (
     BenchedSides("hf-eager", "fused", "float32", 1.8),
-    BenchedSides("hf-eager", "fused", "bfloat16", 1.7),
+    BenchedSides("hf-eager", "fused", "bfloat16", 1.7, near_limit=True),
     BenchedSides("fused", "fused-int8", "bfloat16", 1.6),
     BenchedSides("fused", "fused-int4-64", "bfloat16", 2.0),
 )
+WITH_LLAMA_CPP = BenchedSides(LLAMA_CPP, "fused", "bfloat16", 1.1, near_limit=True)  # of models near the limit alone
 
 
 def main(
@@ -135,11 +143,12 @@ def main(
     environment = read_environment(threads or team_size())
     files = BenchFiles.of(machine_of(environment), "every-model", output=output)
     records = _read(files.records)
+    peer = () if llama_cpp_is_missing() else (WITH_LLAMA_CPP,)
     for model in MODELS:
         if only and model.name not in only:
             continue
         path = written(model, folder)
-        for sides in sides_of(model):
+        for sides in sides_of(model, peer):
             if any(_is_of(record, model, sides) for record in records):
                 continue
             with followed(f"{model.name}, {sides.dtype}, {sides.candidate}") as follow:
@@ -159,9 +168,9 @@ def main(
     files.finish(records, page(records))
 
 
-def sides_of(model: BenchedModel) -> tuple[BenchedSides, ...]:
-    """The comparisons of a model: of the shapes near the limit bfloat16 alone."""
-    return SIDES if model.limit_share is None else SIDES[1:2]
+def sides_of(model: BenchedModel, peer: tuple[BenchedSides, ...] = (WITH_LLAMA_CPP,)) -> tuple[BenchedSides, ...]:
+    """The comparisons of a model. peer: the comparison with llama.cpp, where it is installed."""
+    return SIDES if model.limit_share is None else tuple(sides for sides in (*SIDES, *peer) if sides.near_limit)
 
 
 def written(model: BenchedModel, folder: Path) -> Path:

@@ -49,6 +49,12 @@ def test_a_file_of_a_derived_row_is_its_model(name: str, tmp_path: Path) -> None
     assert torch.allclose(logits_of(engine, TOKENS), expected, atol=1e-3)
 
 
+def test_factors_for_long_texts_are_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("phi3"), extra={"rope_factors_long.weight": torch.ones(12)})
+    with pytest.raises(UserError, match="has rope_factors_long.weight, the factors of a rotation for long texts"):
+        resolve(file)
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16", *BLOCKS])
 def test_dequantised_tensors_are_those_that_transformers_reads(kind: str, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), kind)

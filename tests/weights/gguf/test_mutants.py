@@ -11,6 +11,7 @@ import gguf
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers.models.gguf_descriptions import DERIVED, architecture_of
 from helpers.models.gguf_files import gguf_model, sentencepiece, write_gguf
 from helpers.sweeps import sweep
 from hypothesis import HealthCheck, given, settings
@@ -49,6 +50,7 @@ def examine(file: Path) -> bool:
 
 
 model = cache(partial(gguf_model, "llama"))
+model_of = cache(gguf_model)
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +165,37 @@ def test_many_files_with_other_metadata_are_read_or_refused(
     original: Any, metadata: Any, extra: Any, spm: bool
 ) -> None:
     check_metadata(original, metadata, extra, spm)
+
+
+ARCHITECTURE_KEYS = """context_length embedding_length block_count feed_forward_length attention.head_count vocab_size
+attention.head_count_kv attention.layer_norm_rms_epsilon attention.layer_norm_epsilon attention.key_length
+attention.value_length attention.sliding_window attention.sliding_window_pattern attention.scale logit_scale
+embedding_scale residual_scale final_logit_softcapping rope.freq_base rope.freq_base_swa rope.dimension_count
+rope.scaling.type rope.scaling.factor rope.scaling.original_context_length use_parallel_residual expert_count"""
+CHANGED = st.dictionaries(st.sampled_from(ARCHITECTURE_KEYS.split()), VALUES, min_size=1, max_size=2)
+
+
+def check_architecture(original: Any, name: str, changed: dict[str, Any]) -> None:
+    """Only the model's own metadata changes, so that the reader of its architecture meets it."""
+    file, of = original[0], model_of(name)
+    file.unlink(missing_ok=True)
+    try:
+        metadata = {f"{architecture_of(of.config)}.{key}": value for key, value in changed.items()}
+        write_gguf(file, of, metadata=metadata)
+    except (ValueError, UnicodeError, struct.error):
+        return
+    examine(file)
+
+
+@few
+@given(st.sampled_from(["gemma3", "granite"]), CHANGED)
+def test_derived_rows_with_other_metadata_are_read_or_refused(original: Any, name: str, changed: Any) -> None:
+    check_architecture(original, name, changed)
+
+
+@sweep
+@pytest.mark.timeout(1800)
+@many
+@given(st.sampled_from(list(DERIVED)), CHANGED)
+def test_many_derived_rows_with_other_metadata_are_read_or_refused(original: Any, name: str, changed: Any) -> None:
+    check_architecture(original, name, changed)

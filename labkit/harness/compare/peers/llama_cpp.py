@@ -7,6 +7,7 @@ llama.cpp's `convert_hf_to_gguf.py`. They are then used instead of the installed
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -230,6 +231,9 @@ def _export(source: ModelSource, dtype: str, file: Path, outtype: str, sources: 
         if architecture == "GPT2LMHeadModel":
             config.n_ctx = config.n_positions  # the converter reads the name of published configs
         write_checkpoint(replace(source, hf_config=config), FLOAT_DTYPES[dtype], Path(checkpoint))
+        if not (counted := Path(checkpoint, "tokenizer.json")).exists():  # Gemma's converter counts the tokens
+            vocabulary = {str(token): token for token in range(config.get_text_config().vocab_size)}
+            counted.write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
         from conversion import get_model_class  # type: ignore[import-not-found]
         from convert_hf_to_gguf import main  # type: ignore[import-not-found]
 
