@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,15 +26,14 @@ from labkit.engine.injected.modules import (
     InjectedLinear,
     InjectedMlp,
     InjectedModule,
-    InjectedNorm,
     JoinedLinear,
     JoinedLinears,
 )
+from labkit.engine.injected.norms import norm_instead, written_norms
 from labkit.engine.parallel.slicing.linear import emptied
 from labkit.kernels.gemm import interleave_gate
 from labkit.kernels.memory import Arena
 from labkit.kernels.types import NO_NORM, Linear, MlpWeights, float_dtype
-from labkit.models.derived.norms import norm_kind
 from labkit.models.observed.calls import calls_of, distance, is_linear, matrix
 from labkit.models.observed.mlps import PlainMlp, may_be_mlp, plain_mlp
 from labkit.system.errors import UnsupportedError
@@ -48,7 +47,6 @@ FEW_OUTPUTS = 1024  # a linear with fewer is not quantised if its inputs are man
 FAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # largest distance to the original's outputs
 FAR_CODES = {8: 0.1, 4: 0.5}
 MOST_LAYERS_APART = 10  # the distance of a whole model's results / of one module's outputs, at most
-TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm)
 OTHERS = 1 << 16  # bytes of a matrix besides its numbers: padding, scales and bias
 NUMBERS = re.compile(r"\d+")
 
@@ -83,24 +81,32 @@ class Injected:
         return [f"{count} x {kind}: {', '.join(paths)}" for (kind, paths), count in counts.items()]
 
 
-def inject(model: PreTrainedModel, dtype: torch.dtype, quant: Quantization, *, consume: bool = False) -> Injected:
-    """A copy of a model in memory, with its linears on packed matrices. Everything else is shared with the original.
+def inject(
+    model: PreTrainedModel | Callable[[], PreTrainedModel],
+    dtype: torch.dtype,
+    quant: Quantization,
+    *,
+    consume: bool = False,
+) -> Injected:
+    """A copy of a model, with its linears on packed matrices. Everything else is shared with the original.
 
+    model: in memory, or a function that loads it. Then each weight is freed as soon as it is packed.
     dtype: of the matrices; int8: quantised as `quant` says, the head in bfloat16 unless `quant` names it.
-    consume: frees each replaced weight of the original.
+    consume: frees each replaced weight of a model in memory, in the end.
 
     Raises UnsupportedError for a model that computes something else with packed parts.
     """
     refusal = ""
     for tied in (True, False):  # some models use the embedding's weight in other ways, too
-        injector = _Injector(model, dtype, quant, tied)
+        in_memory = isinstance(model, PreTrainedModel)
+        injector = _Injector(model if in_memory else model(), dtype, quant, tied, early=not in_memory)
         injected = injector.run()
         if not (refusal := injector.refusal(injected)):
             if consume:
                 injector.consume()
             return injected
     raise UnsupportedError(
-        f"{type(model).__name__} cannot run with packed parts: {refusal}; use transformers' own model"
+        f"{type(injector.model).__name__} cannot run with packed parts: {refusal}; use transformers' own model"
     )
 
 
@@ -110,6 +116,7 @@ class _Injector:
     dtype: torch.dtype
     quant: Quantization
     tied: bool  # whether an embedding that is tied to the head reads the head's packed matrix
+    early: bool  # whether the original's weights are freed while they are packed
     made: dict[int, nn.Module] = field(default_factory=dict)  # by id of the original
     taken: set[int] = field(default_factory=set)  # ids of the linears that have a replacement
     replaced: list[Replacement] = field(default_factory=list)
@@ -123,7 +130,7 @@ class _Injector:
             for path, module in model.named_modules()
             if may_be_mlp(module, self.linears) and not any(map(changed_code, module.modules()))
         }
-        norms = dict(self._written_norms())
+        norms = dict(written_norms(model, None if self.dtype.is_floating_point else self.compute_dtype))
         calls = calls_of(model, {"": model} | self.linears | mlps | norms)
         self.expected = calls.pop("").y
         self.calls = {path: call for path, call in calls.items() if call.alone}
@@ -134,11 +141,13 @@ class _Injector:
                 self._replace_mlp(path, module)
         for paths in self._readers_of_one_tensor():
             self._replace_linears(paths)
+            self._free(linear for path in paths if id(linear := self.linears[path]) in self.taken)
         for path in self.linears:
             if path not in self.calls:
                 self.left[path] = "a forward does not call it alone"
         for path, norm in norms.items():
             self._replace_norm(path, norm)
+        self.calls.clear()  # all activations of the trial
         memo: dict[int, Any] = {id(tensor): _shared(tensor) for tensor in model.parameters()}
         injected: PreTrainedModel = copy.deepcopy(model, memo | self.made)
         if self.dtype.is_floating_point:
@@ -162,6 +171,13 @@ class _Injector:
         for linear in self.linears.values():
             if id(linear) in self.taken:
                 emptied(linear)
+
+    def _free(self, modules: Iterable[nn.Module]) -> None:
+        """Frees the weights of replaced modules, unless a module that stays has them, too."""
+        for module in modules if self.early else ():
+            users = [user for user in self.model.modules() if user._parameters.get("weight") is module.weight]
+            if all(id(user) in self.made or id(user) in self.taken for user in users):
+                emptied(module)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -189,26 +205,10 @@ class _Injector:
             else:
                 yield path, module
 
-    def _written_norms(self) -> Iterator[tuple[str, nn.Module]]:
-        """Modules that may be norms written out in Python, by path: torch's own are one call already."""
-        for path, module in self.model.named_modules():
-            weight = getattr(module, "weight", None)
-            if (
-                isinstance(weight, Tensor)
-                and weight.dim() == 1
-                and set(dict(module.named_parameters())) <= {"weight", "bias"}
-                and type(module) not in TORCH_NORMS
-                and weight.dtype in FAR
-                and (self.dtype.is_floating_point or weight.dtype == self.compute_dtype)
-                and not changed_code(module)
-            ):
-                yield path, module
-
     def _replace_norm(self, path: str, module: nn.Module) -> None:
-        size = len(module.weight)  # type: ignore[arg-type]
-        gated = path not in self.calls
-        if kind := norm_kind(module, size, gated=gated):
-            self.made[id(module)] = InjectedNorm(module, kind)
+        gated = path not in self.calls  # a gate is another argument
+        if norm := norm_instead(module, gated=gated):
+            self.made[id(module)] = norm
             self.replaced.append(Replacement("gated norm" if gated else "norm", (path,)))
 
     def _few_outputs(self, module: nn.Module) -> bool:
@@ -264,6 +264,7 @@ class _Injector:
                 return
             self.made[id(embedding)] = InjectedEmbedding(packed, scale, self.compute_dtype)
             self.replaced.append(Replacement("embedding", (name,)))
+        self._free([self.linears[path]])
 
     def _replace_mlp(self, path: str, module: nn.Module) -> None:
         inside = {name: linear for name, linear in self.linears.items() if name.rpartition(".")[0] == path}
@@ -276,6 +277,7 @@ class _Injector:
         injected = InjectedMlp(region, self._packed([plain.down]), self.compute_dtype)
         if self._keep({path: injected}, "MLP"):
             self.taken |= set(map(id, inside.values()))
+            self._free(inside.values())
 
     def _first_matrix(self, plain: PlainMlp) -> Linear:
         if plain.halves:

@@ -20,14 +20,11 @@ from labkit.kernels.gemm import gemm as checked_gemm
 from labkit.kernels.gemm import unpack_rows as checked_unpack_rows
 from labkit.kernels.gpu import CPU
 from labkit.kernels.mlp_gemm import mlp as checked_mlp
-from labkit.kernels.norm_rows import norm_rows as checked_norm_rows
-from labkit.kernels.types import Linear, MlpWeights, Norm
-from labkit.models.derived.norms import NormKind
+from labkit.kernels.types import Linear, MlpWeights
 from labkit.models.observed.calls import version_of
 from labkit.system.errors import UnsupportedError
 
 gemm, mlp, unpack_rows = unchecked(checked_gemm), unchecked(checked_mlp), unchecked(checked_unpack_rows)
-norm_rows = unchecked(checked_norm_rows)
 
 
 def multiplied(x: Tensor, matrix: Linear) -> Tensor:
@@ -40,10 +37,10 @@ def _by_rows(x: Tensor, outputs: int, compute: Callable[[Tensor], Tensor]) -> Te
     shape = (*x.shape[:-1], outputs)
     if not x.numel():  # an expert that no token has chosen
         return x.new_empty(shape)
-    return compute(_rows(x)).to(x.dtype).view(shape)
+    return compute(float_rows(x)).to(x.dtype).view(shape)
 
 
-def _rows(x: Tensor) -> Tensor:
+def float_rows(x: Tensor) -> Tensor:
     """x [..., n] as contiguous float32 [rows, n]."""
     return x.reshape(-1, x.shape[-1]).float().contiguous()
 
@@ -175,24 +172,6 @@ class InjectedEmbedding(InjectedModule):
     def forward(self, tokens: Tensor) -> Tensor:
         rows = unpack_rows(self.matrix, tokens.flatten()).to(self.dtype)
         return (rows * self.scale if self.scale != 1.0 else rows).view(*tokens.shape, self.matrix.inputs)
-
-
-class InjectedNorm(nn.Module):
-    """LayerNorm or RMSNorm of rows, times the SiLU of a gate if there is one. weight, bias: the original's."""
-
-    def __init__(self, original: nn.Module, kind: NormKind) -> None:
-        super().__init__()
-        stored: Any = original
-        self.weight = nn.Parameter(stored.weight.detach(), requires_grad=False)
-        self.bias = nn.Parameter(stored.bias.detach(), requires_grad=False) if kind.bias else None
-        bias = stored.bias.detach().float().clone() if kind.bias else None
-        self.norm = Norm(kind.kind, stored.weight.detach().float() + kind.offset, bias, kind.eps)
-
-    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        if not x.numel():
-            return torch.empty_like(x)
-        rows, open_rows = _rows(x), None if gate is None else _rows(gate)
-        return norm_rows(rows, self.norm, open_rows, threads=team_size(), impl="cpp").to(x.dtype).view(x.shape)
 
 
 def packed_matrices(model: nn.Module) -> tuple[list[Linear], list[Linear]]:

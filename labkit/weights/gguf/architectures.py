@@ -168,8 +168,8 @@ def _gemma(file: Described) -> Fields:
 def _phi3(file: Described) -> Fields:
     if LONG_FACTORS in file.tensors:
         raise UserError(
-            f"{file.metadata.path} has {LONG_FACTORS}, the factors of a rotation for long texts, which is not supported; "
-            "take a model without them, such as Phi-3-mini-4k or Phi-4"
+            f"{file.metadata.path} has {LONG_FACTORS}, the factors of a rotation for long texts, which are "
+            "not supported; take a model without them, such as Phi-3-mini-4k or Phi-4"
         )
     sizes = _sizes(file, partial=True) | _rms(file)
     original = file.size("rope.scaling.original_context_length")

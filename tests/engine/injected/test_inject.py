@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.models.any_models import any_model, padded_tokens, texts
 from helpers.sweeps import swept
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import labkit
@@ -88,6 +88,23 @@ def test_a_consumed_model_has_no_packed_weights_any_more() -> None:
     injected = inject(model, torch.float32, FLOATS, consume=True)
     assert model.transformer.h[0].mlp.dense_h_to_4h.weight.numel() == 0
     assert torch.equal(texts(injected.model), expected)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_loaded_model_has_no_packed_weights_any_more(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight that an embedding keeps is not freed."""
+    if not tied:
+        monkeypatch.setattr("labkit.engine.injected.inject._embedding_scale", lambda embedding: None)
+    loaded: list[PreTrainedModel] = []
+
+    def load() -> PreTrainedModel:
+        loaded.append(any_model("falcon"))
+        return loaded[-1]
+
+    injected = inject(load, torch.float32, FLOATS)
+    assert loaded[-1].transformer.h[0].mlp.dense_h_to_4h.weight.numel() == 0
+    assert (loaded[-1].lm_head.weight.numel() == 0) is tied
+    assert torch.equal(texts(injected.model), texts(any_model("falcon")))
 
 
 def test_tied_weights_are_in_memory_once() -> None:
