@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +27,7 @@ out, err = terminal(), terminal(stderr=True)
 
 # The end of every architecture's name. Without it the table fits a terminal of 80 columns.
 HEADS = re.compile("(ForCausalLM|LMHeadModel)$")
+LONGEST_REASON = 160  # letters of a reason on the page of all classes
 
 
 def models(
@@ -48,7 +50,8 @@ def models(
     if model is None and not all_classes:
         _presets()
         return
-    from labkit.engine.levels import HOOKS, all_levels, config_of_class, level_of
+    from labkit.engine.levels import all_levels, config_of_class, level_of
+    from labkit.models.level_names import HOOKS
 
     if all_classes:
         with progress_bar(err) as follow:
@@ -84,7 +87,10 @@ def _page(levels: Sequence[Level]) -> str:
     """The table of all classes, as a page of the documentation."""
     import transformers
 
-    rows = [(f"`{level.model_type}`", level.level, as_text(level.why)) for level in levels]
+    rows = [
+        (f"`{level.model_type}`", level.level, as_text(shorten(level.why, LONGEST_REASON, placeholder=" …")))
+        for level in levels
+    ]
     return "\n\n".join(
         (
             "# All causal models of transformers",

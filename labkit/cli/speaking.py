@@ -84,7 +84,8 @@ def load_engine(
 
 
 def _level(engine: InferenceEngine) -> str:
-    from labkit.engine.engine import DERIVED, InjectedEngine
+    from labkit.engine.engine import InjectedEngine
+    from labkit.models.level_names import DERIVED
 
     if isinstance(engine, InjectedEngine):
         return f"; no row: {engine.why}; hooks in transformers' model"

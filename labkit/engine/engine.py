@@ -19,10 +19,9 @@ from labkit.engine.runners.step import Node
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
+from labkit.models.level_names import DERIVED, HOOKS, ROW, kernels_in_words
 from labkit.models.policies import find_policy
 from labkit.system.errors import RunError, UserTypeError
-
-ROW, DERIVED, HOOKS = "row", "derived row", "hooks"
 
 
 class InferenceEngine(nn.Module):
@@ -42,6 +41,11 @@ class InferenceEngine(nn.Module):
     def __init__(self, module: PreTrainedModel, options: Options) -> None:
         super().__init__()
         self.module, self.options = module, options
+
+    @property
+    def kernels(self) -> str:
+        """The kernels and the level in words: "cpp kernels", "cpp kernels by a derived row", "cpp kernels in hooks"."""
+        return kernels_in_words(self.impl, self.level)
 
     @property
     def config(self) -> PretrainedConfig:

@@ -10,7 +10,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from labkit.engine.engine import DERIVED, HOOKS, ROW
 from labkit.engine.init_inference import engine_with_row
 from labkit.engine.injected.inject import inject
 from labkit.engine.proof import derive
@@ -18,6 +17,7 @@ from labkit.kernels.build import unavailable
 from labkit.models.config import ModelConfig
 from labkit.models.derived.row import small_model
 from labkit.models.derived.small_config import small_config
+from labkit.models.level_names import DERIVED, HOOKS, ROW
 from labkit.models.policies import find_policy
 from labkit.system.errors import UserError, first_line
 from labkit.system.progress import Progress, unheard

@@ -83,7 +83,7 @@ def _add_floor(figure: go.Figure, comparison: Comparison, left: int) -> None:
     memory_limit = limit(comparison)
     if memory_limit is None:
         counted = comparison.candidate.work is not None
-        why = "no bandwidth was probed" if counted else "what a step of a model without a row reads is not counted"
+        why = "no bandwidth was probed" if counted else "what a step of this model reads is not known"
         figure.add_annotation(heading(f"limit unknown: {why}", LIMIT, left))
         return
     figure.add_vline(x=memory_limit.floor_ms, line={"color": LIMIT, "width": 2, "dash": "dash"}, name="floor")

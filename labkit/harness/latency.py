@@ -70,7 +70,7 @@ def measure_latency(
     prompt_tokens, new_tokens = inputs["input_ids"].shape[1], 1 + len(timed[-1].decode_ms)
     return Measurement(
         name=type(engine).__name__,
-        impl=getattr(engine, "impl", "vanilla"),
+        impl=engine.kernels if isinstance(engine, InferenceEngine) else "vanilla",
         case=Case(
             model=engine.config.name_or_path or type(engine).__name__,
             origin="a model in this process",

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from helpers.models.any_models import any_model
 
-from labkit.engine.engine import DERIVED, HOOKS, ROW
 from labkit.engine.levels import NONE, Level, all_levels, config_of_class, level_of
+from labkit.models.level_names import DERIVED, HOOKS, ROW
 from labkit.models.presets import PRESETS
 
 

@@ -50,7 +50,7 @@ def test_without_counted_work_the_figure_does_not_blame_the_probe() -> None:
     )
     figure = per_token_figure(uncounted)
     assert not figure.layout.shapes
-    assert any("limit unknown: what a step of a model without a row reads" in text for text in annotations(figure))
+    assert any("limit unknown: what a step of this model reads" in text for text in annotations(figure))
     assert outcome(uncounted).claim == speedup_line(uncounted)
     assert "of the memory limit" in outcome(record).claim
 

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from labkit.engine import init_inference
-from labkit.engine.engine import DERIVED, HOOKS
 from labkit.engine.parallel.pipeline_stage import PipelineSpan, PipelineStage
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
@@ -20,6 +19,7 @@ from labkit.harness.compare.vanilla_sides import hooked_stages
 from labkit.harness.stored_weights import StoredWeights, stored_by
 from labkit.kernels import gpu
 from labkit.kernels.build import load, unavailable
+from labkit.models.level_names import HOOKS
 from labkit.stages import Stage
 from labkit.system.errors import UserError
 from labkit.weights.build import has_codes
@@ -65,9 +65,8 @@ class Fused(MemoryLoader):
 
         reason = unavailable() if engine.impl == "reference" else None
         weights = stored_by(engine)
-        kernels = f"{engine.impl} kernels" + {DERIVED: " by a derived row", HOOKS: " in hooks"}.get(engine.level, "")
-        kernels += f", {weights} weights" if isinstance(weights, StoredWeights) else ""
-        impl = f"labkit, {kernels}" + (f" ({reason.partition(':')[0]})" if reason else "")
+        stored = f", {weights} weights" if isinstance(weights, StoredWeights) else ""
+        impl = f"labkit, {engine.kernels}{stored}" + (f" ({reason.partition(':')[0]})" if reason else "")
         stamps = spans.stamps_ns if spans else None
         stages = hooked_stages(engine.module, None) if engine.level == HOOKS else stage_times
         return LoadedSide(side, impl, weights, engine, source.tokenizer, stages, stamps_ns=stamps)

@@ -17,6 +17,7 @@ from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
 from labkit.harness.compare.side_process import SideProcesses, WorkerError
 from labkit.harness.disk import BLOCK, read_rate_gb_s
 from labkit.harness.environment import read_environment
+from labkit.harness.hosted_work import work_of_matrices
 from labkit.harness.records import Measurement
 from labkit.harness.roofline import Work, count_work, probe_peak
 from labkit.harness.rounds import Turn
@@ -206,9 +207,10 @@ class MeasuredSide:
     def _work(self) -> Work | None:
         """The work of the loaded side, counted once, since every look at the epochs asks for it."""
         config, case = self._prepared.config, self._prepared.case
-        if config is None:
-            return None
         weights = from_plain(self._loaded["weights"])
+        if config is None:
+            numbers = self._loaded.get("matrix_numbers")
+            return None if numbers is None else work_of_matrices(numbers, weights, case.batch, case.prompt_tokens)
         return count_work(config, weights, case.batch, case.prompt_tokens, case.new_tokens)
 
     def place(self) -> None:

@@ -32,6 +32,7 @@ from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import FolderLoader, Room, load_side, loader_of
 from labkit.harness.compare.placement import PeakMemory, Placement
 from labkit.harness.exchange.calls import ExchangeCalls
+from labkit.harness.hosted_work import matrix_numbers
 from labkit.harness.stored_weights import as_plain
 from labkit.harness.timing import TokenClock, collector_paused, timed_generate, wait_for_gpu
 from labkit.harness.turns.pages import large_tensors
@@ -127,6 +128,7 @@ class Worker:
             "pauses": self._side.pauses,
             "pauses_to_move": self._pauses_to_move,
             "weights": as_plain(self._side.weights),
+            "matrix_numbers": matrix_numbers(self._side.model),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
             "start_to_ready_s": self._started_s + warm - self._requested,  # without the time in which other sides load

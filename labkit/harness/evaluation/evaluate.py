@@ -110,6 +110,7 @@ def evaluate(
         case=_case(source, precision, cut, **fields),
         environment=read_environment(team_size()),
         impl=engine.impl,
+        level=engine.level,
         windows=tuple(windows),
         seconds=seconds,
         weights=weights_text(stored_by(engine)),

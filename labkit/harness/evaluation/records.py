@@ -10,6 +10,7 @@ from pydantic import Field
 
 from labkit.harness.environment import Environment
 from labkit.harness.frozen_record import FrozenRecord, ResultRecord
+from labkit.models.level_names import ROW, kernels_in_words
 from labkit.statistics import Mean, mean_of_groups
 from labkit.system.result_table import ResultTable, Tabular, frame_of
 
@@ -55,6 +56,7 @@ class Evaluation(Tabular, ResultRecord):
     case: EvaluationCase
     environment: Environment
     impl: str
+    level: str = ROW  # of the engine
     windows: tuple[WindowScore, ...] = Field(min_length=1)
     seconds: float  # compute time of the evaluated model, without the reference
     weights: str  # stored type, with that of the LM head
@@ -145,7 +147,7 @@ class Evaluation(Tabular, ResultRecord):
             notes=(
                 f"{self.predicted:,} tokens predicted in {windows} of {case.window} tokens, of {case.text}",
                 f"{'a' if case.bos else 'no'} beginning-of-text token in front of every window",
-                f"{self.tokens_per_s:,.0f} tokens a second, {self.impl} kernels",
+                f"{self.tokens_per_s:,.0f} tokens a second, {kernels_in_words(self.impl, self.level)}",
                 f"{self.weight_bytes / 1e6:,.1f} MB of {self.weights} weights{_deviations(case)}; {case.origin}",
                 f"machine: {self.environment.machine}",
                 *(f"note: {remark}" for remark in self.remarks),
@@ -159,6 +161,7 @@ class Evaluation(Tabular, ResultRecord):
         return {
             "case": self.case.model_dump(),
             "impl": self.impl,
+            "level": self.level,
             **{name: {"value": mean.value, "low": mean.low, "high": mean.high} for name, mean in means.items()},
             "predicted": self.predicted,
             "tokens_per_s": self.tokens_per_s,

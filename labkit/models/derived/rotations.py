@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from labkit.models.config import RotarySpec
+from labkit.models.derived.head_linears import NotRecognised
 from labkit.models.observed.calls import distance
 
+LONGER = re.compile("dynamic|longrope")  # transformers' types whose frequencies are others in long texts
 SAME = 1e-4  # between rotated queries of a model and ours
 
 
@@ -32,9 +36,13 @@ class Rotation:
 
     def spec(self, model: nn.Module, config: PretrainedConfig) -> RotarySpec:
         """The rotation of a model of this config. Its module is made anew unless it has exact frequencies: the model
-        may be on the meta device, or in another type.
+        may be on the meta device, or in another type. Raises NotRecognised for frequencies that change with the length
+        of the text.
         """
         module = model.get_submodule(self.module)
+        own: Any = getattr(module, "rope_type", "")  # a name, or one for each kind of layer
+        if changing := [kind for kind in (own.values() if isinstance(own, dict) else [own]) if LONGER.search(kind)]:
+            raise NotRecognised(f"a rotation of the type {changing[0]}, which changes with the length of the text")
         frequencies: Tensor = getattr(module, self.buffer)
         if frequencies.dtype == torch.float32 and not frequencies.is_meta:
             return _spec(module, self)

@@ -17,6 +17,7 @@ HIDDEN, INNER, VOCAB = HEADS * HEAD_DIM, 112, 128
 MOST_LAYERS = 4
 MOST = 1 << 22  # of any other whole number in a config: a class may make as many modules
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
 # Sizes by their names in transformers' configs. Names that are missing from a config, or None there, stay so.
 SIZES: dict[str, int] = (
     dict.fromkeys(
@@ -35,7 +36,7 @@ SIZES: dict[str, int] = (
         "vocab_size": VOCAB,
         "rotary_dim": 8,
     }
-    | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts"), EXPERTS)
+    | dict.fromkeys(EXPERT_COUNTS, EXPERTS)
     | dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"), CHOSEN)
     | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32)
     | {"n_group": 1, "topk_group": 1, "num_expert_group": 1}
@@ -46,6 +47,7 @@ SIZES: dict[str, int] = (
     | {"attention_hidden_size": HIDDEN, "embedding_dim": HIDDEN, "d_head": HEAD_DIM, "d_inner": INNER}
     | {"mamba_n_heads": 8, "mamba_d_head": HEAD_DIM, "attn_layer_period": 2, "attn_layer_offset": 1}
 )
+ROPES = ("rope_parameters", "rope_scaling")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "encoder_layers")
 
 
@@ -61,6 +63,7 @@ def small_config(config: PretrainedConfig, *, every_layer: bool = False) -> Pret
         if isinstance(value, PretrainedConfig):
             fields[name] = small_config(value, every_layer=every_layer)
     fields |= _small_sizes(fields)
+    fields |= {name: _small_rope(value) for name, value in fields.items() if name in ROPES and isinstance(value, dict)}
     if large := [name for name, value in fields.items() if isinstance(value, int) and value > MOST]:
         raise UserError(f"{large[0]} = {fields[large[0]]} of this {type(config).__name__}; expected at most {MOST}")
     if not every_layer:
@@ -83,6 +86,15 @@ def _small_sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
         if fields.get(name) is not None:
             sizes[name] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}[name]
     return sizes
+
+
+def _small_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a rotation, or of one for each kind of layer, with as many factors as a small head has pairs."""
+    pairs = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
+    return {
+        name: _small_rope(value) if isinstance(value, dict) else value[:pairs] if isinstance(value, list) else value
+        for name, value in rope.items()
+    }
 
 
 def _is_size(value: Any) -> bool:

@@ -6,14 +6,16 @@ import pytest
 import torch
 from helpers.models.any_models import any_model
 from helpers.models.chat_models import chat_checkpoint, chat_model_without_a_row
+from torch import nn
 from transformers import PreTrainedModel
 
 import labkit
-from labkit.engine.engine import DERIVED
 from labkit.harness import profiled
 from labkit.harness.compare.loader import load_side
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
+from labkit.harness.hosted_work import matrix_numbers, work_of_matrices
 from labkit.harness.runs import Case
+from labkit.models.level_names import DERIVED
 from labkit.notebooks.shape import model_shape
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
@@ -63,6 +65,26 @@ def test_the_engine_s_side_says_that_its_row_is_derived(tmp_path: Path) -> None:
 @pytest.mark.parametrize("side", ["hf-eager", "fused"])
 def test_the_run_of_a_capture_takes_it(side: str, folder: Path) -> None:
     profiled.main(str(folder), side, prompt=4, new=3, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("side", "dtype"), [("hf-eager", torch.float32), ("fused", torch.float32), ("fused-int8", torch.bfloat16)]
+)
+def test_the_matrices_of_a_hybrid_are_counted_on_all_sides(side: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    hybrid = any_model("qwen3_5_text")
+    hybrid.resize_token_embeddings(300)
+    linears = [module for module in hybrid.modules() if isinstance(module, nn.Linear)]
+    expected = sum({id(linear.weight): linear.weight.numel() for linear in linears}.values())
+    source = resolve(chat_checkpoint(tmp_path, model=hybrid), any_architecture=True)
+    loaded = load_side(side, source, dtype, threads=1)
+    assert matrix_numbers(loaded.model) == expected
+    work = work_of_matrices(expected, loaded.weights, batch=2, prompt=7)
+    assert work.decode_flops == 4 * expected
+    assert expected <= work.decode_bytes <= 4 * expected * 1.5
+
+
+def test_what_a_step_of_experts_reads_is_not_counted(model: PreTrainedModel) -> None:
+    assert matrix_numbers(model) is None
 
 
 def test_a_notebook_begins_with_its_level_and_the_sizes_of_its_config(folder: Path) -> None:

@@ -1,0 +1,54 @@
+"""The least work of a model without a row: what its matrices cost, without its cache and the rest of its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from labkit.engine.injected.modules import InjectedEmbedding, InjectedModule
+from labkit.harness.roofline import Work
+from labkit.harness.stored_weights import StoredWeights, Weights
+from labkit.models.derived.small_config import EXPERT_COUNTS
+
+
+def matrix_numbers(model: Any) -> int | None:
+    """The numbers in the matrices by which each token is multiplied, of transformers' model or of an engine with hooks.
+
+    None: not every token is multiplied by all of them (experts, an encoder), or the model has no such matrices.
+    """
+    config = getattr(model, "config", None)
+    if not isinstance(model, nn.Module) or config is None or getattr(config, "is_encoder_decoder", False):
+        return None
+    text = config.get_text_config(decoder=True)
+    if any((getattr(text, name, None) or 0) > 1 for name in EXPERT_COUNTS):
+        return None
+    return sum(dict(_sizes(model)).values()) or None
+
+
+def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Each matrix, by the id of its weight, with its size."""
+    for module in model.modules():
+        if isinstance(module, InjectedModule):
+            if not isinstance(module, InjectedEmbedding):
+                yield from ((id(matrix.weight), matrix.outputs * matrix.inputs) for matrix in module.matrices)
+        elif isinstance(module, nn.Linear | Conv1D):
+            yield id(module.weight), module.weight.numel()
+
+
+def work_of_matrices(numbers: int, weights: Weights, batch: int, prompt: int) -> Work:
+    """The work of `batch` sequences with matrices of so many numbers. A step reads each number once."""
+    if isinstance(weights, StoredWeights):
+        read = weights.bytes if weights.bytes is not None else round(numbers * weights.bits / 8)
+    else:
+        read = numbers * torch.empty(0, dtype=weights).element_size()
+    return Work(
+        decode_bytes=float(read),
+        decode_flops=2.0 * numbers * batch,
+        prefill_flops=2.0 * numbers * batch * prompt,
+        weight_bytes=read,
+        kv_bytes=0,
+    )
