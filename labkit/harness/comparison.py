@@ -289,6 +289,7 @@ class Comparison(Tabular, FrozenRecord):
                 f"{ranks} {base.threads}; {most}; the ranks wait for each other in {waits} of a decode step"
             )
         reads = [f"{side.name} read its weights with {side.reading}" for side in (baseline, candidate) if side.reading]
+        hooks = [f"hooks of {side.name}: {side.kinds_replaced}" for side in (baseline, candidate) if side.replaced]
         limits = [f"the limit was set by {candidate.probe}"] if candidate.probe else []
         answers = [f"{side.name} answers: {side.answer}" for side in (baseline, candidate) if side.answer is not None]
         return [
@@ -302,6 +303,7 @@ class Comparison(Tabular, FrozenRecord):
             *([str(self.shared_weights)] if self.shared_weights else []),
             f"weights: {case.origin}",
             f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
+            *hooks,
             f"machine: {candidate.environment.machine}; {limit}",
             *([f"ways to read: {'; '.join(ways)}"] if (ways := reads + limits) else []),
         ]

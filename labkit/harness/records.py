@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -58,6 +59,16 @@ class Measurement(Tabular, ResultRecord):
     stage_run: Run | None = None  # times of the extra run, which show the cost of collecting the stages
     rank_stages: tuple[tuple[StageTime, ...], ...] = ()  # stages of each of several ranks; `stages` are rank 0's
     nodes: tuple[tuple[str, str], ...] = ()  # kernel and stage of each node of a step's CUDA graph
+    replaced: tuple[str, ...] = ()  # of a model with hooks: number, kind and paths of the parts on labkit's kernels
+
+    @property
+    def kinds_replaced(self) -> str:
+        """The parts that hooks replaced, without their paths: "16 x MLP, 1 x head"; empty: none."""
+        counts: Counter[str] = Counter()
+        for part in self.replaced:
+            number, _, kind = part.partition(":")[0].partition(" x ")
+            counts[kind] += int(number)
+        return ", ".join(f"{count} x {kind}" for kind, count in counts.items())
 
     @property
     def in_epochs(self) -> bool:

@@ -165,3 +165,11 @@ def test_the_origin_of_a_case_is_empty_until_it_is_known() -> None:
     case = Case(model="gpt2", dtype="float32", batch=1, prompt_tokens=4, new_tokens=4, threads=2, tp=2)
     assert case.origin == ""
     assert case.cores == 4
+
+
+def test_the_parts_that_hooks_replaced_are_counted_by_kind() -> None:
+    record = comparison()
+    hooked = record.candidate.model_copy(update={"replaced": ("2 x norm: a.*", "1 x head: lm_head", "1 x norm: b")})
+    assert hooked.kinds_replaced == "3 x norm, 1 x head"
+    assert "hooks of fused: 3 x norm, 1 x head" in printed(record.model_copy(update={"candidate": hooked}))
+    assert "hooks of" not in printed(record)

@@ -70,6 +70,11 @@ class LoadedSide:
         return tuple((node.kernel, node.stage) for node in getattr(self.model, "graph_nodes", ()))
 
     @property
+    def replaced(self) -> tuple[str, ...]:
+        """The parts of a model with hooks that run on labkit's kernels, in words; empty for other models."""
+        return tuple(getattr(self.model, "replaced", ()))
+
+    @property
     def reading(self) -> str:
         """How decode steps of the engine on a CPU read the weights, and how often that changed; empty for others."""
         return getattr(self.model, "reading", "")

@@ -133,6 +133,7 @@ class Worker:
             "first_run_s": warm - loaded,
             "start_to_ready_s": self._started_s + warm - self._requested,  # without the time in which other sides load
             "nodes": self._side.graph_nodes,
+            "replaced": self._side.replaced,
             "streamed_mb": self._side.streamed_bytes / 1e6,
         }
 

@@ -50,6 +50,7 @@ def test_its_tokens_are_those_of_transformers(name: str, model: PreTrainedModel,
 
 def test_the_engine_s_side_says_that_it_has_hooks(folder: Path) -> None:
     side = load_side("fused-int8", resolve(folder, any_architecture=True), torch.bfloat16, threads=1)
+    assert "1 x head: lm_head" in side.replaced
     assert side.impl == "labkit, cpp kernels in hooks, int8 weights"
 
 
