@@ -40,7 +40,7 @@ def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
 
 
 def work_of_matrices(numbers: int, weights: Weights, batch: int, prompt: int) -> Work:
-    """The work of `batch` sequences with matrices of so many numbers. A step reads each number once."""
+    """The work of `batch` sequences. A step reads each of the numbers in the matrices once."""
     if isinstance(weights, StoredWeights):
         read = weights.bytes if weights.bytes is not None else round(numbers * weights.bits / 8)
     else:

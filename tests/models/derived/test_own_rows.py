@@ -22,5 +22,5 @@ def test_a_derived_row_is_the_row(name: str) -> None:
 
 
 def without_unused(config: ModelConfig) -> ModelConfig:
-    """RMS norms have no bias, whatever the config says of it."""
+    """The config without `norm_bias` for RMS norms, which have no bias."""
     return replace(config, norm_bias=False) if config.norm == "rms" else config
