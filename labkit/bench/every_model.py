@@ -45,6 +45,7 @@ from labkit.harness.compare.plan import Schedule
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.results import load_records
+from labkit.models.level_names import DERIVED, HOOKS
 from labkit.system.command import run_command
 
 PROMPT, NEW, EPOCHS = 128, 64, 6
@@ -213,7 +214,7 @@ def page(records: Sequence[Comparison]) -> str:
     ]
     environment = records[0].candidate.environment
     table = markdown_table(
-        ("model", "dtype", "sides", "ms per token", "ratio", "first token", "share of the limit", "how it runs"),
+        ("model", "dtype", "sides", "ms per token", "ratio", "first token", "share of the limit", "level"),
         [
             (
                 model.name,
@@ -223,7 +224,7 @@ def page(records: Sequence[Comparison]) -> str:
                 ratio_cell(of, "per_token"),
                 ratio_cell(of, "ttft"),
                 NONE if of.candidate.floor_share is None else f"{of.candidate.floor_share:.0%}",
-                of.candidate.impl,
+                HOOKS if f" in {HOOKS}" in of.candidate.impl else DERIVED,
             )
             for model, sides, of in measured
         ],
