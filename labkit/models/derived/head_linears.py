@@ -34,7 +34,7 @@ def linears_of_heads(linears: Mapping[str, ObservedCall], attention: AttentionCa
             return tuple(linears), False
         if heads == kv_heads and torch.equal(first.y.unflatten(-1, (heads, 3, dim))[..., 2, :].flatten(-2), value):
             return tuple(linears), True
-    raise NotRecognised(f"{len(linears)} linears before the attention, in an order that no row has")
+    raise NotRecognised(f"linears before the attention ({len(linears)}) in an order that no row has")
 
 
 def before_rotation(
