@@ -2,6 +2,8 @@
 last tokens, and the gated delta rule (Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks", equation 10).
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -55,7 +57,8 @@ def conv_step(
     state [B, C, S]: the last S tokens; x is appended, and the oldest one dropped, in place. weight [C, K], K <= S + 1,
     and bias [C] or None have the type of the state.
     """
-    return choose("conv_step", impl, reference=_conv_reference, cpp=_conv_cpp)(x, state, weight, bias, silu, threads)
+    run = choose("conv_step", impl, reference=reference.conv_step, cpp=partial(_conv_cpp, threads=threads))
+    return run(x, state, weight, bias, silu)
 
 
 @checked(
@@ -86,16 +89,11 @@ def delta_step(
 
     state' = exp(log_decay) state + k beta (v - k exp(log_decay) state), and the output is q state' / sqrt(K).
     """
-    return choose("delta_step", impl, reference=_delta_reference, cpp=_delta_cpp)(
-        q, k, v, log_decay, beta, state, normed, threads
-    )
+    run = choose("delta_step", impl, reference=reference.delta_step, cpp=partial(_delta_cpp, threads=threads))
+    return run(q, k, v, log_decay, beta, state, normed)
 
 
-def _conv_reference(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, threads: int) -> Tensor:
-    return reference.conv_step(x, state, weight, bias, silu)
-
-
-def _conv_cpp(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, threads: int) -> Tensor:
+def _conv_cpp(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, *, threads: int) -> Tensor:
     out = torch.empty_like(x)
     build.any_library().labkit_conv_step(
         pointer(x),
@@ -112,14 +110,8 @@ def _conv_cpp(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, sil
     return out
 
 
-def _delta_reference(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, normed: bool, threads: int
-) -> tuple[Tensor, Tensor]:
-    return reference.delta_step(q, k, v, log_decay, beta, state, normed)
-
-
 def _delta_cpp(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, normed: bool, threads: int
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, normed: bool, *, threads: int
 ) -> tuple[Tensor, Tensor]:
     out, following = torch.empty_like(v), torch.empty_like(state)
     build.any_library().labkit_delta_step(

@@ -12,12 +12,6 @@ namespace labkit {
 
 constexpr float kL2Epsilon = 1e-6f;  // of queries and keys, as in flash-linear-attention and transformers
 
-inline void silu(float* x, int64_t n) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(x + i, activate(kSilu, load(x + i)));
-  for (; i < n; ++i) x[i] = x[i] / (1.0f + std::exp(-x[i]));
-}
-
 // out[channel] = sum of the last `taps` numbers of (state, x), each times its weight. The state then ends with x.
 template <class T>
 void convolve(const float* x, T* state, const T* weight, const T* bias, int64_t first, Range channels, int64_t kept,

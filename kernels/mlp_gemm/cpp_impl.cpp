@@ -23,6 +23,12 @@ inline vf activate(int32_t kind, vf x) {
   }
 }
 
+inline void silu(float* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(x + i, activate(kSilu, load(x + i)));
+  for (; i < n; ++i) x[i] = x[i] / (1.0f + std::exp(-x[i]));
+}
+
 // out[rows][out_stride] = activation(x * up^T + bias), or activation(gate) * up. Ends after a barrier.
 template <class T>
 void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normalised<T>& input, int64_t rows,

@@ -1,6 +1,7 @@
 """A norm of rows alone, for models of which only parts run on the kernels."""
 
 from ctypes import byref
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,14 +21,11 @@ build.declare("labkit_norm_rows", *[POINTER] * 3, LONG, LONG, POINTER, INT, allo
 @checked(x=floats("rows", "width"), norm=norm, gate=maybe(floats("rows", "width")))
 def norm_rows(x: Tensor, norm: Norm, gate: Tensor | None = None, *, threads: int = 1, impl: str) -> Tensor:
     """[N, H] float32 -> norm(x) [N, H], or norm(x) * silu(gate)."""
-    return choose("norm_rows", impl, reference=_reference, cpp=_cpp)(x, norm, gate, threads)
+    run = choose("norm_rows", impl, reference=reference, cpp=partial(_cpp, threads=threads))
+    return run(x, norm, gate)
 
 
-def _reference(x: Tensor, norm: Norm, gate: Tensor | None, threads: int) -> Tensor:
-    return reference(x, norm, gate)
-
-
-def _cpp(x: Tensor, norm: Norm, gate: Tensor | None, threads: int) -> Tensor:
+def _cpp(x: Tensor, norm: Norm, gate: Tensor | None, *, threads: int) -> Tensor:
     out = torch.empty_like(x)
     build.any_library().labkit_norm_rows(
         pointer(x), byref(norm.c), pointer(gate), x.shape[0], x.shape[1], pointer(out), threads

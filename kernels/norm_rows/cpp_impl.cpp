@@ -1,7 +1,9 @@
 // LayerNorm or RMSNorm of rows, for models of which only parts run on the kernels.
 #pragma once
 
-#include "../linear_attention/cpp_impl.cpp"
+#include "../mlp_gemm/cpp_impl.cpp"
+
+#include "../residual_add/cpp_impl.cpp"
 
 extern "C" int64_t labkit_norm_rows(const float* x, const labkit::Norm* norm, const float* gate, int64_t rows,
                                     int64_t width, float* out, int32_t threads) {

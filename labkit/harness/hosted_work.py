@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from labkit.engine.injected.modules import InjectedEmbedding, InjectedModule
+from labkit.engine.injected.modules import packed_matrices
 from labkit.harness.roofline import Work
 from labkit.harness.stored_weights import StoredWeights, Weights
 from labkit.models.derived.small_config import EXPERT_COUNTS
@@ -26,17 +25,11 @@ def matrix_numbers(model: Any) -> int | None:
     text = config.get_text_config(decoder=True)
     if any((getattr(text, name, None) or 0) > 1 for name in EXPERT_COUNTS):
         return None
-    return sum(dict(_sizes(model)).values()) or None
-
-
-def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Each matrix, by the id of its weight, with its size."""
-    for module in model.modules():
-        if isinstance(module, InjectedModule):
-            if not isinstance(module, InjectedEmbedding):
-                yield from ((id(matrix.weight), matrix.outputs * matrix.inputs) for matrix in module.matrices)
-        elif isinstance(module, nn.Linear | Conv1D):
-            yield id(module.weight), module.weight.numel()
+    layers, head = packed_matrices(model)
+    packed = {id(matrix): matrix.outputs * matrix.inputs for matrix in (*layers, *head)}
+    linears = (module for module in model.modules() if isinstance(module, nn.Linear | Conv1D))
+    plain = {id(linear.weight): linear.weight.numel() for linear in linears}
+    return sum(packed.values()) + sum(plain.values()) or None
 
 
 def work_of_matrices(numbers: int, weights: Weights, batch: int, prompt: int) -> Work:

@@ -19,6 +19,7 @@ from labkit.system.nearest import did_you_mean
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    from transformers import PretrainedConfig
 
     from labkit.harness import Comparison
     from labkit.models.config import ModelConfig
@@ -52,12 +53,16 @@ def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Ma
 
     An answer is right within 1 %. The time may also differ by the effect of rounding the bandwidth to whole GB/s.
     """
+    from labkit.models.policies import known_policy
+
     bandwidth = comparison.read_bandwidth_gb_s
     if bandwidth is None:
         return Markdown("This record has no bandwidth probe, so the answers cannot be checked.")
-    if not _has_row(comparison.case.model):
+    hf_config = _hf_config(comparison.case.model)
+    policy = known_policy(hf_config)
+    if policy is None:
         return Markdown("This model has no row, so labkit does not know its keys and values; take another model here.")
-    single, batched, in_float32 = _read_mb(comparison.case.model)
+    single, batched, in_float32 = _read_mb(policy.model_config(hf_config))
     cache = (batched - single) / (BATCH - 1)
     mistakes = {
         single - cache: "these are the weights; every sequence has keys and values of its own",
@@ -72,13 +77,12 @@ def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Ma
     return Markdown(f"- MB read per step: {bytes_verdict}\n- least ms per step: {time_verdict}")
 
 
-def _read_mb(model: str) -> tuple[float, float, float]:
+def _read_mb(config: ModelConfig) -> tuple[float, float, float]:
     """MB that a step in the exercise on the limit reads: for one sequence, for BATCH, and for BATCH in float32."""
     import torch
 
     from labkit.harness.roofline import decode_bytes
 
-    config = _config(model)
     cases = ((torch.bfloat16, 1), (torch.bfloat16, BATCH), (torch.float32, BATCH))
     single, batched, in_float32 = (decode_bytes(config, dtype, batch, CONTEXT) / 1e6 for dtype, batch in cases)
     return single, batched, in_float32
@@ -309,19 +313,15 @@ def _check_count(config: ModelConfig, answer: object) -> str:
     return "not yet: which of its matrices leave every rank with a part of every output?"
 
 
-def _has_row(name: str) -> bool:
-    from labkit.models.policies import known_policy
-    from labkit.models.presets import PRESETS
-    from labkit.weights.resolve import resolve
-
-    return name in PRESETS or known_policy(resolve(name, any_architecture=True).hf_config) is not None
-
-
 def _config(name: str) -> ModelConfig:
     from labkit.models.policies import model_config_of
+
+    return model_config_of(_hf_config(name))
+
+
+def _hf_config(name: str) -> PretrainedConfig:
     from labkit.models.presets import PRESETS
     from labkit.weights.resolve import resolve
 
     require_text("model", name)
-    hf_config = PRESETS[name].hf_config if name in PRESETS else resolve(name).hf_config
-    return model_config_of(hf_config)
+    return PRESETS[name].hf_config if name in PRESETS else resolve(name, any_architecture=True).hf_config

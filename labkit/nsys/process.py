@@ -50,7 +50,7 @@ class Ended:
 
     @property
     def said_by_ranks(self) -> tuple[str, ...]:
-        """The lines before the report of torch's launcher about a rank that failed; all lines if there is none."""
+        """The lines before the report of torch's launcher about a rank that failed; without such a report all lines."""
         return tuple(takewhile(lambda line: not LAUNCHER_LINE.match(line), self.said))
 
 

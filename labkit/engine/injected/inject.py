@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from labkit.engine.alterations import changed_code
 from labkit.engine.injected.functions import replace_functions
 from labkit.engine.injected.modules import (
+    FAR,
     InjectedEmbedding,
     InjectedLinear,
     InjectedMlp,
@@ -44,7 +46,6 @@ from labkit.weights.quantise import Quantization, Scheme
 
 LAYER, HEAD = "qkv.weight", "head.weight"  # canonical names, whose schemes all linears and the head have
 FEW_OUTPUTS = 1024  # a linear with fewer is not quantised if its inputs are many times more
-FAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # largest distance to the original's outputs
 FAR_CODES = {8: 0.1, 4: 0.5}
 MOST_LAYERS_APART = 10  # the distance of a whole model's results / of one module's outputs, at most
 OTHERS = 1 << 16  # bytes of a matrix besides its numbers: padding, scales and bias
@@ -96,9 +97,8 @@ def inject(
 
     Raises UnsupportedError for a model that computes something else with packed parts.
     """
-    refusal = ""
+    refusal, in_memory = "", isinstance(model, PreTrainedModel)
     for tied in (True, False):  # some models use the embedding's weight in other ways, too
-        in_memory = isinstance(model, PreTrainedModel)
         injector = _Injector(model if in_memory else model(), dtype, quant, tied, early=not in_memory)
         injected = injector.run()
         if not (refusal := injector.refusal(injected)):
@@ -142,9 +142,7 @@ class _Injector:
         for paths in self._readers_of_one_tensor():
             self._replace_linears(paths)
             self._free(linear for path in paths if id(linear := self.linears[path]) in self.taken)
-        for path in self.linears:
-            if path not in self.calls:
-                self.left[path] = "a forward does not call it alone"
+        self.left |= {path: "a forward does not call it alone" for path in self.linears if path not in self.calls}
         for path, norm in norms.items():
             self._replace_norm(path, norm)
         self.calls.clear()  # all activations of the trial
@@ -175,9 +173,16 @@ class _Injector:
     def _free(self, modules: Iterable[nn.Module]) -> None:
         """Frees the weights of replaced modules, unless a module that stays has them, too."""
         for module in modules if self.early else ():
-            users = [user for user in self.model.modules() if user._parameters.get("weight") is module.weight]
-            if all(id(user) in self.made or id(user) in self.taken for user in users):
+            if all(user in self.made or user in self.taken for user in self._users[id(module.weight)]):
                 emptied(module)
+
+    @cached_property
+    def _users(self) -> dict[int, list[int]]:
+        """The ids of the modules that have each weight, by the weight's id."""
+        users: dict[int, list[int]] = defaultdict(list)
+        for module in self.model.modules():
+            users[id(module._parameters.get("weight"))].append(id(module))
+        return users
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -285,9 +290,7 @@ class _Injector:
         return self._packed([*([plain.gate] if plain.gate else []), plain.up], gated=plain.gated)
 
     def _readers_of_one_tensor(self) -> list[list[str]]:
-        """The linears that are not replaced yet, in groups of one module that read the same tensor. Quantised linears
-        and others are in different groups.
-        """
+        """The linears that are not replaced yet, by module, by the tensor they read, and by whether they get codes."""
         groups: dict[tuple[str, int, int, bool], list[str]] = defaultdict(list)
         for path, call in self.calls.items():
             if path in self.linears and id(linear := self.linears[path]) not in self.taken:

@@ -99,6 +99,11 @@ class CaptureJob:
         return f"nsys {self.nsys.version_text}" if self.nsys else f"torch.profiler {version('torch')}"
 
     @property
+    def under_launcher(self) -> bool:
+        """Whether torch's launcher starts an nsys for each rank."""
+        return self.ranks == "per-rank"
+
+    @property
     def places(self) -> tuple[Path, ...]:
         """The folders that nsys writes to."""
         return self.output, self.place.scratch.parent
@@ -122,7 +127,7 @@ class CaptureJob:
             return self._run(command, environment, timeout_s, echo)
         environment["TMPDIR"] = str(self.place.scratch)
         return run_with_agent(
-            lambda: self._run(command, environment, timeout_s, echo), under_launcher=self.ranks == "per-rank"
+            lambda: self._run(command, environment, timeout_s, echo), under_launcher=self.under_launcher
         )
 
     def run_plain(self, timeout_s: float | None) -> Ended:
@@ -220,7 +225,7 @@ class CaptureJob:
         output = "\n".join(f"    {self.for_user(line)}" for line in said) or "    (it printed nothing)"
         kept = f"what was captured is in {capture.files[0]}" if capture else "nothing was captured"
         end = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
-        if self.nsys is not None and lost_agent(ended, under_launcher=self.ranks == "per-rank"):
+        if self.nsys is not None and lost_agent(ended, under_launcher=self.under_launcher):
             return (
                 f"nsys lost its agent {ATTEMPTS} times before the command began ({ended.said_by_ranks[-1]!r})"
                 f"{full(self.places)}; end other captures, and run it again"

@@ -43,7 +43,8 @@ def read_config(
     check_fields(fields, str(metadata.path))
     if row.rotary:
         rope = _rope(architecture, metadata, fields, tensors.get(ROPE_FACTORS))
-        rope |= {name: fields.pop(name) for name in ("partial_rotary_factor",) if name in fields}
+        if (part := fields.pop("partial_rotary_factor", None)) is not None:
+            rope["partial_rotary_factor"] = part
         if (theta := fields.pop("local_theta", None)) is not None:
             rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
         fields["rope_parameters"] = rope
