@@ -11,6 +11,7 @@ from . import build
 from .attention import attention
 from .choice.continuations import continue_beams
 from .decode_step import DecodeStep, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from .experts import ExpertMlps, experts
 from .gemm import gemm
 from .linear_attention import conv_step, delta_step
 from .mailbox import Message, Ring
@@ -23,6 +24,7 @@ from .slot_copies import copy_slots
 __all__ = [
     "DecodeStep",
     "EmbeddingWeights",
+    "ExpertMlps",
     "HeadWeights",
     "LayerWeights",
     "Message",
@@ -34,6 +36,7 @@ __all__ = [
     "conv_step",
     "copy_slots",
     "delta_step",
+    "experts",
     "gemm",
     "mlp_gemm",
     "norm_rows",

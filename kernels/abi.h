@@ -93,6 +93,13 @@ struct DenseMlp {
   Norm out_norm;  // of the MLP's output, before it is added to the residual
 };
 
+// A mixture of MLPs, of which each row passes some. All have the same sizes and no norms.
+struct ExpertMlps {
+  const MlpWeights* regions;  // [count]
+  const Linear* outs;         // [count]
+  int64_t count;
+};
+
 struct Layer {
   QkvWeights qkv;
   AttentionParams attention;

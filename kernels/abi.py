@@ -66,6 +66,11 @@ class CDenseMlp(ctypes.Structure):
     _fields_ = fields((CMlpWeights, "region"), (CLinear, "out"), (CNorm, "out_norm"))
 
 
+@mirrors("ExpertMlps")
+class CExpertMlps(ctypes.Structure):
+    _fields_ = fields((POINTER, "regions outs"), (LONG, "count"))
+
+
 @mirrors("Layer")
 class CLayer(ctypes.Structure):
     _fields_ = fields((CQkvWeights, "qkv"), (CAttentionParams, "attention"), (CLinear, "attn_out"), (CDenseMlp, "mlp"))

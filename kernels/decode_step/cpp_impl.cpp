@@ -11,6 +11,7 @@
 
 #include "../attention/cpp_impl.cpp"
 #include "../cache_stream/cpp_impl.cpp"
+#include "../experts/cpp_impl.cpp"
 #include "../layer_stream/cpp_impl.cpp"
 #include "../linear_attention/cpp_impl.cpp"
 #include "../mailbox/cpp_impl.cpp"

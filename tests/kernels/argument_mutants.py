@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from helpers.kernels.choices import for_greedy, greedy, plain_greedy
 from helpers.kernels.ops import QUANTISED, WEIGHTS, Draw, rows_of
-from helpers.kernels.ops_of_hooks import for_delta_step, for_norm_rows
+from helpers.kernels.ops_of_hooks import for_delta_step, for_experts, for_norm_rows
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from labkit.kernels import attention, delta_step, gemm, mlp_gemm, norm_rows, qkv_gemm, residual_add
+from labkit.kernels import attention, delta_step, experts, gemm, mlp_gemm, norm_rows, qkv_gemm, residual_add
 from labkit.kernels.attention.reference import attention as plain_attention
+from labkit.kernels.experts.reference import experts as plain_experts
 from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.gemm.reference import gemm as plain_gemm
 from labkit.kernels.int8_cache import quantised
@@ -145,6 +146,7 @@ OPS: Mapping[str, Op] = {
     "qkv_gemm": (qkv_gemm, plain_qkv_gemm, for_qkv_gemm),
     "norm_rows": (norm_rows, plain_norm_rows, for_norm_rows),
     "delta_step": (delta_step, plain_delta_step, for_delta_step),
+    "experts": (experts, plain_experts, for_experts),
     "choose": (greedy, plain_greedy, for_greedy),
 }
 
@@ -159,12 +161,21 @@ def leaves(value: Any, path: Place = ()) -> Iterator[Place]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from leaves(getattr(value, field.name), (*path, field.name))
+    elif isinstance(value, tuple):
+        for number, inner in enumerate(value):
+            yield from leaves(inner, (*path, str(number)))
 
 
 def at(value: Any, path: Place) -> Any:
     for name in path:
-        value = value[name] if isinstance(value, dict) else getattr(value, name)
+        value = _part(value, name)
     return value
+
+
+def _part(value: Any, name: str) -> Any:
+    if isinstance(value, dict | tuple):
+        return value[int(name) if isinstance(value, tuple) else name]
+    return getattr(value, name)
 
 
 def put(value: Any, path: Place, new: Any) -> Any:
@@ -172,7 +183,10 @@ def put(value: Any, path: Place, new: Any) -> Any:
         return new
     if isinstance(value, dict):
         return value | {path[0]: put(value[path[0]], path[1:], new)}
-    return replace(value, **{path[0]: put(getattr(value, path[0]), path[1:], new)})
+    part = put(_part(value, path[0]), path[1:], new)
+    if isinstance(value, tuple):
+        return tuple(part if number == int(path[0]) else other for number, other in enumerate(value))
+    return replace(value, **{path[0]: part})
 
 
 def mutated(data: st.DataObject, value: Any) -> Any:
@@ -263,7 +277,7 @@ def plain(value: Any, gated: bool = False) -> Any:
         return replace(value, norm=plain(value.norm), up=plain(value.up, gated=value.gated))
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{field.name: plain(getattr(value, field.name)) for field in fields(value)})
-    return value
+    return tuple(map(plain, value)) if isinstance(value, tuple) else value
 
 
 def _parted(rows: Tensor) -> Tensor:

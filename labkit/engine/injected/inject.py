@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from labkit.engine.alterations import changed_code
+from labkit.engine.injected.experts import experts_instead, routed_rows, stacked_experts
 from labkit.engine.injected.functions import replace_functions
 from labkit.engine.injected.modules import (
     FAR,
@@ -32,23 +33,16 @@ from labkit.engine.injected.modules import (
     JoinedLinears,
 )
 from labkit.engine.injected.norms import norm_instead, written_norms
+from labkit.engine.injected.part_packer import HEAD, PartPacker, bias_of
 from labkit.engine.parallel.slicing.linear import emptied
-from labkit.kernels.gemm import interleave_gate
-from labkit.kernels.memory import Arena
 from labkit.kernels.types import NO_NORM, Linear, MlpWeights, float_dtype
 from labkit.models.observed.calls import calls_of, distance, is_linear, matrix
 from labkit.models.observed.mlps import PlainMlp, may_be_mlp, plain_mlp
 from labkit.system.errors import UnsupportedError
-from labkit.system.rounding import round_up
-from labkit.weights.canonical import RowBlocks
-from labkit.weights.packing import Packer
-from labkit.weights.quantise import Quantization, Scheme
+from labkit.weights.quantise import Quantization
 
-LAYER, HEAD = "qkv.weight", "head.weight"  # canonical names, whose schemes all linears and the head have
-FEW_OUTPUTS = 1024  # a linear with fewer is not quantised if its inputs are many times more
 FAR_CODES = {8: 0.1, 4: 0.5}
 MOST_LAYERS_APART = 10  # the distance of a whole model's results / of one module's outputs, at most
-OTHERS = 1 << 16  # bytes of a matrix besides its numbers: padding, scales and bias
 NUMBERS = re.compile(r"\d+")
 
 
@@ -56,7 +50,8 @@ NUMBERS = re.compile(r"\d+")
 class Replacement:
     """A product, a whole MLP, a norm or a function, in the place of some modules or of a function that they call.
 
-    kind: "linear", "joined linears", "MLP", "head", "embedding", "norm", "gated norm", or the name of the function.
+    kind: "linear", "joined linears", "MLP", "experts", "head", "embedding", "norm", "gated norm", or the name of the
+    function.
     """
 
     kind: str
@@ -118,7 +113,7 @@ class _Injector:
     tied: bool  # whether an embedding that is tied to the head reads the head's packed matrix
     early: bool  # whether the original's weights are freed while they are packed
     made: dict[int, nn.Module] = field(default_factory=dict)  # by id of the original
-    taken: set[int] = field(default_factory=set)  # ids of the linears that have a replacement
+    taken: set[int] = field(default_factory=set)  # ids of the linears and experts that have a replacement
     replaced: list[Replacement] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
 
@@ -134,7 +129,13 @@ class _Injector:
         calls = calls_of(model, {"": model} | self.linears | mlps | norms)
         self.expected = calls.pop("").y
         self.calls = {path: call for path, call in calls.items() if call.alone}
-        self.packer = self._packer()
+        shapes = [tuple(matrix(linear).shape) for linear in self.linears.values()]
+        mixtures = {}
+        for path, module in model.named_modules():
+            if stacked := stacked_experts(module):
+                mixtures[path] = module
+                shapes += stacked.shapes
+        self.packer = PartPacker(self.dtype, self.quant, shapes)
         self._replace_head()
         for path, module in mlps.items():
             if path in self.calls:
@@ -142,6 +143,8 @@ class _Injector:
         for paths in self._readers_of_one_tensor():
             self._replace_linears(paths)
             self._free(linear for path in paths if id(linear := self.linears[path]) in self.taken)
+        for path, module in mixtures.items():
+            self._replace_experts(path, module)
         self.left |= {path: "a forward does not call it alone" for path in self.linears if path not in self.calls}
         for path, norm in norms.items():
             self._replace_norm(path, norm)
@@ -166,9 +169,9 @@ class _Injector:
 
     def consume(self) -> None:
         """Frees the weights of the original that have a replacement."""
-        for linear in self.linears.values():
-            if id(linear) in self.taken:
-                emptied(linear)
+        for module in self.model.modules():
+            if id(module) in self.taken:
+                emptied(module)
 
     def _free(self, modules: Iterable[nn.Module]) -> None:
         """Frees the weights of replaced modules, unless a module that stays has them, too."""
@@ -216,49 +219,13 @@ class _Injector:
             self.made[id(module)] = norm
             self.replaced.append(Replacement("gated norm" if gated else "norm", (path,)))
 
-    def _few_outputs(self, module: nn.Module) -> bool:
-        """Whether a linear stays floats, because it may choose experts, and codes would choose others."""
-        outputs, inputs = matrix(module).shape
-        return not self.dtype.is_floating_point and outputs < min(FEW_OUTPUTS, inputs // 4)
-
-    def _packer(self) -> Packer:
-        """A packer with room for all matrices."""
-        size = float_dtype(self.dtype).itemsize
-        room = sum(
-            round_up(rows, 64) * round_up(columns, 128) * size * 2 + OTHERS
-            for rows, columns in (matrix(module).shape for module in self.linears.values())
-        )
-        return Packer("cpp", float_dtype(self.dtype), self.quant.activation_bits, Arena.reserved(room))
-
-    def _scheme(self, name: str, modules: Sequence[nn.Module]) -> Scheme | None:
-        return None if self.dtype.is_floating_point or self._few_outputs(modules[0]) else self.quant.of(name)
-
-    def _packed(self, paths: Sequence[str], name: str = LAYER, *, gated: bool = False, swapped: bool = False) -> Linear:
-        """The matrices of these linears as one, one below the other. gated: as the gate and up rows of an MLP.
-        swapped: the halves of the matrix change places.
-        """
-        modules = [self.linears[path] for path in paths]
-        weights, biases = [matrix(module) for module in modules], [_bias(module) for module in modules]
-        if swapped:
-            (weight,), (bias,) = weights, biases
-            weights = [*weight.chunk(2)[::-1]]
-            biases = [None, None] if bias is None else [*bias.chunk(2)[::-1]]
-        packed = self.packer.matrix(RowBlocks.joined(weights), self._scheme(name, modules), gated=gated)
-        if all(bias is None for bias in biases):
-            return packed
-        bias = torch.cat([
-            weight.new_zeros(len(weight)) if bias is None else bias
-            for weight, bias in zip(weights, biases, strict=True)
-        ])  # fmt: skip
-        return self.packer.with_bias(packed, interleave_gate(bias) if gated else bias)
-
     def _replace_head(self) -> None:
         """Replaces the head, and the embedding that it is tied to, so that their weights are in memory once."""
         head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
         path = next((path for path, module in self.linears.items() if module is head), None)
         if head is None or path is None or path not in self.calls:
             return
-        packed = self._packed([path], HEAD)
+        packed = self.packer.linears([head], HEAD)
         if not self._keep({path: InjectedLinear(packed, self.compute_dtype)}, "head"):
             return
         if self.tied and embedding is not None and getattr(embedding, "weight", None) is head.weight:
@@ -279,26 +246,31 @@ class _Injector:
         if plain is None:
             return
         region = MlpWeights(norm=NO_NORM, up=self._first_matrix(plain), activation=plain.activation, gated=plain.gated)
-        injected = InjectedMlp(region, self._packed([plain.down]), self.compute_dtype)
+        injected = InjectedMlp(region, self._packed(plain.down), self.compute_dtype)
         if self._keep({path: injected}, "MLP"):
             self.taken |= set(map(id, inside.values()))
             self._free(inside.values())
 
     def _first_matrix(self, plain: PlainMlp) -> Linear:
         if plain.halves:
-            return self._packed([plain.up], gated=True, swapped=not plain.gate_first)
-        return self._packed([*([plain.gate] if plain.gate else []), plain.up], gated=plain.gated)
+            return self._packed(plain.up, gated=True, swapped=not plain.gate_first)
+        return self._packed(*([plain.gate] if plain.gate else []), plain.up, gated=plain.gated)
+
+    def _packed(self, *paths: str, gated: bool = False, swapped: bool = False) -> Linear:
+        return self.packer.linears([self.linears[path] for path in paths], gated=gated, swapped=swapped)
 
     def _readers_of_one_tensor(self) -> list[list[str]]:
         """The linears that are not replaced yet, by module, by the tensor they read, and by whether they get codes."""
         groups: dict[tuple[str, int, int, bool], list[str]] = defaultdict(list)
         for path, call in self.calls.items():
             if path in self.linears and id(linear := self.linears[path]) not in self.taken:
-                groups[path.rpartition(".")[0], id(call.read), call.version, self._few_outputs(linear)].append(path)
+                groups[path.rpartition(".")[0], id(call.read), call.version, self.packer.stays_floats(linear)].append(
+                    path
+                )
         return list(groups.values())
 
     def _replace_linears(self, paths: Sequence[str]) -> None:
-        packed = self._packed(paths)
+        packed = self._packed(*paths)
         if len(paths) == 1:
             self._keep({paths[0]: InjectedLinear(packed, self.compute_dtype)}, "linear")
             return
@@ -306,29 +278,44 @@ class _Injector:
         outputs = [len(matrix(module)) for module in originals]
         joined = JoinedLinears(packed, outputs)
         new = {
-            path: JoinedLinear(joined, number, outputs[number], self.compute_dtype, bias=_bias(original) is not None)
+            path: JoinedLinear(joined, number, outputs[number], self.compute_dtype, bias=bias_of(original) is not None)
             for number, (path, original) in enumerate(zip(paths, originals, strict=True))
         }
         self._keep(new, "joined linears")
 
     def _keep(self, new: Mapping[str, InjectedModule], kind: str) -> bool:
         """Keeps new modules whose outputs in the trial are the originals'; else these stay."""
-        codes = not self.dtype.is_floating_point and kind != "head"
-        most = FAR_CODES[self.quant.weight.num_bits] if codes else FAR[float_dtype(self.dtype)]
         for path, module in new.items():
             call = self.calls[path]
-            if (far := distance(module(call.x.to(self.compute_dtype)), call.y)) > most:
-                self.left |= dict.fromkeys(new, f"the packed module's outputs differ from its own by {far:.1%}")
+            if not self._near(module(call.x.to(self.compute_dtype)), call.y, new, codes=kind != "head"):
                 return False
         self.made |= {id(self.model.get_submodule(path)): module for path, module in new.items()}
         self.taken |= {id(self.linears[path]) for path in new if path in self.linears}
         self.replaced.append(Replacement(kind, tuple(new)))
         return True
 
+    def _near(self, outputs: Tensor, expected: Tensor, paths: Iterable[str], *, codes: bool = True) -> bool:
+        """Whether the outputs of a packed module are the original's; else these paths stay. codes: it may have some."""
+        some = codes and not self.dtype.is_floating_point
+        most = FAR_CODES[self.quant.weight.num_bits] if some else FAR[float_dtype(self.dtype)]
+        if (far := distance(outputs, expected)) > most:
+            self.left |= dict.fromkeys(paths, f"the packed module's outputs differ from its own by {far:.1%}")
+        return far <= most
 
-def _bias(linear: nn.Module) -> Tensor | None:
-    bias: Tensor | None = linear.bias  # type: ignore[assignment]
-    return None if bias is None else bias.detach()
+    def _replace_experts(self, path: str, module: nn.Module) -> None:
+        stacked = stacked_experts(module)
+        assert stacked is not None
+        rows, chosen, shares = routed_rows(stacked)
+        new = experts_instead(stacked, self.packer, self.compute_dtype)
+        with torch.no_grad():
+            outputs = new(rows.to(self.compute_dtype), chosen, shares)
+            if not self._near(outputs, module(rows, chosen, shares), [path]):
+                return
+        self.made[id(module)] = new
+        self.taken.add(id(module))
+        self.replaced.append(Replacement("experts", (path,)))
+        if self.early:
+            emptied(module)
 
 
 def _shared(tensor: Tensor) -> nn.Parameter:

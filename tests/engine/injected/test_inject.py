@@ -6,12 +6,14 @@ import pytest
 import torch
 from helpers.models.any_models import any_model, padded_tokens, texts
 from helpers.sweeps import swept
-from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import labkit
 from labkit.engine.engine import InjectedEngine
+from labkit.engine.injected.experts import ExpertsApart, InjectedExperts
 from labkit.engine.injected.inject import inject
+from labkit.engine.injected.single_tokens import attention
 from labkit.models.observed.calls import distance
 from labkit.system.errors import UserError
 from labkit.weights.quantise import Quantization
@@ -129,6 +131,78 @@ def test_a_linear_that_may_choose_experts_is_not_quantised() -> None:
     layer = injected.model.model.layers[0].linear_attn
     assert [part.matrices[0].scales is None for part in (layer.in_proj_a, layer.in_proj_b)] == [True, True]
     assert [part.matrices[0].scales is None for part in (layer.in_proj_qkv, layer.out_proj)] == [False, False]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+def test_experts_are_packed(name: str, dtype: torch.dtype) -> None:
+    """GPT-OSS stores transposed matrices with biases, and has an activation of its own."""
+    injected = inject(any_model(name), dtype, FLOATS)
+    mixtures = [made for made in injected.replaced if made.kind == "experts"]
+    assert len(mixtures) == injected.model.config.num_hidden_layers
+    experts = injected.model.get_submodule(mixtures[0].paths[0])
+    assert isinstance(experts, InjectedExperts if name == "qwen3_moe" else ExpertsApart)
+    assert (experts.matrices[0].scales is None) == dtype.is_floating_point
+    assert not any(tensor.dim() == 3 for tensor in injected.model.parameters())
+
+
+def test_a_mixture_that_computes_something_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(type(any_model("qwen3_moe").model.layers[0].mlp.experts)):  # type: ignore[misc]
+        def forward(self, *args: Any) -> torch.Tensor:
+            return super().forward(*args) * 2
+
+    model = any_model("qwen3_moe")
+    model.model.layers[1].mlp.experts.__class__ = Doubled
+    injected = inject(model, torch.float32, FLOATS)
+    assert [made.kind for made in injected.replaced].count("experts") == 3
+    assert type(injected.model.model.layers[1].mlp.experts) is Doubled
+    assert torch.equal(texts(injected.model), texts(model))
+    monkeypatch.setattr("labkit.engine.injected.experts.StackedExperts.activation", lambda stacked: "relu")
+    injected = inject(model, torch.float32, FLOATS)
+    assert "outputs differ" in injected.left["model.layers.0.mlp.experts"]
+    assert torch.equal(texts(injected.model), texts(model))
+
+
+def test_experts_of_a_loaded_or_consumed_model_are_freed() -> None:
+    loaded = any_model("qwen3_moe")
+    for source, options in ((lambda: loaded, {}), (any_model("qwen3_moe"), {"consume": True})):
+        injected = inject(source, torch.float32, FLOATS, **options)
+        model = loaded if callable(source) and not isinstance(source, PreTrainedModel) else source
+        assert all(not tensor.numel() for tensor in model.model.layers[0].mlp.experts.parameters())
+        assert torch.equal(texts(injected.model), texts(any_model("qwen3_moe")))
+
+
+def small_qwen3() -> PreTrainedModel:
+    """A model whose heads have a size that the kernel takes."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_single_tokens_runs_on_the_kernel(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_qwen3()
+    injected = inject(model, dtype, FLOATS)
+    assert [made.kind for made in injected.replaced].count("attention") == 2
+    contexts: list[int] = []
+
+    def counted(queries: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        contexts.append(len(queries))
+        return attention(queries, *args, **kwargs)
+
+    monkeypatch.setattr("labkit.engine.injected.single_tokens.attention", counted)
+    tokens = texts(injected.model)
+    assert contexts == [2] * 2 * 7
+    if dtype == torch.float32:
+        assert torch.equal(tokens, texts(model))
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
+def test_attention_that_the_kernel_does_not_take_stays(name: str) -> None:
+    """GPT-OSS has sinks; DeepSeek's keys and values have different sizes."""
+    injected = inject(any_model(name), torch.float32, FLOATS)
+    assert "attention" not in {made.kind for made in injected.replaced}
 
 
 HYBRID = any_model("qwen3_5_text")

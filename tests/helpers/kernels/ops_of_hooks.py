@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 from helpers.kernels.ops import Draw
 from hypothesis import strategies as st
 
-from labkit.kernels.types import NORM_KINDS
+from labkit.kernels.experts import ExpertMlps
+from labkit.kernels.types import ACTIVATIONS, NO_NORM, NORM_KINDS, MlpWeights
 
 WIDTH = 36
 Arguments = dict[str, Any]
@@ -28,4 +30,17 @@ def for_delta_step(data: st.DataObject) -> Arguments:
         "beta": draw.normal(batch, heads).sigmoid(),
         "state": draw.normal(batch, heads, keys, values),
         "normed": data.draw(st.booleans()),
+    }
+
+
+def for_experts(data: st.DataObject) -> Arguments:
+    draw, rows, choices = Draw(), data.draw(st.sampled_from([1, 5])), data.draw(st.sampled_from([1, 3]))
+    gated, activation = data.draw(st.booleans()), data.draw(st.sampled_from(ACTIVATIONS))
+    regions = tuple(MlpWeights(NO_NORM, draw.linear(48, WIDTH, gated=gated)[1], activation, gated) for _ in range(3))
+    outs = tuple(draw.linear(WIDTH + 2, 48)[1] for _ in range(3))
+    return {
+        "hidden": draw.normal(rows, WIDTH),
+        "chosen": torch.tensor([data.draw(st.permutations(range(4)))[:choices] for _ in range(rows)]),
+        "shares": draw.normal(rows, choices),
+        "weights": ExpertMlps(regions, outs),
     }
