@@ -100,6 +100,13 @@ MODELS = (
         | {"num_key_value_heads": 16, "vocab_size": 32064},
     ),
     BenchedModel(
+        "qwen3-moe-like",
+        "qwen3_moe",
+        _wide
+        | {"num_hidden_layers": 16, "moe_intermediate_size": 512, "num_experts": 32, "num_experts_per_tok": 4}
+        | {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64},
+    ),
+    BenchedModel(
         "gemma-3-1b",
         "gemma3_text",
         {"hidden_size": 1152, "num_hidden_layers": 26, "intermediate_size": 6912, "num_attention_heads": 4}

@@ -8,40 +8,80 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from labkit.engine.injected.experts import InjectedMixture, stacked_experts
 from labkit.engine.injected.modules import packed_matrices
+from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.roofline import Work
 from labkit.harness.stored_weights import StoredWeights, Weights
-from labkit.models.derived.small_config import EXPERT_COUNTS
+from labkit.models.derived.small_config import EXPERT_COUNTS, EXPERTS_CHOSEN
 
 
-def matrix_numbers(model: Any) -> int | None:
-    """The numbers in the matrices by which each token is multiplied, of transformers' model or of an engine with hooks.
+class MatrixNumbers(FrozenRecord):
+    """The numbers in the matrices of a model.
 
-    None: not every token is multiplied by all of them (experts, an encoder), or the model has no such matrices.
+    dense: by which every token is multiplied.
+    experts: of all experts.
+    chosen: the share of the experts by which a token is multiplied.
+    """
+
+    dense: int
+    experts: int = 0
+    chosen: float = 1.0
+
+    @property
+    def of_a_token(self) -> float:
+        return self.dense + self.experts * self.chosen
+
+    def read(self, batch: int) -> float:
+        """The numbers that a step of `batch` tokens reads. Of E experts, b tokens that choose k each with the same
+        chance read E (1 - (1 - k / E)^b) on the average.
+        """
+        return self.dense + self.experts * (1 - (1 - self.chosen) ** batch)
+
+
+def matrix_numbers(model: Any) -> MatrixNumbers | None:
+    """The numbers in the matrices of transformers' model or of an engine with hooks.
+
+    None: it is not known which of them a token is multiplied by (an encoder, experts of other kinds), or the model has
+    no such matrices.
     """
     config = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or config is None or getattr(config, "is_encoder_decoder", False):
         return None
     text = config.get_text_config(decoder=True)
-    if any((getattr(text, name, None) or 0) > 1 for name in EXPERT_COUNTS):
-        return None
+    count, chosen = (
+        next((number for name in names if (number := getattr(text, name, None))), 1)
+        for names in (EXPERT_COUNTS, EXPERTS_CHOSEN)
+    )
     layers, head = packed_matrices(model)
-    packed = {id(matrix): matrix.outputs * matrix.inputs for matrix in (*layers, *head)}
-    linears = (module for module in model.modules() if isinstance(module, nn.Linear | Conv1D))
-    plain = {id(linear.weight): linear.weight.numel() for linear in linears}
-    return sum(packed.values()) + sum(plain.values()) or None
+    numbers = {id(matrix): matrix.outputs * matrix.inputs for matrix in (*layers, *head)}
+    mixtures = [module for module in model.modules() if isinstance(module, InjectedMixture)]
+    experts = sum(numbers.pop(id(matrix)) for mixture in mixtures for matrix in mixture.matrices)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            numbers[id(module.weight)] = module.weight.numel()
+        elif stacked := stacked_experts(module):
+            experts += stacked.first.numel() + stacked.second.numel()
+    dense = sum(numbers.values())
+    if not dense or (count > 1 and not (experts and 0 < chosen <= count)):
+        return None
+    return MatrixNumbers(dense=dense, experts=experts, chosen=chosen / count)
 
 
-def work_of_matrices(numbers: int, weights: Weights, batch: int, prompt: int) -> Work:
-    """The work of `batch` sequences. A step reads each of the numbers in the matrices once."""
+def work_of_matrices(numbers: MatrixNumbers, weights: Weights, batch: int, prompt: int) -> Work:
+    """The work of `batch` sequences. A step reads each of the dense numbers once, and those of the experts that are
+    chosen, if each is as likely as the others.
+    """
     if isinstance(weights, StoredWeights):
-        read = weights.bytes if weights.bytes is not None else round(numbers * weights.bits / 8)
+        whole = weights.bytes or (numbers.dense + numbers.experts) * weights.bits / 8
+        read = whole - (numbers.dense + numbers.experts - numbers.read(batch)) * weights.bits / 8
     else:
-        read = numbers * torch.empty(0, dtype=weights).element_size()
+        size = torch.empty(0, dtype=weights).element_size()
+        whole, read = (numbers.dense + numbers.experts) * size, numbers.read(batch) * size
     return Work(
         decode_bytes=float(read),
-        decode_flops=2.0 * numbers * batch,
-        prefill_flops=2.0 * numbers * batch * prompt,
-        weight_bytes=read,
+        decode_flops=2.0 * numbers.of_a_token * batch,
+        prefill_flops=2.0 * numbers.of_a_token * batch * prompt,
+        weight_bytes=round(whole),
         kv_bytes=0,
     )

@@ -104,7 +104,13 @@ def stacked_experts(module: nn.Module) -> StackedExperts | None:
     return StackedExperts(module, ups, downs, *biases, gated=bool(stored.has_gate))
 
 
-class InjectedExperts(InjectedModule):
+class InjectedMixture(InjectedModule):
+    """A mixture of experts on packed matrices, called as transformers' own."""
+
+    num_experts: int
+
+
+class InjectedExperts(InjectedMixture):
     """A mixture of experts in one call. A number that is no expert's adds nothing."""
 
     def __init__(self, mlps: ExpertMlps, dtype: torch.dtype) -> None:
@@ -119,7 +125,7 @@ class InjectedExperts(InjectedModule):
         return out.to(hidden_states.dtype).view(hidden_states.shape)
 
 
-class ExpertsApart(InjectedModule):
+class ExpertsApart(InjectedMixture):
     """A mixture of experts, two products for each expert that a row chose, with transformers' own code between them."""
 
     def __init__(
@@ -149,7 +155,7 @@ def _routed(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -
     return rows, top_k_index.reshape(len(rows), -1).long().contiguous(), float_rows(top_k_weights)
 
 
-def experts_instead(stacked: StackedExperts, packer: PartPacker, dtype: torch.dtype) -> InjectedModule:
+def experts_instead(stacked: StackedExperts, packer: PartPacker, dtype: torch.dtype) -> InjectedMixture:
     """A module that computes the same mixture on packed matrices. dtype: of the activations around it."""
     activation = stacked.activation()
     gated = activation is not None and stacked.gated

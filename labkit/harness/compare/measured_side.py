@@ -17,7 +17,7 @@ from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
 from labkit.harness.compare.side_process import SideProcesses, WorkerError
 from labkit.harness.disk import BLOCK, read_rate_gb_s
 from labkit.harness.environment import read_environment
-from labkit.harness.hosted_work import work_of_matrices
+from labkit.harness.hosted_work import MatrixNumbers, work_of_matrices
 from labkit.harness.records import Measurement
 from labkit.harness.roofline import Work, count_work, probe_peak
 from labkit.harness.rounds import Turn
@@ -200,7 +200,7 @@ class MeasuredSide:
 
     @property
     def weight_mb(self) -> float | None:
-        """MB of weights that a step reads; None: the work of this architecture is not counted."""
+        """MB of its matrices; None: the work of this architecture is not counted."""
         return None if self._work is None else self._work.weight_bytes / 1e6
 
     @cached_property
@@ -209,8 +209,10 @@ class MeasuredSide:
         config, case = self._prepared.config, self._prepared.case
         weights = from_plain(self._loaded["weights"])
         if config is None:
-            numbers = self._loaded.get("matrix_numbers")
-            return None if numbers is None else work_of_matrices(numbers, weights, case.batch, case.prompt_tokens)
+            if (told := self._loaded.get("matrix_numbers")) is None:
+                return None
+            numbers = MatrixNumbers.model_validate(told if isinstance(told, dict) else {"dense": told})  # older labkits
+            return work_of_matrices(numbers, weights, case.batch, case.prompt_tokens)
         return count_work(config, weights, case.batch, case.prompt_tokens, case.new_tokens)
 
     def place(self) -> None:

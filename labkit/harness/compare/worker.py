@@ -123,12 +123,13 @@ class Worker:
         self.placement = Placement(large_tensors(), self._peak)
         gc.collect()
         gc.freeze()  # so that the collections before the runs take no time
+        numbers = matrix_numbers(self._side.model)
         return {
             "impl": self._side.impl,
             "pauses": self._side.pauses,
             "pauses_to_move": self._pauses_to_move,
             "weights": as_plain(self._side.weights),
-            "matrix_numbers": matrix_numbers(self._side.model),
+            "matrix_numbers": None if numbers is None else numbers.model_dump(),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
             "start_to_ready_s": self._started_s + warm - self._requested,  # without the time in which other sides load

@@ -17,6 +17,7 @@ HIDDEN, INNER, VOCAB = HEADS * HEAD_DIM, 112, 128
 MOST_LAYERS = 4
 MOST = 1 << 22  # of any other whole number in a config: a class may make as many modules
 
+EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token")
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
 # Sizes by their names in transformers' configs. Names that are missing from a config, or None there, stay so.
 SIZES: dict[str, int] = (
@@ -37,7 +38,7 @@ SIZES: dict[str, int] = (
         "rotary_dim": 8,
     }
     | dict.fromkeys(EXPERT_COUNTS, EXPERTS)
-    | dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"), CHOSEN)
+    | dict.fromkeys(EXPERTS_CHOSEN, CHOSEN)
     | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32)
     | {"n_group": 1, "topk_group": 1, "num_expert_group": 1}
     | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}

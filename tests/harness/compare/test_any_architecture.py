@@ -13,7 +13,7 @@ import labkit
 from labkit.harness import profiled
 from labkit.harness.compare.loader import load_side
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
-from labkit.harness.hosted_work import matrix_numbers, work_of_matrices
+from labkit.harness.hosted_work import MatrixNumbers, matrix_numbers, work_of_matrices
 from labkit.harness.runs import Case
 from labkit.models.level_names import DERIVED
 from labkit.notebooks.shape import model_shape
@@ -78,14 +78,34 @@ def test_the_matrices_of_a_hybrid_are_counted_on_all_sides(side: str, dtype: tor
     expected = sum({id(linear.weight): linear.weight.numel() for linear in linears}.values())
     source = resolve(chat_checkpoint(tmp_path, model=hybrid), any_architecture=True)
     loaded = load_side(side, source, dtype, threads=1)
-    assert matrix_numbers(loaded.model) == expected
-    work = work_of_matrices(expected, loaded.weights, batch=2, prompt=7)
+    numbers = matrix_numbers(loaded.model)
+    assert numbers == MatrixNumbers(dense=expected)
+    work = work_of_matrices(numbers, loaded.weights, batch=2, prompt=7)
     assert work.decode_flops == 4 * expected
     assert expected <= work.decode_bytes <= 4 * expected * 1.5
 
 
-def test_what_a_step_of_experts_reads_is_not_counted(model: PreTrainedModel) -> None:
-    assert matrix_numbers(model) is None
+@pytest.mark.parametrize(
+    ("side", "dtype"), [("hf-eager", torch.float32), ("fused", torch.float32), ("fused-int8", torch.bfloat16)]
+)
+def test_experts_are_read_as_far_as_they_are_chosen(side: str, dtype: torch.dtype, folder: Path) -> None:
+    loaded = load_side(side, resolve(folder, any_architecture=True), dtype, threads=1)
+    config = loaded.model.config
+    matrices = 3 * config.hidden_size * config.moe_intermediate_size
+    numbers = matrix_numbers(loaded.model)
+    assert numbers is not None
+    assert numbers.experts == config.num_hidden_layers * config.num_experts * matrices
+    assert numbers.chosen == config.num_experts_per_tok / config.num_experts
+    one, many = (work_of_matrices(numbers, loaded.weights, batch=batch, prompt=7) for batch in (1, 1000))
+    assert numbers.read(1) == pytest.approx(numbers.of_a_token)
+    assert numbers.read(2) == pytest.approx(numbers.dense + numbers.experts * (1 - (1 - numbers.chosen) ** 2))
+    assert one.decode_bytes < many.decode_bytes == pytest.approx(many.weight_bytes)
+    if dtype == torch.float32:
+        assert one.decode_bytes == pytest.approx(4 * numbers.of_a_token)
+
+
+def test_what_experts_of_another_kind_read_is_not_counted() -> None:
+    assert matrix_numbers(any_model("jetmoe")) is None
 
 
 def test_a_notebook_begins_with_its_level_and_the_sizes_of_its_config(folder: Path) -> None:
