@@ -22,7 +22,7 @@ from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.plan import Plan
 from labkit.engine.resolve import Request
 from labkit.engine.runners.step import CHUNK_ROWS
-from labkit.engine.without_kernels import config_facts, fingerprint
+from labkit.engine.without_row import config_facts, fingerprint
 from labkit.kernels import ModelWeights, gpu
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.slot_stream.queues import Queues, queues_of

@@ -226,7 +226,9 @@ class EncoderEngine(FusedEngine):
 
 
 class HostedEngine(InferenceEngine):
-    """Engine of a model that transformers runs. `module` is transformers' own, and announces no stages."""
+    """Engine of a model that transformers runs. `module` is transformers' own, and announces no stages. If its linears
+    are cut over ranks, every rank calls it with the same arguments.
+    """
 
     def __init__(self, module: PreTrainedModel, options: Options) -> None:
         super().__init__(module, options)
@@ -234,6 +236,18 @@ class HostedEngine(InferenceEngine):
         self._started = 0.0
         module.register_forward_pre_hook(self._begin_step)
         module.register_forward_hook(self._end_step)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Hugging Face's generate. All ranks draw the same random numbers as rank 0."""
+        tp = self.options.tensor_parallel
+
+        def of_rank_0(state: torch.Tensor) -> torch.Tensor:
+            torch.distributed.broadcast(state, group_src=0, group=tp.tp_group)
+            return state
+
+        if tp.ranks > 1:
+            draw_alike(self.device, of_rank_0)
+        return self.module.generate(*args, **kwargs)
 
     def profile_model_time(self) -> None:
         self._step_times_ms = []
@@ -268,24 +282,11 @@ class InjectedEngine(HostedEngine):
 
 
 class SlicedEngine(HostedEngine):
-    """Engine of a model without kernels, whose linears are cut over ranks (`labkit.engine.parallel.slicing`).
-
-    It runs torch's ops. Every rank calls it with the same arguments.
+    """Engine of a model without a row on GPUs, whose linears are cut over ranks (`labkit.engine.parallel.slicing`). It
+    runs torch's ops.
     """
 
     impl, level = "torch", "transformers"
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's generate. All ranks draw the same random numbers as rank 0."""
-        tp = self.options.tensor_parallel
-
-        def of_rank_0(state: torch.Tensor) -> torch.Tensor:
-            torch.distributed.broadcast(state, group_src=0, group=tp.tp_group)
-            return state
-
-        if tp.ranks > 1:
-            draw_alike(self.device, of_rank_0)
-        return self.module.generate(*args, **kwargs)
 
 
 def _recorded(times: list[float] | None) -> list[float]:

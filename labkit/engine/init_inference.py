@@ -12,12 +12,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from labkit.engine.build import build, join
 from labkit.engine.engine import InferenceEngine
 from labkit.engine.injected.injected_engine import injected_engine
+from labkit.engine.injected.on_ranks import is_sliced, sliced_engine
 from labkit.engine.options import Options, read_options
 from labkit.engine.parallel.ranks import asked_to_join
 from labkit.engine.plan import make_plan
 from labkit.engine.proof import derive
 from labkit.engine.resolve import hf_config_of, resolve
-from labkit.engine.without_kernels import runs_without_kernels, sliced_engine
 from labkit.engine.wrap import wrap
 from labkit.kernels.build import unavailable
 from labkit.models.encoder_policies import encoder_policy_for
@@ -59,9 +59,9 @@ def init_inference(
             derived = derive(model if isinstance(model, PreTrainedModel) else hf_config, engine_with_row)
             policy, refusal = derived.policy, derived.refusal
             if policy is not None and read.tensor_parallel.ranks > 1 and policy.model_config(hf_config).qk_norm_whole:
-                policy = None  # such norms cannot be cut yet, and the data flow of transformers' code can
-        if runs_without_kernels(model, read, policy):
-            return sliced_engine(model, read)
+                policy, refusal = None, "its norms over all heads cannot be cut over ranks"
+        if is_sliced(model, read, policy):
+            return sliced_engine(model, read, refusal or "it is cut by the flow of data")
         if policy is None:
             return injected_engine(model, read, refusal)
         plan = make_plan(resolve(model, read, hf_config, policy))

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.alterations import refuse_alterations
 from labkit.engine.options import Options
-from labkit.engine.without_kernels import refuse_checkpoints
+from labkit.engine.without_row import refuse_checkpoints
 from labkit.kernels import build, gpu
 from labkit.models.dtypes import DTYPES
 from labkit.models.encoder_policies import ENCODERS

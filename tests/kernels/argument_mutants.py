@@ -7,7 +7,7 @@ result, and how many were refused. FILE has the latest call, in case it ends the
 
 import faulthandler
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from helpers.kernels.choices import for_greedy, greedy, plain_greedy
 from helpers.kernels.ops import QUANTISED, WEIGHTS, Draw, rows_of
 from helpers.kernels.ops_of_hooks import for_delta_step, for_experts, for_norm_rows
+from helpers.kernels.places import at, leaves, put
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -46,7 +47,6 @@ from labkit.system.errors import UserError
 
 WIDTH, INNER = 36, 45
 Arguments = dict[str, Any]
-Place = tuple[str, ...]
 DTYPES = [
     torch.float32,
     torch.float64,
@@ -149,44 +149,6 @@ OPS: Mapping[str, Op] = {
     "experts": (experts, plain_experts, for_experts),
     "choose": (greedy, plain_greedy, for_greedy),
 }
-
-
-def leaves(value: Any, path: Place = ()) -> Iterator[Place]:
-    """Paths of all replaceable values: every argument, and every field of its records."""
-    if path:
-        yield path
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from leaves(inner, (*path, name))
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from leaves(getattr(value, field.name), (*path, field.name))
-    elif isinstance(value, tuple):
-        for number, inner in enumerate(value):
-            yield from leaves(inner, (*path, str(number)))
-
-
-def at(value: Any, path: Place) -> Any:
-    for name in path:
-        value = _part(value, name)
-    return value
-
-
-def _part(value: Any, name: str) -> Any:
-    if isinstance(value, dict | tuple):
-        return value[int(name) if isinstance(value, tuple) else name]
-    return getattr(value, name)
-
-
-def put(value: Any, path: Place, new: Any) -> Any:
-    if not path:
-        return new
-    if isinstance(value, dict):
-        return value | {path[0]: put(value[path[0]], path[1:], new)}
-    part = put(_part(value, path[0]), path[1:], new)
-    if isinstance(value, tuple):
-        return tuple(part if number == int(path[0]) else other for number, other in enumerate(value))
-    return replace(value, **{path[0]: part})
 
 
 def mutated(data: st.DataObject, value: Any) -> Any:

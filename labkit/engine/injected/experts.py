@@ -100,8 +100,10 @@ def stacked_experts(module: nn.Module) -> StackedExperts | None:
     ups, downs = (parameters[name].detach() for name in (first, "down_proj"))
     if stored.is_transposed:
         ups, downs = ups.transpose(1, 2), downs.transpose(1, 2)
-    biases = [parameters[f"{name}_bias"].detach() if stored.has_bias else None for name in (first, "down_proj")]
-    return StackedExperts(module, ups, downs, *biases, gated=bool(stored.has_gate))
+    up_bias, down_bias = (
+        parameters[f"{name}_bias"].detach() if stored.has_bias else None for name in (first, "down_proj")
+    )
+    return StackedExperts(module, ups, downs, up_bias, down_bias, bool(stored.has_gate))
 
 
 class InjectedMixture(InjectedModule):

@@ -33,10 +33,10 @@ from labkit.engine.injected.modules import (
     JoinedLinears,
 )
 from labkit.engine.injected.norms import norm_instead, written_norms
-from labkit.engine.injected.part_packer import HEAD, PartPacker, bias_of
+from labkit.engine.injected.part_packer import HEAD, PartPacker
 from labkit.engine.parallel.slicing.linear import emptied
 from labkit.kernels.types import NO_NORM, Linear, MlpWeights, float_dtype
-from labkit.models.observed.calls import calls_of, distance, is_linear, matrix
+from labkit.models.observed.calls import bias_of, calls_of, distance, is_linear, matrix
 from labkit.models.observed.mlps import PlainMlp, may_be_mlp, plain_mlp
 from labkit.system.errors import UnsupportedError
 from labkit.weights.quantise import Quantization
@@ -129,7 +129,7 @@ class _Injector:
         calls = calls_of(model, {"": model} | self.linears | mlps | norms)
         self.expected = calls.pop("").y
         self.calls = {path: call for path, call in calls.items() if call.alone}
-        shapes = [tuple(matrix(linear).shape) for linear in self.linears.values()]
+        shapes = [(rows, columns) for rows, columns in (matrix(linear).shape for linear in self.linears.values())]
         mixtures = {}
         for path, module in model.named_modules():
             if stacked := stacked_experts(module):
@@ -307,6 +307,7 @@ class _Injector:
         assert stacked is not None
         rows, chosen, shares = routed_rows(stacked)
         new = experts_instead(stacked, self.packer, self.compute_dtype)
+        new._forward_hooks.update(module._forward_hooks)  # the sum over the ranks
         with torch.no_grad():
             outputs = new(rows.to(self.compute_dtype), chosen, shares)
             if not self._near(outputs, module(rows, chosen, shares), [path]):

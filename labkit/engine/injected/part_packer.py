@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from labkit.kernels.gemm import interleave_gate
 from labkit.kernels.memory import Arena
 from labkit.kernels.types import Linear, float_dtype
-from labkit.models.observed.calls import matrix
+from labkit.models.observed.calls import bias_of, matrix
 from labkit.system.rounding import round_up
 from labkit.weights.canonical import RowBlocks
 from labkit.weights.packing import Packer
@@ -76,8 +76,3 @@ class PartPacker:
         """name: whose scheme the matrix gets; None: it stays floats."""
         packed = self._packer.matrix(rows, None if name is None else self.quant.of(name), gated=gated)
         return self._packer.with_bias(packed, interleave_gate(bias) if gated and bias is not None else bias)
-
-
-def bias_of(linear: nn.Module) -> Tensor | None:
-    bias: Tensor | None = linear.bias  # type: ignore[assignment]
-    return None if bias is None else bias.detach()

@@ -18,7 +18,8 @@ from labkit.kernels.linear_attention import conv_step as checked_conv_step
 from labkit.kernels.linear_attention import delta_step as checked_delta_step
 from labkit.kernels.types import HEAD_DIM_LIMITS, HEAD_DIM_MULTIPLE, AttentionParams, Heads, LayerCache, Rows
 
-attention, conv_step, delta_step = map(unchecked, (checked_attention, checked_conv_step, checked_delta_step))
+attention = unchecked(checked_attention)
+conv_step, delta_step = unchecked(checked_conv_step), unchecked(checked_delta_step)
 OTHER_SCORES = ("softcap", "position_bias", "s_aux", "sinks", "cache", "indices", "block_indices")  # arguments
 
 

@@ -53,6 +53,12 @@ def matrix(linear: nn.Module) -> Tensor:
     return weight.detach().T if isinstance(linear, Conv1D) else weight.detach()
 
 
+def bias_of(linear: nn.Module) -> Tensor | None:
+    """The bias of a linear; None: it has none."""
+    bias: Tensor | None = linear.bias  # type: ignore[assignment]
+    return None if bias is None else bias.detach()
+
+
 def is_linear(module: nn.Module) -> bool:
     """Whether a module computes a linear and nothing else: a linear of torch or transformers, or one of a derived class
     whose outputs are the same on inputs of all sizes.

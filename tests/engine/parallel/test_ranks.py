@@ -56,7 +56,7 @@ def test_the_generator_of_the_device_is_shared_too(device: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("consume", [False, True], ids=["", "consume"])
-def test_a_model_without_kernels_in_another_type_is_kept_or_consumed_whole(consume: bool) -> None:
+def test_a_model_without_a_row_in_another_type_is_kept_or_consumed_whole(consume: bool) -> None:
     model = small_model("gpt2")
     policy = {"GPT2Block": ("attn.c_proj", "mlp.c_proj")}
     engine = labkit.init_inference(model, dtype=torch.bfloat16, consume_model=consume, injection_policy=policy)

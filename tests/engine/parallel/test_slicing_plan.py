@@ -158,26 +158,31 @@ def test_more_ranks_than_heads_names_the_largest_degree(name: str, ranks: int, l
     assert plan_slicing(seeded(name), largest).tp_size == largest
 
 
-def test_attention_that_mixes_heads_is_refused_by_name() -> None:
+def test_attention_that_mixes_heads_stays_whole_and_is_named() -> None:
     model = all_heads_llama()
     model.model.layers[1].self_attn = MixedHeads(model.model.layers[1].self_attn, heads=6)
-    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn \(MixedHeads\) can't be shared by 2 ranks"):
-        plan_slicing(model, 2)
+    plan = plan_slicing(model, 2)
+    assert "model.layers.1.self_attn (MixedHeads) can't be shared by 2 ranks" in str(plan)
+    assert {plan.roles[name] for name in plan.roles if "layers.1.self_attn" in name} == {Role.WHOLE}
+    assert plan.roles["model.layers.0.self_attn.q_proj"] == Role.COLUMN
 
 
-def test_an_mlp_that_mixes_features_is_refused_by_name() -> None:
+def test_an_mlp_that_mixes_features_stays_whole_and_is_named() -> None:
     model = all_heads_llama()
     model.model.layers[0].mlp = NormalisedMLP(model.model.layers[0].mlp)
-    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp \(NormalisedMLP\) can't be shared by 3 ranks"):
-        plan_slicing(model, 3)
+    plan = plan_slicing(model, 3)
+    assert "model.layers.0.mlp (NormalisedMLP) can't be shared by 3 ranks" in str(plan)
 
 
-def test_what_is_refused_can_be_left_whole() -> None:
-    model = Olmo2ForCausalLM(Olmo2Config(**WIDE, num_key_value_heads=3))  # it normalises over all heads of q, and of k
-    with pytest.raises(ValueError, match=r"keep_whole=\('self_attn',\)"):
-        plan_slicing(model, 2)
-    plan = plan_slicing(model, 2, keep_whole=("self_attn",))
+def test_norms_over_all_heads_leave_attention_whole() -> None:
+    plan = plan_slicing(Olmo2ForCausalLM(Olmo2Config(**WIDE, num_key_value_heads=3)), 2)
     assert [unit.kind for unit in plan.blocks[0].units] == [Kind.FEATURES]
+
+
+def test_what_a_policy_names_is_refused_if_it_cannot_be_cut() -> None:
+    model = Olmo2ForCausalLM(Olmo2Config(**WIDE, num_key_value_heads=3))
+    with pytest.raises(ValueError, match=r"self_attn \(Olmo2Attention\) can't be shared by 2 ranks"):
+        plan_slicing(model, 2, {"Olmo2DecoderLayer": ("self_attn.o_proj", "mlp.down_proj")})
 
 
 def test_a_model_without_layers_or_weights_is_refused() -> None:

@@ -124,16 +124,27 @@ def test_without_other_processes_tensor_parallelism_says_how_to_start_them() -> 
         engine("gpt2", 2)
 
 
-def test_models_without_kernels_are_cut_too(of_two: Any) -> None:
+def test_models_without_a_row_are_cut_too(of_two: Any) -> None:
     for rank in of_two.answers:
-        assert all(rank["without kernels"].values()), rank["without kernels"]
+        assert all(rank["without a row"].values()), rank["without a row"]
 
 
-def test_what_needs_kernels_is_refused_by_a_model_without_them() -> None:
+POLICY = {"GPT2Block": ("attn.c_proj", "mlp.c_proj")}
+
+
+def test_an_injection_policy_alone_gives_hooks() -> None:
+    engine = labkit.init_inference(vanilla("gpt2"), dtype=torch.int8, injection_policy=POLICY)
+    assert (engine.level, engine.impl) == ("hooks", "cpp")
+    with pytest.raises(ValueError, match=r"run on the C\+\+ kernels; leave impl"):
+        labkit.init_inference(vanilla("gpt2"), impl="reference", injection_policy=POLICY)
+
+
+def test_what_needs_kernels_is_refused_by_a_model_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match=r"dtype=int8 needs kernels, and there are none"):
-        labkit.init_inference(vanilla("gpt2"), dtype=torch.int8, injection_policy={"GPT2Block": ("attn.c_proj",)})
+        labkit.init_inference(vanilla("gpt2"), dtype=torch.int8, injection_policy=POLICY)
     with pytest.raises(ValueError, match=r"impl.* are for models with kernels"):
-        labkit.init_inference(vanilla("gpt2"), impl="cpp", injection_policy={"GPT2Block": ("attn.c_proj",)})
+        labkit.init_inference(vanilla("gpt2"), impl="cpp", injection_policy=POLICY)
 
 
 def test_ranks_stream_their_own_layers(of_two: Any) -> None:

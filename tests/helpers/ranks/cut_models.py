@@ -17,6 +17,7 @@ from helpers.models.engines import FEW
 from helpers.models.offloaded import LEAST, WRITE, able_only_to
 from helpers.models.small_models import SMALL_CONFIGS, VOCAB, small_model
 from helpers.ranks.lost_ranks import failed_in_steps
+from helpers.ranks.models_without_a_row import without_a_row
 from torch import Tensor
 
 import labkit
@@ -196,30 +197,6 @@ def mistakes() -> dict[str, str]:
     }
 
 
-def without_kernels() -> dict[str, bool]:
-    """Whether a T5, cut with and without an injection policy, and a BERT give the outputs of the whole model."""
-    from helpers.models.sliced_models import padded_batch, seeded
-    from transformers.models.t5.modeling_t5 import T5Block
-
-    t5, bert = seeded("t5"), seeded("bert")
-    equal = {}
-    for policy in ({T5Block: ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")}, None):
-        cut = labkit.init_inference(t5, tensor_parallel={"tp_size": 2}, injection_policy=policy)
-        inputs = {name: tensor for name, tensor in padded_batch("t5").items() if not name.startswith("decoder")}
-        torch.manual_seed(1)
-        expected = t5.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0)
-        torch.manual_seed(1 + dist.get_rank())
-        equal[f"T5, policy {policy is not None}"] = torch.equal(
-            expected, cut.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0)
-        )
-    cut = labkit.init_inference(bert, tensor_parallel={"tp_size": 2})
-    cut.profile_model_time()
-    with torch.no_grad():
-        expected, actual = (model(**padded_batch("bert"))[0] for model in (bert, cut))
-    equal["BERT"] = torch.allclose(expected, actual, atol=1e-4) and len(cut.model_times()) == 1 and cut.impl == "torch"
-    return equal
-
-
 def saved_and_loaded(folder: str) -> dict[str, Any]:
     """Tokens of an engine saved to `folder`; whether the loaded engine gives the same logits and tokens."""
     options: dict[str, Any] = {"dtype": torch.float32, "impl": "cpp", "tensor_parallel": {"tp_size": 2}}
@@ -258,7 +235,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
         "stages": stages_of_a_layer(),
         "mistakes": mistakes(),
         "gloo": by_gloo(),
-        "without kernels": without_kernels(),
+        "without a row": without_a_row(),
         "saved": saved_and_loaded(f"{folder}/saved"),
         "streamed": streamed_layers(f"{folder}/streamed"),
         "cache on disk": with_cache_on_disk(Path(folder, "kv").resolve()),

@@ -9,11 +9,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from labkit.engine.parallel.slicing.shares import Share, take
-from labkit.models.observed.calls import matrix
+from labkit.models.observed.calls import bias_of, matrix
 
 Reduce = Callable[[Tensor], Tensor]  # a rank's partial sum -> the sum over the ranks, the same on each
 
@@ -37,60 +36,47 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | Conv1D)
 
 
-def _bias(linear: nn.Module) -> Tensor | None:
-    bias: Tensor | None = linear.bias  # type: ignore[assignment]
-    return None if bias is None else bias.detach()
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """x [..., in] -> x weight^T + bias [..., out]."""
+    outputs, inputs = weight.shape
+    linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.contiguous(), requires_grad=False)
+    return linear
 
 
-def _parameter(tensor: Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor.contiguous(), requires_grad=False)
+def column_parallel(linear: nn.Module, share: Share) -> nn.Linear:
+    """A rank's part of a linear: x [..., in] -> the share's features [..., kept out]."""
+    bias = bias_of(linear)
+    return linear_of(take(matrix(linear), 0, share), None if bias is None else take(bias, 0, share))
 
 
-class ParallelLinear(nn.Module):
-    """A rank's part of a linear. bias: None: the linear has none."""
+class RowParallelLinear(nn.Module):
+    """x [..., kept in] -> the whole [..., out]: a rank's partial sum, summed over the ranks by `reduce`. The bias is
+    added once.
+    """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, partial: nn.Linear, bias: Tensor | None, reduce: Reduce) -> None:
         super().__init__()
-        self.weight = _parameter(weight)
-        self.bias = None if bias is None else _parameter(bias)
-        self.out_features, self.in_features = weight.shape
+        self.partial, self.reduce = partial, reduce
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
-
-class ColumnParallelLinear(ParallelLinear):
-    """x [..., in] -> this rank's features [..., kept out]."""
-
-    @classmethod
-    def of(cls, linear: nn.Module, share: Share) -> "ColumnParallelLinear":
-        bias = _bias(linear)
-        return cls(take(matrix(linear), 0, share), None if bias is None else take(bias, 0, share))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, kept out_features={self.out_features}"
-
-
-class RowParallelLinear(ParallelLinear):
-    """x [..., kept in] -> the whole [..., out], summed over the ranks by `reduce`. The bias is added once."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, reduce: Reduce) -> None:
-        super().__init__(weight, bias)
-        self.reduce = reduce
+    @property
+    def weight(self) -> Tensor:
+        """This rank's part of the weight; the forward of some models reads its type."""
+        return self.partial.weight
 
     @classmethod
     def of(cls, linear: nn.Module, share: Share, reduce: Reduce) -> "RowParallelLinear":
-        bias = _bias(linear)
-        return cls(take(matrix(linear), 1, share), None if bias is None else bias.clone(), reduce)
+        bias = bias_of(linear)
+        return cls(linear_of(take(matrix(linear), 1, share), None), None if bias is None else bias.clone(), reduce)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.in_features:  # the error of a plain matmul is less helpful
-            raise RuntimeError(f"got {x.shape[-1]} features, expected this rank's {self.in_features}")
-        y = self.reduce(functional.linear(x, self.weight))
+        if x.shape[-1] != self.partial.in_features:  # the error of a plain matmul is less helpful
+            raise RuntimeError(f"got {x.shape[-1]} features, expected this rank's {self.partial.in_features}")
+        y = self.reduce(self.partial(x))
         return y if self.bias is None else y + self.bias
-
-    def extra_repr(self) -> str:
-        return f"kept in_features={self.in_features}, out_features={self.out_features}"
 
 
 def emptied(linear: nn.Module) -> None:

@@ -45,7 +45,6 @@ def tensor_parallel_model(
     size: int,
     group: dist.ProcessGroup | None = None,
     injection_policy: InjectionPolicy | None = None,
-    keep_whole: tuple[str, ...] = (),
     example: Mapping[str, Tensor] | None = None,
     consume: bool = False,
 ) -> Model:
@@ -58,7 +57,7 @@ def tensor_parallel_model(
     """
 
     def plan() -> SlicingPlan:
-        return plan_slicing(model, size, injection_policy, keep_whole=keep_whole, example=example)
+        return plan_slicing(model, size, injection_policy, example=example)
 
     agreed = plan() if size == 1 else _plan_of_rank_0(plan, _structure(model), size, group)
     return slice_model(model, agreed, rank, group, consume=consume)

@@ -111,13 +111,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Cuts of the blocks `names`, which have the same structure."""
+    """Cuts of the blocks `names`, which have the same structure.
+
+    replicated: linears that stay whole.
+    unproved: why some of them do.
+    """
 
     layer_class: str
     names: tuple[str, ...] = field(repr=False)
     units: tuple[Unit, ...]
     replicated: tuple[str, ...]
-    """Linears that stay whole."""
+    unproved: tuple[str, ...] = ()
 
     @property
     def all_reduces(self) -> int:
@@ -134,6 +138,7 @@ class BlockPlan:
         lines += [f"  {unit}" for unit in self.units]
         if self.replicated:
             lines.append(f"  replicated: {', '.join(self.replicated)}")
+        lines += [f"  {reason}" for reason in self.unproved]
         return "\n".join(lines)
 
 

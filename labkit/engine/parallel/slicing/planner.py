@@ -30,7 +30,6 @@ def plan_slicing(
     tp_size: int,
     injection_policy: InjectionPolicy | None = None,
     *,
-    keep_whole: tuple[str, ...] = (),
     example: Mapping[str, Tensor] | None = None,
 ) -> SlicingPlan:
     """Returns the plan of `model` for `tp_size` ranks. Does not change the model.
@@ -40,18 +39,17 @@ def plan_slicing(
     the linears that feed them are column-parallel. Without a policy, the blocks are the members of the model's module
     lists, and a linear is row-parallel if other linears alone feed it and its output joins the residual stream.
 
-    keep_whole: ends of names of modules that stay replicated, for cuts that can't be proved.
-
     example: keyword arguments of the model's forward, for models that don't take `input_ids`. None of its sizes, such
     as the batch, may be a number of heads.
 
     Heads, fused layouts, adjusted numbers and tables per head are tried out. A cut is accepted only if all ranks of a
     copy of the block with random weights, run in this process, return the outputs of the whole block, with padding and
-    with a KV cache. Embeddings, norms, the LM head, routers and other single modules are replicated. Experts are cut if
-    the cut is proved.
+    with a KV cache. Embeddings, norms, the LM head, routers and other single modules are replicated. Attention, MLPs
+    and experts whose cut can't be proved are replicated, too, and `BlockPlan.unproved` says why.
 
-    Raises ValueError with the module's name if a cut can't be proved, for a policy that names no linear or leaves one
-    out, and for more ranks than heads, with the largest degree that works.
+    Raises ValueError if nothing can be cut, with the module's name if a policy names it and its cut can't be proved,
+    for a policy that names no linear or leaves one out, and for more ranks than heads, with the largest degree that
+    works.
     """
     if tp_size < 1:
         raise UserError(f"tp_size={tp_size}; expected at least 1")
@@ -63,7 +61,7 @@ def plan_slicing(
     blocks_by_name = _policy_blocks(model, injection_policy) if injection_policy else _listed_blocks(model)
     groups = _groups_alike(blocks_by_name)
     calls = record(model, {names[0]: blocks_by_name[names[0]][0] for names in groups}, example)
-    planner = _Planner(tp_size, getattr(model, "config", None), keep_whole)
+    planner = _Planner(tp_size, getattr(model, "config", None))
     blocks = []
     for names in groups:
         if names[0] in calls:
@@ -72,6 +70,8 @@ def plan_slicing(
     if planner.too_many:
         raise min(planner.too_many, key=lambda error: error.largest)
     if not any(plan.units for plan in blocks):
+        if unproved := [reason for plan in blocks for reason in plan.unproved]:
+            raise UserError(unproved[0])
         raise UserError(
             f"{type(model).__name__} has no linears that can be shared by ranks: none is fed by other linears and "
             "joins a residual stream"
@@ -163,19 +163,31 @@ def _module_of(proving: ProvingBlock, row: str) -> str:
     return common_module((*proving.trace.columns(row), row))
 
 
+class UnprovedCut(UserError):
+    """No cut of a module gives its outputs."""
+
+
 class _Planner:
     """Plans blocks one by one. `too_many` collects the units that have fewer heads or features than there are ranks."""
 
-    def __init__(self, ranks: int, config: Any, keep_whole: tuple[str, ...]) -> None:
-        self.ranks, self.config, self.keep_whole = ranks, config, keep_whole
+    def __init__(self, ranks: int, config: Any) -> None:
+        self.ranks, self.config = ranks, config
         self.too_many: list[TooManyRanks] = []
 
     def block(self, names: tuple[str, ...], proving: ProvingBlock, ends: tuple[str, ...] | None) -> BlockPlan:
         layer_class = type(proving.block).__name__
         if ends is not None:
             self._check_policy(layer_class, proving, ends)
-        rows = [row for row in proving.trace.row_candidates if not self._whole(_module_of(proving, row))]
-        units = [unit for row in rows if (unit := self._unit(names[0], proving, row))]
+        units: list[Unit] = []
+        unproved: list[str] = []
+        for row in proving.trace.row_candidates:
+            try:
+                if unit := self._unit(names[0], proving, row):
+                    units.append(unit)
+            except UnprovedCut as error:
+                if ends is not None:
+                    raise
+                unproved.append(str(error))
         if ends is None:
             units += self._experts(proving)
         if len(units) > 1 and (objection := proving.objection(units, self.ranks)):
@@ -184,7 +196,7 @@ class _Planner:
         cut |= {tensor.name for unit in units for tensor in unit.tensors}
         stacks = [name for name, parameter in proving.block.named_parameters() if parameter.ndim == 3]
         whole = tuple(name for name in [*_linears(proving.block), *stacks] if name not in cut)
-        return BlockPlan(layer_class, names, tuple(units), whole)
+        return BlockPlan(layer_class, names, tuple(units), whole, tuple(unproved))
 
     def _check_policy(self, layer_class: str, proving: ProvingBlock, ends: tuple[str, ...]) -> None:
         rows = proving.trace.row_candidates
@@ -224,22 +236,16 @@ class _Planner:
             self.too_many.append(TooManyRanks(f"{path} ({owner})", error.kind, error.largest, self.ranks))
             return None
         tried = f"{len(objections)} were tried, the first: {objections[0]}" if objections else "none fits its shapes"
-        raise UserError(
+        raise UnprovedCut(
             f"{path} ({owner}) can't be shared by {self.ranks} ranks: no cut of {', '.join(columns)} and {row} by "
             f"{'heads' if attended else 'features'} gives the outputs of the whole module ({tried}). Some operation in "
-            f"it mixes the shares of different ranks; keep_whole=({module or row!r},) leaves it replicated"
+            "it mixes the shares of different ranks"
         )
-
-    def _whole(self, name: str) -> bool:
-        """Tells whether a module stays replicated, as `keep_whole` requests."""
-        return any(name.endswith(end) for end in self.keep_whole)
 
     def _experts(self, proving: ProvingBlock) -> Iterator[Unit]:
         """Yields proved cuts of experts. Other experts stay whole, which is also right."""
         hidden = next((rows.shape[-1] for rows in chain.from_iterable(map(hidden_states, proving.calls))), 0)
         for name, _ in proving.block.named_modules():
-            if self._whole(name):
-                continue
             for unit in expert_units(proving.block, name, hidden, self.ranks):
                 if proving.objection([unit], self.ranks) is None:
                     yield unit

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.engine.parallel.slicing.linear import ColumnParallelLinear, Reduce, RowParallelLinear, emptied
+from labkit.engine.parallel.slicing.linear import Reduce, RowParallelLinear, column_parallel, emptied
 from labkit.engine.parallel.slicing.plan import ArgumentCut, Kind, Role, Unit
 from labkit.engine.parallel.slicing.shares import Share, take
 
@@ -89,7 +89,7 @@ def _own(tensor: Tensor) -> nn.Parameter:
 
 def _linear(linear: nn.Module, role: Role, share: Share, reduce: Reduce) -> nn.Module:
     if role == Role.COLUMN:
-        return ColumnParallelLinear.of(linear, share)
+        return column_parallel(linear, share)
     return RowParallelLinear.of(linear, share, reduce)
 
 
