@@ -235,7 +235,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
         "stages": stages_of_a_layer(),
         "mistakes": mistakes(),
         "gloo": by_gloo(),
-        "without a row": without_a_row(),
+        "without a row": without_a_row(folder),
         "saved": saved_and_loaded(f"{folder}/saved"),
         "streamed": streamed_layers(f"{folder}/streamed"),
         "cache on disk": with_cache_on_disk(Path(folder, "kv").resolve()),

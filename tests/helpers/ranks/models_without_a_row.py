@@ -1,7 +1,5 @@
 """Models that transformers runs, on two ranks."""
 
-from tempfile import TemporaryDirectory
-
 import torch
 import torch.distributed as dist
 from helpers.models.any_models import any_model, texts
@@ -14,9 +12,9 @@ from labkit.engine.injected.modules import InjectedModule
 NEW = 8
 
 
-def without_a_row() -> dict[str, bool]:
+def without_a_row(folder: str) -> dict[str, bool]:
     """Whether models that transformers runs give the outputs of the whole model: a T5, cut with and without an
-    injection policy, a BERT, and mixtures of experts in memory and in a folder.
+    injection policy, a BERT, and mixtures of experts in memory and in a folder, which is made in `folder`.
     """
     t5, bert = seeded("t5"), seeded("bert")
     equal = {}
@@ -39,10 +37,10 @@ def without_a_row() -> dict[str, bool]:
         cut = labkit.init_inference(model, dtype=torch.float32, tensor_parallel={"tp_size": 2})
         packed = [part for part in cut.module.modules() if isinstance(part, InjectedModule)]
         equal[name] = torch.equal(texts(cut), texts(model)) and cut.level == "hooks" and len(packed) > 3
-    with TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        cut = labkit.init_inference(folder, dtype=torch.float32, tensor_parallel={"tp_size": 2})
-        equal["folder"] = torch.equal(texts(cut), texts(model))
+    model.save_pretrained(f"{folder}/experts")  # rank 0 writes
+    dist.barrier()
+    cut = labkit.init_inference(f"{folder}/experts", dtype=torch.float32, tensor_parallel={"tp_size": 2})
+    equal["folder"] = torch.equal(texts(cut), texts(model))
     cut = labkit.init_inference(any_model("qwen3_moe"), dtype=torch.int8, tensor_parallel={"tp_size": 2})
     equal["int8"] = all(matrix.scales is not None for matrix in cut.module.model.layers[0].mlp.experts.matrices)
     return equal
