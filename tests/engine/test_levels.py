@@ -4,8 +4,10 @@ from collections import Counter
 
 import pytest
 from helpers.models.any_models import any_model
+from transformers import Cohere2Config
 
 from labkit.engine.levels import NONE, Level, all_levels, config_of_class, level_of
+from labkit.models.derived.row import derived_policy
 from labkit.models.level_names import DERIVED, HOOKS, ROW
 from labkit.models.presets import PRESETS
 
@@ -52,3 +54,11 @@ def test_nearly_all_classes_of_transformers_run() -> None:
     assert counts[ROW] + counts[DERIVED] >= 60
     assert counts[NONE] <= 30
     assert all(level.why for level in levels if level.level in (HOOKS, NONE))
+
+
+@pytest.mark.parametrize(("scale", "heads"), [(0.25, 32), (1 / 24, 32)])
+def test_a_number_that_several_fields_may_give_is_traced_to_one(scale: float, heads: int) -> None:
+    """The small model has 4 heads of 24 numbers."""
+    config = Cohere2Config(logit_scale=scale, num_attention_heads=heads, num_key_value_heads=8, num_hidden_layers=4)
+    policy = derived_policy(config)
+    assert policy.model_config(config).logit_scale == scale

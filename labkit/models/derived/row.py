@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -23,6 +24,7 @@ from labkit.models.observed.calls import matrix
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError, first_line
 
+OTHER = 1.25  # times a field of a config: another value of it
 MOST_NUMBERS = 1 << 26  # parameters of a small model
 
 
@@ -152,11 +154,11 @@ class DerivedRow:
             "qk_norm": layer.q_norm is not None,
             "qk_norm_whole": layer.norms_whole,
             "output_norms": layer.attn_out_norm is not None,
-            "embedding_scale": self._transferred(roles.embedding_scale, config, hidden),
-            "residual_scale": self._transferred(layer.residual_scale, config, hidden),
+            "embedding_scale": self._transferred(lambda read: read.embedding_scale, config, hidden),
+            "residual_scale": self._transferred(lambda read: read.layer.residual_scale, config, hidden),
             "attention_cap": self._cap(),
             "logit_cap": number if kind == "capped" else None,
-            "logit_scale": self._transferred(number, config, hidden) if kind == "scaled" else 1.0,
+            "logit_scale": self._transferred(lambda read: read.logits[1], config, hidden) if kind == "scaled" else 1.0,
             "tied_head": head.weight is embedding.weight,
         }
 
@@ -206,7 +208,7 @@ class DerivedRow:
             elif near(small.scale, small.head_dim**-0.5):
                 yield head_dim**-0.5
             else:
-                yield self._transferred(small.scale, config, head_dim)
+                yield self._transferred(lambda read: read.attention[0].scale, config, head_dim)
 
     def _windows(self, attention: Sequence[nn.Module], config: Any) -> list[int | None]:
         """The window of each layer; None: it has none."""
@@ -216,22 +218,39 @@ class DerivedRow:
         have = self._per_layer([role.window is not None for role in small], config, len(attention), "windows")
         return [getattr(config, "sliding_window", None) if has else None for has in have]
 
-    def _transferred(self, number: float, config: Any, size: int) -> float:
+    def _transferred(self, number_in: Callable[[ModelRoles], float], config: Any, size: int) -> float:
         """A number that was seen in the small model, in a model of this config: 1, the root of the hidden size, or a
         field of the config or its reciprocal.
         """
-        small = self._config.get_text_config()
+        number, small = number_in(self.roles), self._config.get_text_config()
         if number == 1.0:
             return 1.0
-        numbers = {math.sqrt(size)} if near(number, math.sqrt(self.roles.width)) else set()
+        of_fields: dict[str, float] = {}  # the number in the large model if it comes from a field, by the field's name
         for name, value in vars(small).items():
             if isinstance(value, int | float) and not isinstance(value, bool) and value:
                 own = getattr(config, name)
-                numbers |= {float(own)} if near(number, value) else {1 / own} if near(number, 1 / value) else set()
+                if near(number, value):
+                    of_fields[name] = float(own)
+                elif near(number, 1 / value):
+                    of_fields[name] = 1 / own
+        numbers = set(of_fields.values()) | ({math.sqrt(size)} if near(number, math.sqrt(self.roles.width)) else set())
+        if len(numbers) > 1:
+            numbers = {own for name, own in of_fields.items() if self._decides(name, number_in)}
         if len(numbers) != 1:
-            why = "several of the config's numbers may be" if numbers else "is none of the config's"
+            why = "several of the config's numbers may be" if of_fields else "is none of the config's"
             raise NotRecognised(f"the number {number:.6g}, which {why}")
         return numbers.pop()
+
+    def _decides(self, name: str, number_in: Callable[[ModelRoles], float]) -> bool:
+        """Whether a number of the small model changes with a field of its config that is no size."""
+        config = copy.deepcopy(self._config)
+        text = config.get_text_config()
+        if not isinstance(value := getattr(text, name), float):
+            return False
+        setattr(text, name, value * OTHER)
+        with errors_of_the_class():
+            changed, number = number_in(recognise(small_model(config, self._kind))), number_in(self.roles)
+        return near(changed, number * OTHER) or near(changed, number / OTHER)
 
 
 @dataclass(frozen=True)
