@@ -142,12 +142,15 @@ def test_the_policy_of_a_class_that_no_row_describes_says_why() -> None:
         policy_for(any_model("qwen3_moe").config)
 
 
-def test_a_number_that_two_fields_explain_is_refused() -> None:
+def test_a_number_that_two_fields_explain_is_traced_to_one_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one of them the model would be right, and with the other one wrong."""
     config = any_model("granite", embedding_multiplier=7.0, logits_scaling=7.0).config
     row = DerivedRow(config)
     other = copy.deepcopy(config)
     other.logits_scaling = 9.0
+    fields = row.policy_for(without_memory(other)).read(other)
+    assert (fields["embedding_scale"], fields["logit_scale"]) == (7.0, 1 / 9.0)
+    monkeypatch.setattr(DerivedRow, "_decides", lambda row, name, number_in: False)
     with pytest.raises(NotRecognised, match="the number 7, which several of the config's numbers may be"):
         row.policy_for(without_memory(other))
 
