@@ -17,22 +17,20 @@ from torch import nn
 from transformers import PreTrainedModel, __version__
 from transformers.pytorch_utils import Conv1D
 
+from labkit.engine.injected.modules import InjectedLinear
+from labkit.engine.injected.part_packer import PartPacker
 from labkit.engine.runners.stage_clock import StageTime
-from labkit.engine.team_size import team_size
 from labkit.engine.vanilla.annotate import annotate
 from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
 from labkit.harness.compare.loaded_side import LoadedSide, StageProbe, comparison_device
 from labkit.harness.compare.loader import MemoryLoader
 from labkit.kernels.build import unavailable
-from labkit.kernels.checks import unchecked
-from labkit.kernels.gemm import gemm, packed
-from labkit.kernels.types import Linear
+from labkit.models.observed.calls import matrix
 from labkit.models.policies import known_policy
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError
+from labkit.weights.quantise import Quantization
 from labkit.weights.source import ModelSource
-
-FEW_ROWS = 64  # the most sequences of a decode step; most prompts have more tokens
 
 
 def vanilla(
@@ -93,7 +91,7 @@ class Graphed(MemoryLoader):
 
 
 class Gemm(MemoryLoader):
-    """All linears on packed weights, unfused. Torch multiplies the prompt, so memory holds the weights twice."""
+    """Each linear on packed weights, unfused."""
 
     def check(self, side: str, *, dtype: str, batch: int) -> None:
         if reason := unavailable():
@@ -101,29 +99,14 @@ class Gemm(MemoryLoader):
 
     def load(self, side: str, source: ModelSource, dtype: torch.dtype, options: Mapping[str, Any]) -> LoadedSide:
         model = source.hf_model(dtype)
-        for path, module in list(model.named_modules()):
-            if isinstance(module, nn.Linear | Conv1D):
-                model.set_submodule(path, PackedLinear(module))
+        linears = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+        packer = PartPacker(
+            dtype, Quantization(), [(len(rows), rows.shape[1]) for rows in map(matrix, linears.values())]
+        )
+        while linears:
+            path, linear = linears.popitem()
+            model.set_submodule(path, InjectedLinear(packer.linears([linear]), dtype))
         return vanilla(side, "eager with labkit's GEMM", source, model)
-
-
-class PackedLinear(nn.Module):
-    """A linear that multiplies few rows (a decode step) with `labkit.kernels.gemm`, and many rows with torch."""
-
-    def __init__(self, original: nn.Linear | Conv1D) -> None:
-        super().__init__()
-        self.original = original
-        weight = original.weight.T if isinstance(original, Conv1D) else original.weight
-        self.outputs, inputs = weight.size(0), weight.size(1)
-        bias = None if original.bias is None else original.bias.detach().float()
-        self.packed = packed(Linear(weight.detach().contiguous(), bias, self.outputs, inputs, "rows"))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.flatten(0, -2)
-        if len(rows) > FEW_ROWS:
-            return self.original(x)
-        y = unchecked(gemm)(rows.float().contiguous(), self.packed, threads=team_size(), impl="cpp")
-        return y.to(x.dtype).view(*x.shape[:-1], self.outputs)
 
 
 class Compiled(MemoryLoader):

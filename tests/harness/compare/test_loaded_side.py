@@ -10,6 +10,7 @@ import torch
 from helpers.models.small_models import small_model
 from helpers.sweeps import swept
 
+from labkit.engine.injected import modules
 from labkit.harness.compare import vanilla_sides
 from labkit.harness.compare.loaded_side import LoadedSide, comparison_device
 from labkit.harness.compare.loader import check_side, load_side
@@ -81,17 +82,16 @@ def test_a_rung_says_what_computes() -> None:
 
 
 def test_the_steps_of_hf_gemm_use_the_engines_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 layers of 4 linears and the head make 9 calls per step; in the prompt only the head has few rows."""
+    """2 layers of 4 linears and the head make 9 calls per step; in the prompt only the head has one row."""
     side = rung("hf-gemm", "tiny-gpt2")
     calls: list[int] = []
-    original = vanilla_sides.gemm
+    original = modules.gemm
 
     def counted(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         calls.append(len(x))
         return original(x, *args, **kwargs)  # type: ignore[arg-type]
 
-    counted.__wrapped__ = counted  # type: ignore[attr-defined]  # `unchecked` reads this attribute
-    monkeypatch.setattr(vanilla_sides, "gemm", counted)
+    monkeypatch.setattr(modules, "gemm", counted)
     prompt = torch.arange(70)[None]
     side.generate(
         prompt, **ARGS | {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "min_new_tokens": 4}
