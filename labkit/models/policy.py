@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from labkit.models.config import ModelConfig
 from labkit.models.config_checks import check_fields
 from labkit.models.hf_config import Fields
+from labkit.models.qkv_rows import by_kind, by_kv_head, heads_of_rank
 from labkit.models.shards import Cut, Shard
 from labkit.system.errors import UserError
 
@@ -87,7 +88,7 @@ class Policy:
     attn_out_norm: str | None = None
     mlp_out_norm: str | None = None
     transposed: bool = False  # linears are stored [in, out] (GPT-2's Conv1D)
-    interleaved_qkv: bool = False  # QKV rows are stored [heads, 3, head_dim] (NeoX, BLOOM)
+    interleaved_qkv: bool = False  # QKV rows are stored [KV heads, query heads of each + 2, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's
     positions_from_mask: bool = False
     takes_position_ids: bool = True
@@ -257,8 +258,7 @@ class Policy:
         else:
             parts = list(tensor.chunk(len(names)))
         if self.interleaved_qkv and role == "qkv":
-            by_kind = tensor.view(3, config.num_heads, config.head_dim, *tensor.shape[1:])
-            parts = [by_kind.transpose(0, 1).reshape(tensor.shape)]
+            parts = [by_kv_head(tensor, config)]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
         tensors = zip(names, parts, strict=True)
@@ -278,8 +278,7 @@ class Policy:
             key = shard.of_heads(shard.kv, config.num_kv_heads)
             return [shard.of_heads(shard.query, config.num_heads), key, key]
         if role == "qkv" and self.interleaved_qkv:
-            heads = (3 * head + part for head in shard.query for part in range(3))
-            cut = shard.of_heads(heads, 3 * config.num_heads)
+            cut = shard.of_heads(heads_of_rank(shard), config.num_heads + 2 * config.num_kv_heads)
         if role == "ff1" and parts == 2:
             return [shard.of_inner()] * 2
         if self.transposed and role in LINEARS and kind == "weight":
@@ -299,9 +298,8 @@ class Policy:
             parts = [part.T if part.ndim == 2 else part for part in parts]
         if len(parts) > 1:
             self._check_joinable(config, name, parts)
-        elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == (3 * config.num_heads * config.head_dim,):
-            by_head = parts[0].view(config.num_heads, 3, config.head_dim, *parts[0].shape[1:])
-            parts = [by_head.transpose(0, 1).reshape(parts[0].shape)]
+        elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == shard.layer_shapes["qkv.weight"][:1]:
+            parts = [by_kind(parts[0], config)]
         return parts
 
     def _check_joinable(self, config: ModelConfig, name: str, parts: list[Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,8 +17,24 @@ class NotRecognised(UserError):
     """A model that computes something else than a row can say. The message says what."""
 
 
+def without_copies(linears: Mapping[str, ObservedCall], attention: AttentionCall) -> AttentionCall:
+    """A call whose keys and values are those that one linear gave, where the model repeats them for each query head."""
+    heads, copies, dim = attention.query.shape[1], attention.key.shape[1], attention.query.shape[-1]
+    width = next(iter(linears.values())).y.shape[-1] if len(linears) == 1 else 0
+    kv_heads = (width // dim - heads) // 2
+    if not 0 < kv_heads < copies or copies % kv_heads:
+        return attention
+    key, value = (tensor[:, :: copies // kv_heads] for tensor in (attention.key, attention.value))
+    for once, repeated in ((key, attention.key), (value, attention.value)):
+        if not torch.equal(once.repeat_interleave(copies // kv_heads, 1), repeated):
+            return attention
+    return replace(attention, key=key, value=value)
+
+
 def linears_of_heads(linears: Mapping[str, ObservedCall], attention: AttentionCall) -> tuple[tuple[str, ...], bool]:
-    """Names of the linears of queries, keys and values, in this order, and whether one matrix has them head by head."""
+    """Names of the linears of queries, keys and values, in this order, and whether one matrix has them by KV head: its
+    queries, its key, its value.
+    """
     first = next(iter(linears.values()), None)
     if first is None or not all(call.reads_as(first) for call in linears.values()):
         raise NotRecognised("queries, keys and values are not linears of one tensor")
@@ -32,7 +49,8 @@ def linears_of_heads(linears: Mapping[str, ObservedCall], attention: AttentionCa
     if len(linears) == 1 and first.y.shape[-1] == (heads + 2 * kv_heads) * dim:
         if torch.equal(first.y[..., -kv_heads * dim :], value):
             return tuple(linears), False
-        if heads == kv_heads and torch.equal(first.y.unflatten(-1, (heads, 3, dim))[..., 2, :].flatten(-2), value):
+        by_kv_head = first.y.unflatten(-1, (kv_heads, heads // kv_heads + 2, dim))
+        if heads % kv_heads == 0 and torch.equal(by_kv_head[..., -1, :].flatten(-2), value):
             return tuple(linears), True
     raise NotRecognised(f"linears before the attention ({len(linears)}) in an order that no row has")
 
@@ -52,8 +70,8 @@ def before_rotation(
         sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
         parts = dict(zip(("query", "key"), whole.split(sizes, dim=-1), strict=False))
         if not torch.equal(whole[..., -kv_heads * dim :], attention.value.transpose(1, 2).flatten(-2)):
-            by_head = whole.unflatten(-1, (heads, 3, dim))
-            parts = {"query": by_head[..., 0, :].flatten(-2), "key": by_head[..., 1, :].flatten(-2)}
+            by_kv_head = whole.unflatten(-1, (kv_heads, heads // kv_heads + 2, dim))
+            parts = {"query": by_kv_head[..., :-2, :].flatten(-3), "key": by_kv_head[..., -2, :].flatten(-2)}
     used = {}
     for name, part in parts.items():
         for norm, call in norms.items():

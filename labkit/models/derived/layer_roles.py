@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.models.derived.attention_calls import AttentionCall
-from labkit.models.derived.head_linears import NotRecognised, before_rotation, linears_of_heads
+from labkit.models.derived.head_linears import NotRecognised, before_rotation, linears_of_heads, without_copies
 from labkit.models.derived.norms import is_norm
 from labkit.models.derived.rotations import Rotation, is_rotated, rotations
 from labkit.models.observed.calls import ObservedCall, distance, is_linear
@@ -72,6 +72,7 @@ class Seen:
         others = {name: call for name, call in linears.items() if name != attn_out}
         mlp = _mlp(others, self.calls[path].y.shape[-1])
         qkv = {name: call for name, call in others.items() if name not in mlp.linears}
+        attention = without_copies(qkv, attention)
         names, interleaved = linears_of_heads(qkv, attention)
         before, head_norms = before_rotation(names, qkv, norms, attention)
         attention = _scaled_later(before["query"], attention)

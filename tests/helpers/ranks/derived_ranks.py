@@ -1,5 +1,7 @@
 """What each rank does with models whose rows are derived: the tokens of transformers, by how the model is divided."""
 
+from typing import Any
+
 import torch
 from helpers.models.any_models import any_model, texts
 
@@ -7,14 +9,18 @@ import labkit
 from labkit.engine.engine import DecoderEngine
 
 NAMES = ("bart", "falcon", "granite", "mpt", "nanochat", "phi3", "whisper")
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon 40B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 8, "num_attention_heads": 32})
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | OTHERS
 
 
 def derived_on_ranks(option: str, size: int) -> dict[str, bool]:
     """Whether each model has an engine with a row that gives transformers' tokens."""
     torch.set_num_threads(1)
     right = {}
-    for name in NAMES:
-        model = any_model(name)
+    for name, (kind, changes) in MODELS.items():
+        model = any_model(kind, **changes)
         how = {"tensor_parallel": {"tp_size": size}, "pipeline_parallel": {"pp_size": size}}[option]
         engine = labkit.init_inference(model, dtype=torch.float32, **{option: how})
         right[name] = isinstance(engine, DecoderEngine) and torch.equal(texts(engine), texts(model))
