@@ -15,7 +15,7 @@ namespace labkit {
 template <class T>
 void gemm_into(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                float* out, int64_t stride, ThreadScratch& scratch, const float* addend = nullptr) {
-  gemm_part<T>(team, thread, linear, x, ldx, rows, scratch, [&](int64_t block, const float* acc) {
+  gemm_part<T>(TeamDeal{team, thread}, linear, x, ldx, rows, scratch, [&](int64_t block, const float* acc) {
     const int64_t column = block * kBlock;
     const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
     alignas(64) float bias[kBlock] = {};
@@ -47,7 +47,7 @@ template <class T>
 void gemm_argmax(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                  Best* best, ThreadScratch& scratch) {
   for (int64_t m = 0; m < rows; ++m) best[m] = {-INFINITY, -1};
-  gemm_part<T>(team, thread, linear, x, ldx, rows, scratch, [&](int64_t block, float* acc) {
+  gemm_part<T>(TeamDeal{team, thread}, linear, x, ldx, rows, scratch, [&](int64_t block, float* acc) {
     const int64_t column = block * kBlock;
     const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
     for (int64_t m = 0; m < rows; ++m) {

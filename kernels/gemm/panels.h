@@ -35,13 +35,12 @@ class RegisterRows {
 
 // A thread's part of a GEMM that multiplies weights in their stored type. One tile takes a block's whole depth in one
 // pass, and its sums stay in registers. Several tiles take kDepth at a time.
-template <class T, class Rows, class Finish>
-void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows, ThreadScratch& scratch,
-                 Finish&& finish) {
+template <class T, class Deal, class Rows, class Finish>
+void stored_part(Deal&& deal, const Linear& linear, const Rows& rows, ThreadScratch& scratch, Finish&& finish) {
   const int64_t padded = padded_depth<T>(linear.inputs), pass = rows.one_tile() ? padded : kDepth;
-  const Reading reading = team.reading();
+  const Reading reading = deal.reading();
   float* acc = scratch.sums.get<float>(rows.padded() * kBlock);
-  team.deal(blocks_of(linear.outputs), thread, [&](int64_t block) {
+  deal(blocks_of(linear.outputs), [&](int64_t block) {
     const T* w = static_cast<const T*>(linear.weight) + block * padded * kBlock;
     for (int64_t k = 0; k < padded; k += pass)
       rows.multiply(&reading, w + k * kBlock, k, padded - k < pass ? padded - k : pass, k > 0, acc);
@@ -49,34 +48,35 @@ void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows,
   });
 }
 
-// This thread's part of out = x * weight^T. `finish(block, acc)` gets the sums of one block for all rows,
-// acc[rows][32], while they are in the cache. It applies bias, activation and argmax without another pass over memory.
-template <class T, class Finish>
-void gemm_part(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
+// This thread's part of out = x * weight^T: the blocks that `deal` gives it. `finish(block, acc)` gets the sums of one
+// block for all rows, acc[rows][32], while they are in the cache. It applies bias, activation and argmax without
+// another pass over memory.
+template <class T, class Deal, class Finish>
+void gemm_part(Deal&& deal, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                ThreadScratch& scratch, Finish&& finish) {
   if constexpr (std::is_same_v<T, int8_t>) {
     using Pairs = std::conditional_t<std::is_same_v<Activation<bf16>, bf16>, bf16, float>;
-    if (!linear.scales) return gemm_part<bf16>(team, thread, linear, x, ldx, rows, scratch, finish);
+    if (!linear.scales) return gemm_part<bf16>(deal, linear, x, ldx, rows, scratch, finish);
     const Quantised matrix(linear);
     const int64_t blocks = blocks_of(linear.outputs);
 #if defined(LABKIT_HAS_VNNI)
     if (rows <= kMostVnniRows && linear.activation_bits == 8)
-      return vnni_part<1>(team, thread, linear, x, ldx, rows, scratch, finish);
-    if (rows <= kMostVnniRows) return vnni_part<2>(team, thread, linear, x, ldx, rows, scratch, finish);
+      return vnni_part<1>(deal, linear, x, ldx, rows, scratch, finish);
+    if (rows <= kMostVnniRows) return vnni_part<2>(deal, linear, x, ldx, rows, scratch, finish);
 #else  // without VNNI there are no bf16 products either, and the activations are floats
-    if (rows <= kMaxRows) return run_by_run(team, thread, matrix, blocks, x, ldx, rows, scratch, finish);
+    if (rows <= kMaxRows) return run_by_run(deal, matrix, blocks, x, ldx, rows, scratch, finish);
 #endif
 #if defined(LABKIT_HAS_AMX)
-    widened_part<Pairs>(team, thread, matrix, blocks, AmxRows(x, ldx, rows, scratch), scratch, finish);
+    widened_part<Pairs>(deal, matrix, blocks, AmxRows(x, ldx, rows, scratch), scratch, finish);
 #else
-    widened_part<Pairs>(team, thread, matrix, blocks, RegisterRows<Pairs>(x, ldx, rows, scratch), scratch, finish);
+    widened_part<Pairs>(deal, matrix, blocks, RegisterRows<Pairs>(x, ldx, rows, scratch), scratch, finish);
 #endif
   } else {
 #if defined(LABKIT_HAS_AMX)
     if constexpr (std::is_same_v<T, bf16>)
-      if (rows > kFewRows) return stored_part<T>(team, thread, linear, AmxRows(x, ldx, rows, scratch), scratch, finish);
+      if (rows > kFewRows) return stored_part<T>(deal, linear, AmxRows(x, ldx, rows, scratch), scratch, finish);
 #endif
-    stored_part<T>(team, thread, linear, RegisterRows<T>(x, ldx, rows, scratch), scratch, finish);
+    stored_part<T>(deal, linear, RegisterRows<T>(x, ldx, rows, scratch), scratch, finish);
   }
 }
 

@@ -131,21 +131,21 @@ void widen_run(const char* from, int64_t depth, const Affine* affine, Reading re
 //
 // If a whole row of the matrix shares a scale, it is applied to the sum, and nothing is rounded. Else the weights are
 // scaled as they are widened, because scaling the sums of each group took longer.
-template <class W, class Rows, class Finish>
-void widened_part(Team& team, int thread, const Quantised& matrix, int64_t blocks, const Rows& rows,
-                  ThreadScratch& scratch, Finish&& finish) {
+template <class W, class Deal, class Rows, class Finish>
+void widened_part(Deal&& deal, const Quantised& matrix, int64_t blocks, const Rows& rows, ThreadScratch& scratch,
+                  Finish&& finish) {
   const bool whole = matrix.groups() == 1 && !matrix.asymmetric();
   const int64_t depth = padded_depth<W>(matrix.depth()), sums = rows.padded() * kBlock;
   float* acc = scratch.sums.get<float>(sums);
   W* slice = scratch.slice.get<W>(kDepth * kBlock);
-  team.deal(blocks, thread, [&](int64_t block) {
+  deal(blocks, [&](int64_t block) {
     for (int64_t begin = 0; begin < depth; begin += kDepth) {
       const int64_t end = begin + kDepth < depth ? begin + kDepth : depth;
       for (int64_t k = begin, after; k < end; k = after) {
         after = matrix.run_end(k, end);
         const Affine affine(matrix, block, k / matrix.group());
         with_codes(matrix, k, [&](auto codes) {
-          widen_run<decltype(codes)>(matrix.lane(block, k), after - k, whole ? nullptr : &affine, team.reading(),
+          widen_run<decltype(codes)>(matrix.lane(block, k), after - k, whole ? nullptr : &affine, deal.reading(),
                                      slice + (k - begin) * kBlock);
         });
       }
@@ -162,19 +162,19 @@ void widened_part(Team& team, int thread, const Quantised& matrix, int64_t block
 
 // A thread's part of a GEMM with few rows: codes are multiplied as floats, and the sum of a run is scaled. A minimum is
 // multiplied with the sum of the activations of its run.
-template <class X, class Finish>
-void run_by_run(Team& team, int thread, const Quantised& matrix, int64_t blocks, const X* x, int64_t ldx, int64_t count,
+template <class Deal, class X, class Finish>
+void run_by_run(Deal&& deal, const Quantised& matrix, int64_t blocks, const X* x, int64_t ldx, int64_t count,
                 ThreadScratch& scratch, Finish&& finish) {
   float* acc = scratch.sums.get<float>(2 * count * kBlock);
   float* of_run = acc + count * kBlock;
-  team.deal(blocks, thread, [&](int64_t block) {
+  deal(blocks, [&](int64_t block) {
     std::memset(acc, 0, size_t(count * kBlock) * sizeof(float));
     for (int64_t k = 0, after; k < matrix.depth(); k = after) {
       after = matrix.run_end(k, matrix.depth());
       with_codes(matrix, k, [&](auto codes) {
         using T = Quad<decltype(codes)>;
         const T* w = reinterpret_cast<const T*>(matrix.lane(block, k));
-        tile_rows<T>(int(count), w, x + k, ldx, after - k, false, of_run, ahead_of(team.reading(), w, after - k, 0, 1));
+        tile_rows<T>(int(count), w, x + k, ldx, after - k, false, of_run, ahead_of(deal.reading(), w, after - k, 0, 1));
       });
       const Affine affine(matrix, block, k / matrix.group());
       for (int64_t m = 0; m < count; ++m) {

@@ -204,14 +204,14 @@ void vnni_tile(const Quantised& matrix, const VnniRows<kTerms>& rows, int64_t t,
 }
 
 // A thread's part of a GEMM with quantised weights, for up to kMostVnniRows rows.
-template <int kTerms, class X, class Finish>
-void vnni_part(Team& team, int thread, const Linear& linear, const X* x, int64_t ldx, int64_t count,
-               ThreadScratch& scratch, Finish&& finish) {
+template <int kTerms, class Deal, class X, class Finish>
+void vnni_part(Deal&& deal, const Linear& linear, const X* x, int64_t ldx, int64_t count, ThreadScratch& scratch,
+               Finish&& finish) {
   const Quantised matrix(linear);
-  const Reading reading = team.reading();
+  const Reading reading = deal.reading();
   const VnniRows<kTerms> rows(matrix, x, ldx, linear.inputs, count, scratch);
   float* acc = scratch.sums.get<float>(count * kBlock);
-  team.deal(blocks_of(linear.outputs), thread, [&](int64_t block) {
+  deal(blocks_of(linear.outputs), [&](int64_t block) {
     for (int64_t first = 0, last; first < rows.segments(); first = last) {
       last = rows.tiles() == 1 ? rows.segments() : rows.slice_end(first);
       const int64_t begin = rows.segment(first).begin,

@@ -29,13 +29,13 @@ inline void silu(float* x, int64_t n) {
   for (; i < n; ++i) x[i] = x[i] / (1.0f + std::exp(-x[i]));
 }
 
-// out[rows][out_stride] = activation(x * up^T + bias), or activation(gate) * up. Ends after a barrier.
-template <class T>
-void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normalised<T>& input, int64_t rows,
-                Activation<T>* out, int64_t out_stride, ThreadScratch& scratch) {
+// This thread's part of out[rows][out_stride] = activation(x * up^T + bias), or activation(gate) * up.
+template <class T, class Deal>
+void mlp_part(Deal&& deal, const MlpWeights& weights, const Activation<T>* x, int64_t ldx, int64_t rows,
+              Activation<T>* out, int64_t out_stride, ThreadScratch& scratch) {
   const Linear& up = weights.up;
   const int64_t width = weights.gated ? up.outputs / 2 : up.outputs;
-  gemm_part<T>(team, thread, up, input.x, input.stride, rows, scratch, [&](int64_t block, float* acc) {
+  gemm_part<T>(deal, up, x, ldx, rows, scratch, [&](int64_t block, float* acc) {
     for (int64_t m = 0; m < rows; ++m) {
       float* row = acc + m * kBlock;
       if (up.bias)
@@ -52,6 +52,13 @@ void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normali
       if (count > 0) to_activation(row, count, end, out + m * out_stride + first);
     }
   });
+}
+
+// The region, on all threads. Ends after a barrier.
+template <class T>
+void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normalised<T>& input, int64_t rows,
+                Activation<T>* out, int64_t out_stride, ThreadScratch& scratch) {
+  mlp_part<T>(TeamDeal{team, thread}, weights, input.x, input.stride, rows, out, out_stride, scratch);
   team.barrier();
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -15,7 +16,7 @@ from labkit.engine.injected.inject import inject
 from labkit.engine.proof import derive
 from labkit.kernels.build import unavailable
 from labkit.models.config import ModelConfig
-from labkit.models.derived.row import small_model
+from labkit.models.derived.row import ConfigByContent, small_model
 from labkit.models.derived.small_config import small_config
 from labkit.models.level_names import DERIVED, HOOKS, ROW
 from labkit.models.policies import find_policy
@@ -61,11 +62,20 @@ def level_of(model: PreTrainedModel | PretrainedConfig) -> Level:
     if reason := unavailable():
         return Level(kind, name, NONE, f"{derived.refusal}; and hooks need the C++ kernels: {reason}")
     try:
-        small = model if isinstance(model, PreTrainedModel) else small_model(small_config(model))
-        injected = inject(small, torch.float32, Quantization())
+        facts = _replaced_in(model) if isinstance(model, PreTrainedModel) else _replaced(ConfigByContent.of(model))
     except Exception as error:  # noqa: BLE001 - the code of a class may raise anything for a small config
         return Level(kind, name, NONE, f"{derived.refusal}; hooks: {first_line(error)}")
-    return Level(kind, name, HOOKS, derived.refusal, tuple(injected.summary()))
+    return Level(kind, name, HOOKS, derived.refusal, facts)
+
+
+@lru_cache(maxsize=16)
+def _replaced(key: ConfigByContent) -> tuple[str, ...]:
+    """What hooks replace in a small model of a config."""
+    return _replaced_in(small_model(small_config(key.config)))
+
+
+def _replaced_in(model: PreTrainedModel) -> tuple[str, ...]:
+    return tuple(inject(model, torch.float32, Quantization()).summary())
 
 
 def facts_of(config: ModelConfig) -> tuple[str, ...]:

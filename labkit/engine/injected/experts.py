@@ -54,7 +54,8 @@ class StackedExperts:
     def activation(self) -> str | None:
         """The name of the activation, if it is a plain one, or a plain one times the other half; else None."""
         inner = self.second.shape[2]
-        between, wide = self._between, torch.randn(4, self.first.shape[1], generator=torch.Generator().manual_seed(0))
+        between = _between(self.module, gated=self.gated)
+        wide = torch.randn(4, self.first.shape[1], generator=torch.Generator().manual_seed(0))
         with torch.no_grad(), suppress(RuntimeError, TypeError, ValueError):
             for name, activation in ACTIVATION.items():
                 ways = (
@@ -65,12 +66,8 @@ class StackedExperts:
                     return name
         return None
 
-    @property
-    def _between(self) -> Between:
-        return _between(self.module, gated=self.gated)
-
-    def detached(self) -> Between:
-        """What the module computes between its matrices, without holding them."""
+    def between(self) -> Between:
+        """What the module computes between its matrices. It does not keep them in memory."""
         light = copy.copy(self.module)
         light._parameters = {}
         return _between(light, gated=self.gated)
@@ -92,10 +89,8 @@ def stacked_experts(module: nn.Module) -> StackedExperts | None:
     parameters = dict(module.named_parameters())
     if set(parameters) != names or getattr(module, "has_post_expert_norm", False):
         return None
-    if any(
-        tensor.dim() != 3 - name.endswith("bias") or not tensor.is_floating_point()
-        for name, tensor in parameters.items()
-    ):
+    dims = {name: 2 if name.endswith("bias") else 3 for name in names}
+    if any(parameters[name].dim() != dims[name] or not parameters[name].is_floating_point() for name in names):
         return None
     ups, downs = (parameters[name].detach() for name in (first, "down_proj"))
     if stored.is_transposed:
@@ -164,7 +159,7 @@ def experts_instead(stacked: StackedExperts, packer: PartPacker, dtype: torch.dt
     first = packer.stack(stacked.first, stacked.first_bias, gated=gated)
     second = packer.stack(stacked.second, stacked.second_bias)
     if activation is None:
-        return ExpertsApart(first, second, stacked.detached(), dtype)
+        return ExpertsApart(first, second, stacked.between(), dtype)
     regions = tuple(MlpWeights(NO_NORM, up, activation, gated) for up in first)
     return InjectedExperts(ExpertMlps(regions, second), dtype)
 

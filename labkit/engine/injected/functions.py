@@ -46,9 +46,14 @@ class AttentionTable:
         self._original = original
         self._sdpa = change(original["sdpa"])
 
+    def __getitem__(self, name: str) -> Function:
+        return self._changed(self._original[name])
+
     def get_interface(self, name: str, default: Function) -> Function:
-        own: Function = self._original.get_interface(name, default)
-        return self._sdpa if own is self._original["sdpa"] else own
+        return self._changed(self._original.get_interface(name, default))
+
+    def _changed(self, function: Function) -> Function:
+        return self._sdpa if function is self._original["sdpa"] else function
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

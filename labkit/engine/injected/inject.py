@@ -264,9 +264,8 @@ class _Injector:
         groups: dict[tuple[str, int, int, bool], list[str]] = defaultdict(list)
         for path, call in self.calls.items():
             if path in self.linears and id(linear := self.linears[path]) not in self.taken:
-                groups[path.rpartition(".")[0], id(call.read), call.version, self.packer.stays_floats(linear)].append(
-                    path
-                )
+                floats = self.packer.stays_floats(linear)
+                groups[path.rpartition(".")[0], id(call.read), call.version, floats].append(path)
         return list(groups.values())
 
     def _replace_linears(self, paths: Sequence[str]) -> None:

@@ -50,11 +50,8 @@ def engine_of(
 
 def name_of(model: Any) -> str:
     """Returns the name of a model in messages."""
-    return (
-        type(model.hf_config).__name__.removesuffix("Config")
-        if isinstance(model, ModelSource)
-        else type(model).__name__
-    )
+    of_source = isinstance(model, ModelSource)
+    return type(model.hf_config).__name__.removesuffix("Config") if of_source else type(model).__name__
 
 
 def require_model(model: Any, why: str) -> None:

@@ -260,6 +260,12 @@ class ConfigByContent:
     content: str
     config: PretrainedConfig = field(compare=False)
 
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> ConfigByContent:
+        """Raises NotRecognised for a config that cannot be written as JSON."""
+        with errors_of_the_class():
+            return cls(f"{type(config).__name__} {config.to_json_string(use_diff=False)}", config)
+
 
 @lru_cache(maxsize=16)
 def _derived(key: ConfigByContent) -> Policy:
@@ -273,9 +279,7 @@ def derived_policy(hf_config: PretrainedConfig) -> Policy:
 
     Raises NotRecognised as `DerivedRow` does.
     """
-    with errors_of_the_class():
-        content = f"{type(hf_config).__name__} {hf_config.to_json_string(use_diff=False)}"
-    return _derived(ConfigByContent(content, hf_config))
+    return _derived(ConfigByContent.of(hf_config))
 
 
 @contextmanager
