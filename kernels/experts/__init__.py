@@ -18,7 +18,7 @@ __all__ = ["ExpertMlps", "experts"]
 
 build.declare("labkit_experts", *[POINTER] * 4, LONG, LONG, POINTER, INT, allocates=True)
 
-ROWS_AT_ONCE = 2048  # of one call: working memory grows with the rows, and so many are worth the reading of an expert
+ROWS_AT_ONCE = 2048  # in one call of C++: its working memory grows with the rows
 
 
 def _chosen(name: str, chosen: Tensor, call: ArgumentCheck) -> None:

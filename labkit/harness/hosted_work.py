@@ -33,8 +33,10 @@ class MatrixNumbers(FrozenRecord):
         return self.dense + self.experts * self.chosen
 
     def read(self, batch: int) -> float:
-        """The numbers that a step of `batch` tokens reads. Of E experts, b tokens that choose k each with the same
-        chance read E (1 - (1 - k / E)^b) on the average.
+        """The numbers that a step of `batch` tokens reads.
+
+        If each of b tokens chooses k of E experts, all with the same chance, the step reads E (1 - (1 - k / E)^b)
+        experts on the average.
         """
         return self.dense + self.experts * (1 - (1 - self.chosen) ** batch)
 
@@ -69,8 +71,8 @@ def matrix_numbers(model: Any) -> MatrixNumbers | None:
 
 
 def work_of_matrices(numbers: MatrixNumbers, weights: Weights, batch: int, prompt: int) -> Work:
-    """The work of `batch` sequences. A step reads each of the dense numbers once, and those of the experts that are
-    chosen, if each is as likely as the others.
+    """The work of `batch` sequences. A step reads each of the dense numbers once, and the numbers of the experts that
+    its tokens choose (`MatrixNumbers.read`).
     """
     if isinstance(weights, StoredWeights):
         whole = weights.bytes or (numbers.dense + numbers.experts) * weights.bits / 8

@@ -18,7 +18,7 @@ class NotRecognised(UserError):
 
 
 def without_copies(linears: Mapping[str, ObservedCall], attention: AttentionCall) -> AttentionCall:
-    """A call whose keys and values are those that one linear gave, where the model repeats them for each query head."""
+    """The call with each key and value once. Some models repeat them, so that each query head has its own."""
     heads, copies, dim = attention.query.shape[1], attention.key.shape[1], attention.query.shape[-1]
     width = next(iter(linears.values())).y.shape[-1] if len(linears) == 1 else 0
     kv_heads = (width // dim - heads) // 2

@@ -47,8 +47,8 @@ def plan_slicing(
     with a KV cache. Embeddings, norms, the LM head, routers and other single modules are replicated. Attention, MLPs
     and experts whose cut can't be proved are replicated, too, and `BlockPlan.unproved` says why.
 
-    Raises ValueError if nothing can be cut, with the module's name if a policy names it and its cut can't be proved,
-    for a policy that names no linear or leaves one out, and for more ranks than heads, with the largest degree that
+    Raises ValueError if nothing can be cut. With a policy, raises it for a module whose cut can't be proved, and for a
+    policy that names no linear or leaves one out. For more ranks than heads the message has the largest degree that
     works.
     """
     if tp_size < 1:
