@@ -13,7 +13,7 @@ from labkit.kernels.types import Linear, float_dtype
 from labkit.models.observed.calls import bias_of, matrix
 from labkit.system.rounding import round_up
 from labkit.weights.canonical import RowBlocks
-from labkit.weights.packing import Packer
+from labkit.weights.packing import Packer, packed_at_once
 from labkit.weights.quantise import Quantization
 
 LAYER, HEAD = "qkv.weight", "head.weight"  # canonical names, whose schemes all linears and the head have
@@ -30,9 +30,13 @@ class PartPacker:
 
     def __init__(self, dtype: torch.dtype, quant: Quantization, shapes: Iterable[tuple[int, int]]) -> None:
         self.dtype, self.quant = dtype, quant
-        size = float_dtype(dtype).itemsize
-        room = sum(round_up(rows, 64) * round_up(columns, 128) * size * 2 + OTHERS for rows, columns in shapes)
-        self._packer = Packer("cpp", float_dtype(dtype), quant.activation_bits, Arena.reserved(room))
+        room = numbers = 0
+        for rows, columns in shapes:
+            room += round_up(rows, 64) * round_up(columns, 128) * float_dtype(dtype).itemsize * 2 + OTHERS
+            numbers += rows * columns
+        bits = quant.weight.num_bits if self.quantises else 8 * dtype.itemsize
+        at_once = packed_at_once(numbers * bits // 8)
+        self._packer = Packer("cpp", float_dtype(dtype), quant.activation_bits, Arena.reserved(room), at_once)
 
     @property
     def quantises(self) -> bool:
