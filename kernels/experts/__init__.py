@@ -26,9 +26,7 @@ def _chosen(name: str, chosen: Tensor, call: ArgumentCheck) -> None:
     call.within(name, chosen, call.sizes["experts"] + 1, "the number of experts stands for none")
 
 
-@checked(
-    weights=expert_mlps, hidden=floats("rows", "width"), chosen=_chosen, shares=floats("rows", "choices")
-)  # fmt: skip
+@checked(weights=expert_mlps, hidden=floats("rows", "width"), chosen=_chosen, shares=floats("rows", "choices"))
 def experts(
     hidden: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertMlps, *, threads: int = 1, impl: str
 ) -> Tensor:

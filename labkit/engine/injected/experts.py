@@ -104,8 +104,6 @@ def stacked_experts(module: nn.Module) -> StackedExperts | None:
 class InjectedMixture(InjectedModule):
     """A mixture of experts on packed matrices, called as transformers' own."""
 
-    num_experts: int
-
 
 class InjectedExperts(InjectedMixture):
     """A mixture of experts in one call. A number that is no expert's adds nothing."""
