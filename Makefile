@@ -70,6 +70,8 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@$(BIN)/python -P -m labkit.bench.loading
 	@echo "bench: from the command to the last token, with imports and loading"
 	@$(BIN)/python -P -m labkit.bench.cold_start
+	@echo "bench: loading, long contexts, long prompts, padding, and the choice of tokens"
+	@$(BIN)/python -P -m labkit.bench.waiting
 	@echo "bench: layers that are read from the disk for every token, against the disk"
 	@$(BIN)/python -P -m labkit.bench.streaming
 	@echo "bench: a model larger than its memory, against other ways to run it from the disk"

@@ -29,6 +29,7 @@ from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.self_comparison_record import SelfComparison
 from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan
+from labkit.harness.waiting_record import WaitingTime
 from labkit.system.asked_from import setting
 from labkit.system.errors import RunError, UserError
 from labkit.system.home import expanded
@@ -51,6 +52,7 @@ AnyRecord = (
     | HandOverMeasurement
     | LoadMeasurement
     | ColdStart
+    | WaitingTime
     | SelfComparison
     | StreamMeasurement
     | Evaluation
