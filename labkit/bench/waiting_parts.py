@@ -104,10 +104,17 @@ def loads(bench: WaitingBench) -> Iterator[WaitingTime]:
         load_vanilla = partial(
             AutoModelForCausalLM.from_pretrained, folder, dtype=torch.bfloat16, trust_remote_code=False
         )
-        ways = {VANILLA: partial(seconds_of, load_vanilla)}
-        for name in LOADED_AS:
-            ways[name] = partial(seconds_of, partial(init_inference, folder, **precision_of(name).options))
+        loaders = {VANILLA: load_vanilla} | {
+            name: partial(init_inference, folder, **precision_of(name).options) for name in LOADED_AS
+        }
+        ways = {name: partial(seconds_of, load) for name, load in loaders.items()}
+        for name in (VANILLA, LOADED_AS[0]):
+            ways[f"{name}, and a token"] = partial(seconds_of, partial(_first_token, loaders[name]))
         yield bench.record("load", source, "bfloat16", "s", bench.in_turns(ways))
+
+
+def _first_token(load: Callable[[], InferenceEngine]) -> None:
+    generate(load(), tokens(1, 1), 1)
 
 
 def step_attention(bench: WaitingBench) -> Iterator[WaitingTime]:
@@ -272,7 +279,7 @@ def _compared(
 
 def tokens(batch: int, length: int) -> torch.Tensor:
     """Tokens of a prompt, the same in every run."""
-    return torch.randint(5, 40_000, (batch, length), generator=torch.Generator().manual_seed(0))
+    return torch.randint(5, 30_000, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
 def generate(engine: InferenceEngine, prompt: torch.Tensor, new: int, **options: Any) -> torch.Tensor:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from labkit.harness.runs import MOSTLY
@@ -114,8 +115,19 @@ def _copied(piece: Piece) -> int:
     copy: int = taken + (piece.begin - taken) % HUGE_PAGE
     if piece.huge:
         calls.madvise(taken, room, MADV_HUGEPAGE)
-    ctypes.memmove(copy, piece.begin, piece.size)
+    _copy_filled(piece, copy)
     if copy > taken:
         calls.munmap(taken, copy - taken)
     calls.munmap(copy + piece.size, taken + HUGE_PAGE - copy)
     return copy
+
+
+def _copy_filled(piece: Piece, copy: int) -> None:
+    """Copies a piece to memory that the system has just given, which holds zeros. Parts of zeros are left out, so that
+    address space that was reserved and never filled takes no memory in the copy either.
+    """
+    for begin in range(0, piece.size, HUGE_PAGE):
+        size = min(HUGE_PAGE, piece.size - begin)
+        part = np.frombuffer((ctypes.c_uint8 * size).from_address(piece.begin + begin), np.uint8)
+        if part.any():
+            ctypes.memmove(copy + begin, piece.begin + begin, size)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from labkit.harness.environment import anonymous_memory
 from labkit.harness.turns import pages, placing
 from labkit.harness.turns.pages import large_tensors
 from labkit.harness.turns.placing import PlacedBytes, copy_files_anew, place_anew
@@ -135,3 +136,14 @@ def test_files_become_copies_with_the_same_content(tmp_path: Path) -> None:
     assert file.stat().st_ino != before
     assert not link.is_symlink()
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["a.bin", "linked"]
+
+
+def test_reserved_memory_that_was_never_filled_takes_no_memory_after_the_move() -> None:
+    whole = Arena.reserved(200 * MEGABYTE).empty((200 * MEGABYTE,), torch.uint8)
+    whole[: 40 * MEGABYTE] = 1
+    whole[100 * MEGABYTE + 5] = 2
+    before = anonymous_memory()
+    assert place_anew([whole]).anew
+    assert anonymous_memory() - before < 10 * MEGABYTE
+    assert int(whole.sum()) == 40 * MEGABYTE + 2
+    assert whole[100 * MEGABYTE + 5] == 2
