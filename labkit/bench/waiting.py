@@ -33,7 +33,6 @@ from labkit.bench.page import (
 from labkit.bench.waiting_parts import (
     FUSED,
     GREEDY,
-    VANILLA,
     WaitingBench,
     choices,
     comparisons,

@@ -128,6 +128,6 @@ def _copy_filled(piece: Piece, copy: int) -> None:
     """
     for begin in range(0, piece.size, HUGE_PAGE):
         size = min(HUGE_PAGE, piece.size - begin)
-        part = np.frombuffer((ctypes.c_uint8 * size).from_address(piece.begin + begin), np.uint8)
+        part = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(piece.begin + begin))
         if part.any():
             ctypes.memmove(copy + begin, piece.begin + begin, size)
