@@ -208,6 +208,8 @@ def test_every_ratio_with_a_wide_interval_is_called_wide_or_not_trustworthy() ->
     }
     assert wide
     assert {cell for cell in wide if not re.search("not trustworthy|, wide", cell)} == set()
+    called_wide = [interval for cell, interval in intervals.items() if interval and ", wide" in cell]
+    assert all(float(interval[1]) > 1 for interval in called_wide)  # undecided ones are not trustworthy
 
 
 def test_the_readme_is_one_page() -> None:

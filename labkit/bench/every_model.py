@@ -44,7 +44,6 @@ from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
-from labkit.harness.results import load_records
 from labkit.models.level_names import DERIVED, HOOKS
 from labkit.system.command import run_command
 
@@ -150,7 +149,7 @@ def main(
         raise typer.BadParameter(f"got {', '.join(unknown)}, expected some of {', '.join(names)}", param_hint="--only")
     environment = read_environment(threads or team_size())
     files = BenchFiles.of(machine_of(environment), "every-model", output=output)
-    records = _read(files.records)
+    records = files.kept(Comparison)
     peer = () if llama_cpp_is_missing() else (WITH_LLAMA_CPP,)
     for model in MODELS:
         if only and model.name not in only:
@@ -253,10 +252,6 @@ def _is_of(record: Comparison, model: BenchedModel, sides: BenchedSides) -> bool
     case = record.case
     of = (Path(case.model).name, case.dtype, record.baseline.name, record.candidate.name)
     return of == (model.name, sides.dtype, sides.baseline, sides.candidate)
-
-
-def _read(file: Path) -> list[Comparison]:
-    return [record for record in load_records(file) if isinstance(record, Comparison)] if file.exists() else []
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,7 +41,6 @@ from labkit.harness.compare.plan import Schedule
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.regions.case import shape_of
-from labkit.harness.results import load_records
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.turns.looks import EPOCH_S, FEWEST_PAIRS, FEWEST_STEPS
 from labkit.models.dtypes import FLOAT_DTYPES
@@ -90,7 +88,7 @@ def main(
     )
     environment = read_environment(settings.threads)
     files = BenchFiles.of(machine_of(environment), quick=quick, output=output)
-    records = _read(files.records)
+    records = files.kept(Comparison)
     todo = [target for target in targets if fresh or not _done(target, settings, records, environment.commit)]
     minutes = sum(_seconds(target, settings) for target in todo) / 60
     kept = f", {len(targets) - len(todo)} kept from {files.records}" if len(todo) < len(targets) else ""
@@ -150,10 +148,6 @@ def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
             Schedule(rounds=settings.rounds, warm_up=min(WARM_UP, settings.new), stages=False),
             progress=follow,
         )
-
-
-def _read(file: Path) -> list[Comparison]:
-    return [record for record in load_records(file) if isinstance(record, Comparison)] if file.exists() else []
 
 
 def _done(target: Target, settings: Settings, records: Sequence[Comparison], commit: str | None) -> bool:

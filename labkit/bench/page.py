@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -19,11 +19,15 @@ from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
 from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment
+from labkit.harness.frozen_record import FrozenRecord
+from labkit.harness.results import load_records
 from labkit.kernels.tuned import slug
 from labkit.system.markdown import markdown_table as markdown_table
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, progress_bar
 from labkit.system.whole_file import write_whole
+
+Kept = TypeVar("Kept", bound=FrozenRecord)
 
 NONE = "–"
 out = Console(highlight=False)
@@ -71,6 +75,10 @@ class BenchFiles:
     @property
     def page(self) -> Path:
         return self.records.with_suffix(".md")
+
+    def kept(self, kind: type[Kept]) -> list[Kept]:
+        """The records of this kind that an earlier run wrote."""
+        return [of for of in load_records(self.records) if isinstance(of, kind)] if self.records.exists() else []
 
     def write(self, records: Iterable[BaseModel], page: str) -> None:
         """Writes both files, each whole or not at all."""

@@ -59,7 +59,6 @@ from labkit.harness.exchange.records import HandOverMeasurement
 from labkit.harness.pipeline.measure import measure_pipeline
 from labkit.harness.pipeline.records import PipelineMeasurement
 from labkit.harness.records import Measurement
-from labkit.harness.results import load_records
 from labkit.stages import EXCHANGES, Phase, Stage
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
@@ -99,9 +98,8 @@ def main(
         raise UserError(f"got --batch {batch} and --against {against}; expected any of {batches} and of {BASELINES}")
     files = BenchFiles.of(machine_of(read_environment(STAGES)), "pipeline", quick=quick, output=output)
     measured = {(target.batch, name) for target in targets for name in names}
-    kept = load_records(files.records) if files.records.exists() else []
-    comparisons = [record for record in kept if isinstance(record, Comparison) and place(record) not in measured]
-    bubble_records = [record for record in kept if isinstance(record, PipelineMeasurement)]
+    comparisons = [record for record in files.kept(Comparison) if place(record) not in measured]
+    bubble_records = files.kept(PipelineMeasurement)
     counts: dict[str, int] = {"rounds": QUICK_ROUNDS, "calls": QUICK_CALLS} if quick else {}
     handed = measure_hand_over(HAND_OVER_ROWS, HAND_OVER_WIDTH, **counts)
     if bubbles:

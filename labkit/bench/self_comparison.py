@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -34,7 +33,6 @@ from labkit.bench.page import (
 from labkit.engine.team_size import team_size
 from labkit.harness.compare.compare import BUDGET_S, compare
 from labkit.harness.environment import read_environment
-from labkit.harness.results import load_records
 from labkit.harness.self_comparison_record import SelfComparison
 from labkit.statistics import Verdict
 from labkit.system.comma_list import listed
@@ -58,7 +56,7 @@ def main(
     environment = read_environment(threads or team_size())
     subject = "self-comparison" + ("-against" if against else "")
     files = BenchFiles.of(machine_of(environment), subject, output=output)
-    records = _read(files.records)
+    records = files.kept(SelfComparison)
 
     def done(precision: str) -> int:
         key = (environment.commit, model, precision, side)
@@ -138,10 +136,6 @@ def page(records: Iterable[SelfComparison]) -> str:
 
 def _width(record: SelfComparison) -> float:
     return record.ratio.high / record.ratio.low - 1
-
-
-def _read(file: Path) -> list[SelfComparison]:
-    return [record for record in load_records(file) if isinstance(record, SelfComparison)] if file.exists() else []
 
 
 if __name__ == "__main__":

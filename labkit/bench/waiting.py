@@ -44,7 +44,6 @@ from labkit.bench.waiting_parts import (
 from labkit.engine.team_size import team_size, torch_threads
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment, read_environment
-from labkit.harness.results import load_records
 from labkit.harness.waiting_record import WaitingTime
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
@@ -85,7 +84,8 @@ def main(
     environment = read_environment(count)
     files = BenchFiles.of(machine_of(environment), "waiting", output=output)
     parts = [part for part in PARTS if not only or part in only]
-    records = [record for record in _read(files) if part_of(record) not in parts]
+    kept: list[Record] = [*files.kept(WaitingTime), *files.kept(Comparison)]
+    records = [record for record in kept if part_of(record) not in parts]
     with torch_threads(count):
         for part in parts:
             for record in PARTS[part](WaitingBench(environment, count, rounds)):
@@ -157,7 +157,7 @@ def page(records: Sequence[Record]) -> str:
     for part in dict.fromkeys(map(part_of, records)):
         of = [record for record in records if part_of(record) == part]
         blocks += [f"## {part.capitalize()}", EXPLAINED[part], _table(of)]
-    environment = next(_environment(record) for record in records)
+    environment = _environment(records[0])
     return page_of(
         f"What people wait for on {environment.machine}",
         f"Medians. {verdict(judged)}",
@@ -212,12 +212,6 @@ def _case(record: WaitingTime) -> str:
 
 def _environment(record: Record) -> Environment:
     return record.candidate.environment if isinstance(record, Comparison) else record.environment
-
-
-def _read(files: BenchFiles) -> list[Record]:
-    if not files.records.exists():
-        return []
-    return [record for record in load_records(files.records) if isinstance(record, Record)]
 
 
 if __name__ == "__main__":

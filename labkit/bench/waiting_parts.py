@@ -17,6 +17,7 @@ from transformers.generation import BaseStreamer
 from labkit.bench.page import followed
 from labkit.engine import init_inference
 from labkit.engine.engine import InferenceEngine
+from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.choosing import generation_arguments
 from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
@@ -25,6 +26,7 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment
 from labkit.harness.roofline import layer_shape, probe_bandwidth, probe_peak
 from labkit.harness.rounds import random_orders
+from labkit.harness.timing import TokenClock
 from labkit.harness.waiting_record import WaitingTime
 from labkit.kernels.decode_step.cases import layer_cases
 from labkit.kernels.layer_ops import Pass
@@ -220,11 +222,10 @@ def choices(bench: WaitingBench) -> Iterator[WaitingTime]:
     engine = init_inference(source, dtype=torch.bfloat16)
     prompt = source.tokenizer(TEXT, return_tensors="pt").input_ids if source.tokenizer else tokens(1, 12)
     for batch in (1, 8):
-        names = [name for name in CHOICES if batch == 1 or "beams" not in name]
         ways = {
-            name: partial(outside_ms, engine, prompt.repeat(batch, 1), CHOICES[name], source)
-            for name in names
-            if batch == 1 or "streamer" not in name  # transformers' streamers take one sequence
+            name: partial(outside_ms, engine, prompt.repeat(batch, 1), choice, source)
+            for name, choice in CHOICES.items()
+            if batch == 1 or not {"streamer", "num_beams"} & set(choice)  # transformers' streamers take one sequence
         }
         yield bench.record("choice of a token", source, "bfloat16", "ms", bench.in_turns(ways), batch=batch)
 
@@ -233,7 +234,7 @@ def outside_ms(engine: InferenceEngine, prompt: torch.Tensor, choice: Mapping[st
     """Milliseconds of a token that pass outside of the kernels, from a long and a short generation."""
     options = dict(choice)
     if options.pop("streamer", False):
-        options["streamer"] = Discarding()
+        options["streamer"] = TokenClock()
     if "stop_strings" in options:
         options["tokenizer"] = source.tokenizer
     outside = []
@@ -245,16 +246,6 @@ def outside_ms(engine: InferenceEngine, prompt: torch.Tensor, choice: Mapping[st
         in_kernels_ms = sum(time.total_ms for time in engine.stage_times() if time.stage != Stage.SAMPLE)
         outside.append(1e3 * seconds - in_kernels_ms)
     return (outside[1] - outside[0]) / (LONG - SHORT)
-
-
-class Discarding(BaseStreamer):
-    """A streamer that does nothing."""
-
-    def put(self, value: torch.Tensor) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 def comparisons(bench: WaitingBench, peer: bool) -> Iterator[Comparison]:
@@ -272,7 +263,7 @@ def _compared(
     case = comparison_case(
         model=SMALL, dtype="bfloat16", batch=batch, prompt=prompt, new=64, threads=bench.threads, sample=sample
     )
-    with followed(f"{case.title}") as follow:
+    with followed(case.title) as follow:
         schedule = Schedule(rounds=bench.rounds + 1, stages=False)
         return compare_with_each(baselines, FUSED, case, schedule, progress=follow)
 
@@ -298,6 +289,6 @@ def seconds_of(call: Callable[[], object]) -> float:
     return seconds
 
 
-def stage_ms(times: Sequence[Any], phase: Phase, stage: Stage) -> float:
+def stage_ms(times: Sequence[StageTime], phase: Phase, stage: Stage) -> float:
     """Milliseconds of a stage of all layers."""
     return sum(time.total_ms for time in times if time.phase == phase and time.stage == stage)

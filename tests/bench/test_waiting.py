@@ -1,5 +1,6 @@
 """The bench of what people wait for: its bars, its page, and every part on small models."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from labkit.bench import waiting, waiting_parts
 from labkit.bench.waiting import checks, page
 from labkit.bench.waiting_parts import WaitingBench, attention_flops, outside_ms, tokens
 from labkit.engine import init_inference
+from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness import load_records
 from labkit.harness.waiting_record import WaitingTime
 from labkit.models.policies import model_config_of
+from labkit.stages import Phase, Stage
 from labkit.system.errors import UserError
 from labkit.system.whole_file import write_whole
 from labkit.weights.resolve import resolve
@@ -96,10 +99,23 @@ def test_attention_is_sampled_next_to_the_probe() -> None:
     assert min(min(values) for values in samples.values()) > 0
 
 
-@sweep
-def test_a_slower_choice_takes_more_time_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = resolve("tiny-llama")
-    engine, prompt = init_inference(source, dtype=torch.bfloat16), tokens(1, 20) % 500
-    greedy = min(outside_ms(engine, prompt, {"do_sample": False}, source) for _ in range(3))
-    beams = min(outside_ms(engine, prompt, {"do_sample": False, "num_beams": 4}, source) for _ in range(3))
-    assert beams > greedy
+def test_outside_is_what_a_longer_generation_adds_beyond_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    new: list[int] = []
+
+    def generate(engine: object, prompt: object, tokens: int, **options: object) -> None:
+        new.append(tokens)
+
+    class Engine:
+        def stage_times(self, *, reset: bool = True) -> list[StageTime]:
+            took = [(Stage.MLP, 2.0), (Stage.SAMPLE, 0.5)]
+            return [StageTime(Phase.DECODE, stage, None, 1, ms * sum(new[-1:])) for stage, ms in took]
+
+    def seconds_of(call: Callable[[], object]) -> float:
+        call()
+        return (100 + 2.75 * new[-1]) / 1e3  # 100 ms of preparation
+
+    monkeypatch.setattr(waiting_parts, "generate", generate)
+    monkeypatch.setattr(waiting_parts, "seconds_of", seconds_of)
+    outside = outside_ms(Engine(), tokens(1, 3), {"do_sample": False}, resolve("tiny-llama"))  # type: ignore[arg-type]
+    assert outside == pytest.approx(0.75)
+    assert new == [waiting_parts.SHORT, waiting_parts.LONG]
