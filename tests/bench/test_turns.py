@@ -15,4 +15,4 @@ def test_a_side_has_both_figures_and_sleeps_while_it_is_paused(side: str) -> Non
     spec = SideSpec.named(side, 2)
     cost, paused = checks_of(spec, prepare([spec], case, Schedule()), rounds=2)
     assert cost.figure.endswith("]")
-    assert paused.met, paused.figure
+    assert float(paused.figure.removesuffix("%")) < 50, "a side that waits in a loop takes a whole processor"
