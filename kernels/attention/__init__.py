@@ -38,7 +38,8 @@ def attention(
     slots up to `past + T - 1`. A row that sees no slot (padding) gives zeros. Bytes: the KV cache of the seen slots,
     once for every 16 queries of a KV head; with many new tokens at most once for each thread.
 
-    cpp: with many new tokens, queries and probabilities are rounded to bfloat16 where the kernels' activations are.
+    cpp rounds queries and probabilities where the processor multiplies pairs of 16-bit numbers: to bfloat16 on a
+    bfloat16 cache, and to integers of 16 bits on an int8 cache that few new tokens read.
     """
     if impl == "reference":
         return reference(queries, params, heads, rows, cache)

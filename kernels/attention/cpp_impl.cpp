@@ -121,13 +121,12 @@ inline int64_t attention_bytes(const Heads& heads, const Rows& rows, int64_t slo
 // Attends with the queries of a tile to its slots within `among`: to part `part` of them.
 template <class T, class X>
 void attend_tile(const AttentionCall<X>& call, const CachedTiles& tiles, int64_t tile, int64_t part, Range among,
-                 Into between, float* rows, Softmax* sums, float* context) {
+                 float* rows, Softmax* sums, float* context) {
   const int64_t dim = call.heads.padded_dim;
   Queries queries{int(tiles.count(tile)), rows, {}};
   for (int r = 0; r < queries.count; ++r) {
     const auto [b, token, head] = tiles.place(tile, r);
     to_activation(call.query(b, token, head), call.heads.dim, dim, rows + r * dim);
-    reorder<T>(rows + r * dim, dim, false);
     queries.sights[r] = call.sight(b, token, head);
   }
   const HeadSlots<T> head(call.cache, tiles.slots_of(tile), int(dim));
@@ -136,8 +135,7 @@ void attend_tile(const AttentionCall<X>& call, const CachedTiles& tiles, int64_t
   const Range seen{begin, end}, slots = part_of(seen, part, tiles.parts);
   const T* next = head.keys + (part + 1 < tiles.parts ? slots.end : call.cache.capacity + seen.begin) * dim;
   const int64_t sequence = tiles.place(tile, 0).sequence;
-  attend(queries, head, call.params, call.facts(sequence), slots, between, next, sums, context);
-  for (int r = 0; r < queries.count; ++r) reorder<T>(context + r * dim, dim, true);
+  attend(queries, head, call.params, call.facts(sequence), slots, next, sums, context);
 }
 
 // The region for few new tokens. Units of work are dealt out, because every thread is slow at times.
@@ -162,7 +160,7 @@ void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* m
     const int64_t at = is_common ? unit : unit - common_units, tile = at / of.parts, part = at % of.parts;
     const Range among = is_common ? Range{0, tiles.shared} : Range{tiles.shared, call.slots()};
     Softmax sums[kMostQueries];
-    attend_tile<T>(call, of, tile, part, among, team.reading().between(), rows, sums, context);
+    attend_tile<T>(call, of, tile, part, among, rows, sums, context);
     if (tiles.merges()) return (is_common ? of_common : of_own).keep(tile, part, of.count(tile), sums, context);
     for (int64_t r = 0; r < of.count(tile); ++r) {
       sums[r].divide(context + r * dim, dim);

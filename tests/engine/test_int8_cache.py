@@ -66,8 +66,13 @@ def test_weights_of_every_type_go_with_it(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_greedy_tokens_of_a_padded_batch_are_the_references(name: str) -> None:
+    """Up to the first token of which the reference is not sure: its logits of both choices are then alike."""
     actual, expected = (greedy(engine(name, impl), PADDED, 12, attention_mask=MASK) for impl in IMPLS)
-    assert torch.equal(actual, expected)
+    for row in range(len(expected)):
+        for at in (actual[row] != expected[row]).nonzero()[:1].flatten().tolist():
+            mask = torch.nn.functional.pad(MASK[row], (0, at - MASK.shape[1]), value=1)
+            logits = engine(name, "reference")(expected[row, None, :at], attention_mask=mask[None]).logits[0, -1]
+            assert logits[expected[row, at]] - logits[actual[row, at]] < ALIKE * logits.std()
 
 
 @pytest.mark.parametrize("name", ["bloom", "opt"])

@@ -11,7 +11,13 @@ from helpers.kernels.ops import DTYPES, MASKS, UNIT, Draw, assert_near, mask_for
 from labkit.kernels import attention
 from labkit.kernels.types import AttentionParams, Heads, LayerCache
 
-HEADS = {"3x20": Heads(3, 3, 20), "6:2x64": Heads(6, 2, 64), "5:1x80": Heads(5, 1, 80), "2x7": Heads(2, 2, 7)}
+HEADS = {
+    "3x20": Heads(3, 3, 20),
+    "6:2x64": Heads(6, 2, 64),
+    "5:1x80": Heads(5, 1, 80),
+    "2x7": Heads(2, 2, 7),
+    "4:2x128": Heads(4, 2, 128),
+}
 STEPS = [(3, 1, 22), (1, 1, 0), (2, 13, 0), (2, 5, 17), (2, 40, 9)]  # sequences, new tokens, tokens in the cache
 PARAMS = {
     "all": AttentionParams(0.25),
@@ -35,7 +41,7 @@ def test_cpp_equals_reference(dtype: torch.dtype, heads: Heads, params: Attentio
 @pytest.mark.parametrize("params", [*PARAMS.values(), AttentionParams(0.25, window=700)], ids=[*PARAMS, "window-700"])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_cpp_equals_reference_over_long_contexts(dtype: torch.dtype, params: AttentionParams) -> None:
-    for heads in (HEADS["6:2x64"], HEADS["5:1x80"]):
+    for heads in (HEADS["6:2x64"], HEADS["5:1x80"], HEADS["4:2x128"]):
         compare(dtype, heads, params, LONG, ["left"], tolerance=1e-5)  # ALiBi's scores are in the hundreds
 
 
@@ -115,6 +121,26 @@ def test_the_number_of_threads_changes_no_bit(batch: int, tokens: int, past: int
     ]
     assert torch.equal(contexts[0], contexts[1])
     assert torch.equal(contexts[0], contexts[2])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dim", [64, 80])
+def test_a_query_that_is_no_number_gives_no_number(dim: int, int8: bool, value: float) -> None:
+    """And changes no other query, not even one of the same tile."""
+    heads, draw = Heads(3, 1, dim), Draw(torch.bfloat16)
+    rows = rows_of(1, 1, 40, slots=41)
+    cache = replace(draw.cache(heads, rows, 41, 41)[1], past=40)
+    if int8:
+        scales = torch.full(cache.keys.shape[:3], 0.01, dtype=torch.bfloat16)
+        keys, values = ((part * 30).clamp(-127, 127).to(torch.int8) for part in (cache.keys, cache.values))
+        cache = LayerCache(keys, values, 40, key_scales=scales, value_scales=scales.clone())
+    queries = draw.normal(1, 3 * dim)
+    before = attention(queries, AttentionParams(0.2), heads, rows, cache, impl="cpp").view(3, dim)
+    queries[0, dim + 3] = value
+    after = attention(queries, AttentionParams(0.2), heads, rows, cache, impl="cpp").view(3, dim)
+    assert after[1].isnan().all()
+    assert torch.equal(after[::2], before[::2])
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
