@@ -133,7 +133,7 @@ struct PairProducts {
                           : score_some<R, 0>(q, from, padded_dim, scales, after, scores + j);
     };
     if (count < kWidth) {
-      alignas(64) T copy[kWidth * kMostDim];  // behind the last key there may be no memory
+      alignas(64) T copy[kWidth * kMostDim];  // after the last key there may be no memory
       std::memcpy(copy, keys, size_t(count * padded_dim) * sizeof(T));
       std::memset(copy + count * padded_dim, 0, size_t((kWidth - count) * padded_dim) * sizeof(T));
       return some(copy, next, 0);

@@ -173,7 +173,7 @@ class Unsaved(CanonicalLayers):
             return self._by_token(name)
         if index is None or not is_matrix(name):
             return self._policy.tensor(self.part, name, index, self._get)
-        return RowBlocks.joined(self._policy.pieces(self.part, name, index, self._get))
+        return RowBlocks.joined(self._policy.pieces(self.part, name, index, self._get_narrow))
 
     def _by_token(self, name: str) -> RowBlocks:
         """A matrix with a row for each token of the vocabulary."""
@@ -181,7 +181,7 @@ class Unsaved(CanonicalLayers):
         outputs, inputs = self.part.top_shapes[name]
 
         def rows(begin: int, end: int) -> Tensor:
-            tensor = self._get(stored, Cut(0, ((vocab.start + begin, vocab.start + end),), whole))
+            tensor = self._get_narrow(stored, Cut(0, ((vocab.start + begin, vocab.start + end),), whole))
             if tensor.shape[1:] != (inputs,):
                 raise UserError(
                     f"{stored} has rows of shape {list(tensor.shape[1:])}, expected [{inputs}]; check that the "
@@ -193,6 +193,16 @@ class Unsaved(CanonicalLayers):
 
     def _get(self, name: str, cut: Cut | None) -> Tensor:
         return finite_tensor(self._source, name, self._dtype, cut)
+
+    def _get_narrow(self, name: str, cut: Cut | None) -> Tensor:
+        """A matrix, or rows of one; in its stored type where `dtype` has all of its numbers and the source would copy
+        it: the packer widens some rows at a time.
+        """
+        if getattr(getattr(self._source, "weights", self._source), "copies_to_convert", False):
+            stored = self._source.get(name, None, cut)
+            if torch.promote_types(stored.dtype, self._dtype) == self._dtype:
+                return finite(stored, name)
+        return self._get(name, cut)
 
 
 def saved_in(source: TensorSource) -> SavedWeights | None:

@@ -15,6 +15,8 @@ class ModelTensors:
     model is not in memory twice while it is packed. Names are without the wrappers of torch.compile.
     """
 
+    copies_to_convert = True
+
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
         self.model = model
         tensors = {unwrapped(name): tensor for name, tensor in model.state_dict().items()}

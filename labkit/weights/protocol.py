@@ -18,7 +18,11 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class TensorSource(Protocol):
-    """A source of tensors by their Hugging Face names: a model, a checkpoint, or a seeded generator."""
+    """A source of tensors by their Hugging Face names: a model, a checkpoint, or a seeded generator.
+
+    A source whose `get` copies a tensor for another dtype, and for the stored one does not, says so with
+    `copies_to_convert = True`.
+    """
 
     def names(self) -> set[str]: ...
 

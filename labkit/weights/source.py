@@ -193,7 +193,7 @@ class Checkpoint:
 
     def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
         opened = [TensorFile(path) for path in files]
-        self.identity = identity_of_files(files)
+        self.identity, self.copies_to_convert = identity_of_files(files), True
         current = policy.current_names(config, (name for file in opened for name in file.names()))
         self._places = {current[name]: (file, name) for file in opened for name in file.names() if name in current}
         head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"

@@ -66,7 +66,7 @@ def test_weights_of_every_type_go_with_it(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_greedy_tokens_of_a_padded_batch_are_the_references(name: str) -> None:
-    """Up to the first token of which the reference is not sure: its logits of both choices are then alike."""
+    """Up to a token that the reference nearly did not choose: its logits of both choices are alike."""
     actual, expected = (greedy(engine(name, impl), PADDED, 12, attention_mask=MASK) for impl in IMPLS)
     for row in range(len(expected)):
         for at in (actual[row] != expected[row]).nonzero()[:1].flatten().tolist():
