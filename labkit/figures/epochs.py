@@ -72,7 +72,7 @@ def _draw_rates(figure: go.Figure, comparison: Comparison) -> None:
         x=rates, y=ratios, mode="markers", marker={"color": SOFT, "size": 5, "opacity": 0.5},
         hovertemplate="%{y:.3f}x at %{x:.1f} GB/s<extra></extra>", name="pair", row=2, col=1,
     )  # fmt: skip
-    figure.update_xaxes(title="read rate of the memory during the pair", ticksuffix=" GB/s", nticks=8, row=2, col=1)
+    figure.update_xaxes(title="read rate of the memory during the pair, GB/s", nticks=8, row=2, col=1)
     low, high = np.quantile(ratios, (0.02, 0.98))
     figure.update_yaxes(ticksuffix="x", range=[low - (high - low) / 3, high + (high - low) / 3], row=2, col=1)
     figure.add_annotation(heading("Pairs of turns", left=130), row=2, col=1)
