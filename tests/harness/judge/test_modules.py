@@ -60,7 +60,10 @@ def test_what_is_not_written_is_nan(tmp_path: Path) -> None:
         ("    z = np.ones(1 << 30)\n", "Unable to allocate|MemoryError"),
         ("    import os; os._exit(0)\n", "exit code 0"),
         ("    import sys; sys.exit(3)\n", "SystemExit: 3"),
-        ("    print('x' * (1 << 28)); import sys; sys.stderr.write('y' * (1 << 24)); y[:] = 1 / 0\n", "error|ended"),
+        (
+            "    print('x' * (1 << 28)); import sys; sys.stderr.write('y' * (1 << 24)); y[:] = 1 / 0\n",
+            "error|ended|did not end in time",
+        ),
     ],
 )
 def test_what_a_module_may_not_do_ends_it(
