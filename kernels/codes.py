@@ -256,7 +256,7 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
 
 def pack_words(codes: Tensor, bits: int = 8) -> Tensor:
-    """int8 [outputs, inputs] -> int8 [outputs, ceil(inputs / codes), 4]: words of four 8-bit codes or eight 4-bit
+    """int8 [outputs, inputs] -> int8 [outputs, words, 4]: words of four 8-bit codes or eight 4-bit
     codes, one from each quarter or eighth of a row. With 4 bits, byte j holds code j (low) and code 4 + j, each + 8.
     """
     parts = WORD[bits]

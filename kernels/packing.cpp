@@ -42,7 +42,7 @@ inline const char* row_of(const PackedFrom& from, int64_t block, int lane) {
   return row < from.outputs ? (upper ? from.second : from.first) + row * from.row_stride * from.size : nullptr;
 }
 
-// Vectors of kWidth words, and an index into two of them.
+// A vector of kWidth words. A shuffle takes its indices in the same type.
 template <class Word>
 using Words = std::conditional_t<sizeof(Word) == 4, vu, vh>;
 

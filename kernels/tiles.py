@@ -75,7 +75,7 @@ def scale_tile(
 def load_rows(
     x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr
 ):
-    """float32 tile [MP, BK] of x, or of x + addend (+ its bias).
+    """float32 tile [MP, BK] of x, or of x + addend (+ its bias); 0 outside of the mask.
 
     Every program reads the same few rows, so they should stay in the second-level cache (evict_last).
     """
@@ -84,7 +84,7 @@ def load_rows(
     if ADD:
         x += tl.load(addend_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
         if ADD_BIAS:
-            x += tl.load(addend_bias_ptr + k, mask=k < K, other=0.0)[None, :]
+            x += tl.where(mask, tl.load(addend_bias_ptr + k, mask=k < K, other=0.0)[None, :], 0.0)
     return x
 
 

@@ -88,9 +88,9 @@ template <class V>
   return (V)_mm512_mask_blend_ps(of_second, (__m512)first, (__m512)second);
 }
 
-// Adds up in lanes of four numbers: each lane of the result has the sums of the lanes of a, b, c and d.
+// In each lane of four numbers: the sum of a's lane, of b's, of c's and of d's.
 template <class V>
-[[gnu::always_inline]] inline V lane_sums(V a, V b, V c, V d) {
+[[gnu::always_inline]] inline V sums_within_lanes(V a, V b, V c, V d) {
   // A blend runs on more units than a shuffle, so half of the moves are blends.
   const auto halves = [](V x, V y) {
     return blend(0xcccc, x, y) + (V)_mm512_shuffle_ps((__m512)x, (__m512)y, _MM_SHUFFLE(1, 0, 3, 2));
@@ -100,9 +100,9 @@ template <class V>
   return blend(0xaaaa, ac, bd) + (V)_mm512_permute_ps((__m512)crossed, _MM_SHUFFLE(2, 3, 0, 1));
 }
 
-// The sums of all four lanes of a, b, c and d: four numbers of each.
+// Adds up the four lanes of each argument: four sums of a, then four each of b, c and d.
 template <class V>
-[[gnu::always_inline]] inline V sums_of_lanes(V a, V b, V c, V d) {
+[[gnu::always_inline]] inline V sums_across_lanes(V a, V b, V c, V d) {
   const auto halves = [](V x, V y) {
     return blend(0xff00, x, y) + (V)_mm512_shuffle_f32x4((__m512)x, (__m512)y, _MM_SHUFFLE(1, 0, 3, 2));
   };
@@ -159,7 +159,7 @@ struct PairProducts {
     if (d < padded_dim) add_some(std::integral_constant<int, 1>());
   }
 
-  // A vector of sums has every other four numbers of 32.
+  // The unpack instructions leave 32 numbers out of order: the first of two vectors has every other four of them.
   static void put_in_order(float* row, int64_t dim) {
     for (int64_t d = 0; d < dim; d += kNumbers) {
       float copy[kNumbers];
@@ -197,11 +197,11 @@ struct PairProducts {
         }
       }
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) lanes[r][four] = lane_sums(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+      for (int r = 0; r < R; ++r) lanes[r][four] = sums_within_lanes(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const Sum all = sums_of_lanes(lanes[r][0], lanes[r][1], lanes[r][2], lanes[r][3]);
+      const Sum all = sums_across_lanes(lanes[r][0], lanes[r][1], lanes[r][2], lanes[r][3]);
       store(scores + r * kMostBlockSlots, P::to_floats(all) * scales[r]);
     }
   }

@@ -67,7 +67,7 @@ class Links(Protocol):
 
 
 class DeviceMailboxes:
-    """See `SharedMailboxes`. Rows are kept until they have arrived, `most_bytes` of them at most."""
+    """See `SharedMailboxes`. Rows are kept until they arrive; while they are more than `most_bytes`, senders wait."""
 
     def __init__(self, host: SharedMailboxes | GlooMailboxes, links: Links, most_bytes: int) -> None:
         self._host, self._links, self._most_bytes = host, links, most_bytes

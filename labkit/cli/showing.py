@@ -70,8 +70,8 @@ def _print(table: TraceTable, frame: pd.DataFrame, rows: pd.DataFrame, ranks_kno
     if table.sentence:
         out.print(table.title, style="bold")
         out.print("\n".join(_sentences(table, rows)))
-        return
-    out.print(terminal_table(*_for_people(table, frame, rows, ranks_known), out.width, table.title))
+    else:
+        out.print(terminal_table(*_for_people(table, frame, rows, ranks_known), out.width, table.title))
     if len(rows) < len(frame):
         err.print(f"{len(rows)} of {len(frame):,} rows; --top 0 shows all", style="dim")
 

@@ -257,11 +257,17 @@ class HostedEngine(InferenceEngine):
         return times
 
     def _begin_step(self, *call: Any) -> None:
-        self._started = perf_counter()
+        self._started = self._now()
 
     def _end_step(self, *call: Any) -> None:
         if self._step_times_ms is not None:
-            self._step_times_ms.append((perf_counter() - self._started) * 1e3)
+            self._step_times_ms.append((self._now() - self._started) * 1e3)
+
+    def _now(self) -> float:
+        """The clock, in seconds, once a GPU has done its work so far, if steps are timed."""
+        if self._step_times_ms is not None and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return perf_counter()
 
 
 class InjectedEngine(HostedEngine):

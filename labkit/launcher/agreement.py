@@ -33,15 +33,16 @@ def check_agreement(facts: Mapping[str, object], group: dist.ProcessGroup | None
 
     Every rank has to call it, or to fail within `joining`. Nested facts are compared one by one.
 
-    Raises ValueError on every rank, with the first differences and the ranks that have them; TypeError for facts that
+    Raises UserError on every rank, with the first differences and the ranks that have them; TypeError for facts that
     JSON can't hold; RankFailedError if a rank has failed before.
     """
     gathered = join(json.dumps(facts, sort_keys=True), group)
     if len(set(gathered)) == 1:
         return
-    by_rank = [dict(_leaves(json.loads(text))) for text in gathered]
-    names = dict.fromkeys(name for leaves in by_rank for name in leaves)
-    differing = [name for name in names if len({leaves.get(name) for leaves in by_rank}) > 1]
+    ranks = dist.get_process_group_ranks(group)  # of all processes, not positions in the group
+    by_rank = {rank: dict(_leaves(json.loads(text))) for rank, text in zip(ranks, gathered, strict=True)}
+    names = dict.fromkeys(name for leaves in by_rank.values() for name in leaves)
+    differing = [name for name in names if len({leaves.get(name) for leaves in by_rank.values()}) > 1]
     lines = [_difference(name, by_rank) for name in differing[:SHOWN]]
     if (more := len(differing) - SHOWN) > 0:
         lines.append(f"and {more} more")
@@ -59,9 +60,9 @@ def _leaves(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
             yield prefix + name, json.dumps(value)
 
 
-def _difference(name: str, by_rank: list[dict[str, str]]) -> str:
+def _difference(name: str, by_rank: Mapping[int, Mapping[str, str]]) -> str:
     ranks_by_value: dict[str, list[int]] = {}
-    for rank, leaves in enumerate(by_rank):
+    for rank, leaves in by_rank.items():
         ranks_by_value.setdefault(leaves.get(name, NOT_GIVEN), []).append(rank)
     return f"{name} is {' and '.join(f'{value} on {_named(ranks)}' for value, ranks in ranks_by_value.items())}"
 

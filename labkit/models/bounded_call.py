@@ -35,6 +35,7 @@ def bounded_call(
         warnings.simplefilter("ignore", DeprecationWarning)  # the fork calls nothing that other threads may hold
         child = os.fork()
     if child == 0:
+        os.close(reading)  # so that a write fails once the parent is gone
         _run(call, writing, seconds, memory_bytes)
     os.close(writing)
     try:

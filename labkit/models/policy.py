@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -42,10 +42,10 @@ WRAPPED: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
 )
 
-# Modules that contain another one, and names of their own in its tensors' names.
+# Names that torch.compile, FSDP, activation checkpointing and DeepSpeed insert into the names of tensors.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 STATE = "state_dict."  # the weights in a file that a trainer wrote, next to its own state
-MOST_PREFIXES = 8  # that are tried
+MOST_PREFIXES = 8  # parts of a common prefix of names, at most
 
 GetTensor = Callable[[str, Cut | None], Tensor]  # Hugging Face's name -> the tensor, or the part that the cut takes
 
@@ -94,8 +94,8 @@ class Policy:
     takes_position_ids: bool = True
     token_types: bool = False  # `forward` adds embeddings of token_type_ids
     unread: tuple[str, ...] = ()  # modules of a layer whose weights no forward of this class reads
-    # Tensors that the class does not have, by their names in a layer or in the model, and the number in all their
-    # places: the 0 of a bias that one of the linears of qkv lacks, the 1 of norms without weights.
+    # Tensors that the kernels need and the class does not have, by their names in a layer or in the model, with the
+    # constant that they consist of: 0 for a bias that one of the linears of qkv lacks, 1 for norms without weights.
     filled: tuple[tuple[str, float], ...] = ()
 
     def model_config(self, hf_config: PretrainedConfig) -> ModelConfig:
@@ -265,7 +265,7 @@ class Policy:
         return {name: part for name, part in tensors if self._filling(name) is None}
 
     def _filling(self, stored: str) -> float | None:
-        """The number in all places of a tensor that the class does not have; None: it has the tensor."""
+        """The constant that a tensor consists of which the class does not have; None: it has the tensor."""
         within = self.within_layer(stored)
         return dict(self.filled).get(stored if within is None else within)
 
@@ -297,16 +297,16 @@ class Policy:
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
         if len(parts) > 1:
-            self._check_joinable(config, name, parts)
+            self._check_joinable(config, name, dict(zip(stored, parts, strict=True)))
         elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == shard.layer_shapes["qkv.weight"][:1]:
             parts = [by_kind(parts[0], config)]
         return parts
 
-    def _check_joinable(self, config: ModelConfig, name: str, parts: list[Tensor]) -> None:
-        """Raises UserError for parts of different widths: their rows cannot make one matrix."""
-        if len({(part.ndim, part.shape[1:]) for part in parts}) > 1 or not parts[0].ndim:
+    def _check_joinable(self, config: ModelConfig, name: str, parts: Mapping[str, Tensor]) -> None:
+        """Raises UserError for parts of different widths: their rows cannot make one matrix. parts: by stored name."""
+        if len({(part.ndim, part.shape[1:]) for part in parts.values()}) > 1 or not next(iter(parts.values())).ndim:
             width = [] if name.endswith(".bias") else [config.hidden_size]
-            shapes = {part: list(tensor.shape) for part, tensor in zip(self.stored_names(name), parts, strict=True)}
+            shapes = {part: list(tensor.shape) for part, tensor in parts.items()}
             expected = ", ".join(["rows", *map(str, width)])
             wrong = [part for part, shape in shapes.items() if not shape or shape[1:] != width]
             faults = ", ".join(f"{part} is {shapes[part]}" for part in wrong)

@@ -12,13 +12,13 @@ from labkit.models.shards import Shard
 
 
 def by_kind(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """The rows of a tensor whose rows are by KV head."""
+    """Puts rows that are by KV head in the order by kind."""
     grouped = tensor.unflatten(0, (config.num_kv_heads, -1, config.head_dim))
     return torch.cat((grouped[:, :-2].flatten(0, 1), grouped[:, -2], grouped[:, -1])).reshape(tensor.shape)
 
 
 def by_kv_head(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """The rows of a tensor whose rows are by kind."""
+    """Puts rows that are by kind in the order by KV head: the inverse of `by_kind`."""
     heads = tensor.unflatten(0, (-1, config.head_dim))
     query, key, value = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads])
     grouped = query.unflatten(0, (config.num_kv_heads, -1))

@@ -191,7 +191,9 @@ def warn_of_coarse_scales(layer: int | None, matrices: Mapping[str, Linear]) -> 
 
 
 def check_schemes(part: Shard, quant: Quantization) -> None:
-    """Raises UserError for groups that do not divide a matrix, and for a cut between ranks inside a group."""
+    """Raises UserError for groups that do not divide a matrix, and for a cut between ranks that would need groups that
+    are smaller than the kernels take.
+    """
     shapes, local = part.config.layer_shapes() | part.config.top_shapes(), replace(part, sums_whole=False)
     for name, shape in shapes.items():
         scheme = quant.of(name) if len(shape) == 2 else None

@@ -130,6 +130,18 @@ def check_mlp(draw: Draw, case: mlp_cases.MlpCase, counts: Sequence[int]) -> Non
             assert distance(actual[1], expected[1]) <= FLOAT32
 
 
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_mlp_without_a_norm_equals_reference(asymmetric: bool) -> None:
+    """The addend's bias is added to no column that only fills a tile: here a part of a row is 96 codes wide."""
+    draw = Draw(torch.int8, bits=4, group=32, asymmetric=asymmetric)
+    plain, _ = draw.linear(70, 768, bias=False)
+    weights = MlpWeights(draw.norm("none", 768), plain, "relu")
+    hidden, addend, bias = draw.normal(3, 768), draw.normal(3, 768), draw.normal(768)
+    expected = mlp_reference(double(hidden), double(addend), double(bias), double(weights))
+    actual = mlp_gemm(hidden, addend, bias, replace(weights, up=packed(plain, "triton")), impl="triton")
+    assert distance(actual[0], expected[0]) <= TOLERANCES[torch.int8]
+
+
 @pytest.mark.parametrize(("dtype", "case"), paired(WEIGHTS, numbered(mlp_cases.SMALL)))
 def test_mlp_equals_reference(dtype: torch.dtype, case: mlp_cases.MlpCase) -> None:
     check_mlp(Draw(dtype, groups=3), case, ROWS)

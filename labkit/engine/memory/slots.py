@@ -94,7 +94,8 @@ class SlotPool:
 
     def drop_unrecorded(self) -> None:
         """Frees returned slots that have no recorded graph: they are quickly made again."""
-        self.free[:] = [slots for slots in self.free if slots.recordings]
+        with self._one_at_a_time:
+            self.free[:] = [slots for slots in self.free if slots.recordings]
 
     def attach(self, slots: Slots, heads: HeadStore | None, batch: int, capacity: int, length: int) -> HeadStore:
         """Returns keys and values of `batch` sequences that are in these slots or pass through them. They hold the
@@ -120,7 +121,8 @@ class SlotPool:
         try:
             return self._filled_with_zeros(batch, capacity)
         except torch.OutOfMemoryError:
-            self.free.clear()
+            with self._one_at_a_time:
+                self.free.clear()
             return self._filled_with_zeros(batch, capacity)
 
     def _filled_with_zeros(self, batch: int, capacity: int) -> Slots:

@@ -6,8 +6,8 @@ the fastest way is clear. The turns of a round follow each other directly, so th
 only times of one round are compared with each other. The result is kept for the next process (`kept_readings`).
 
 Later one step tries another way, about once a second. Only if it takes less time than the latest steps of the chosen
-way, these two race. A disturbance makes steps longer and never shorter, so it does not start a race: a race of all ways
-would cost half a second at half of the speed.
+way, these two race; a race of all ways would cost half a second at half of the speed. A disturbance makes steps longer
+and never shorter, so it starts no race.
 
 Two processes with the same engine have to come to the same way, or to ways that are equally fast: else one of them is
 faster for as long as both run. Seven rounds told ways apart that differ by a tenth; processes that stopped there kept
@@ -31,7 +31,7 @@ from labkit.engine.team_size import team_size
 from labkit.kernels.reading import READINGS, USUAL, wanted_reading
 
 LEAST_ROUNDS, MOST_ROUNDS = 7, 64  # of a race; 64 rounds tell ways apart that differ by 2 % where steps scatter by 5 %
-CLEAR = 2.6  # standard deviations of the number of heads of a fair coin
+CLEAR = 2.6  # standard deviations of the sign test beyond which a way is clearly slower
 BETTER = 0.97  # share of the chosen way's time with which another way begins a race
 LATEST = 8  # steps of the chosen way whose median a trial is compared with
 PAUSE_NS = 1e9  # step time between two trials
@@ -64,7 +64,7 @@ class Race:
 
     @property
     def fastest(self) -> int:
-        """The way with the lowest median of its times, each divided by the time of one other way in the same round."""
+        """The way with the lowest median of its times, each divided by the first way's time in the same round."""
         base = self._ns[self.left[0]]
         return min(self.left, key=lambda way: median(ns / other for ns, other in zip(self._ns[way], base, strict=True)))
 

@@ -179,7 +179,7 @@ class NumbersOnDevice(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.tensor and isinstance(args[0], int | float):
+        if func is torch.tensor and args and isinstance(args[0], int | float):
             return torch.full((), *args, **kwargs or {})
         return func(*args, **kwargs or {})
 

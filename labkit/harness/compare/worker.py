@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-import labkit
 from labkit.harness.compare.installation import PROTOCOL
 from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import FolderLoader, Room, load_side, loader_of
@@ -90,7 +89,7 @@ class Worker:
         return_freed_memory()
         self._device = comparison_device()
         self._peak = PeakMemory(self._device)
-        return {"protocol": PROTOCOL, "imported": labkit.__file__, "samples": True}
+        return {"protocol": PROTOCOL, "imported": sys.modules["labkit"].__file__, "samples": True}
 
     def load(
         self,

@@ -78,10 +78,10 @@ class Seen:
         attention = _scaled_later(before["query"], attention)
         norm1, norm2, pre_norm = self._norms(path, next(iter(qkv.values())), inside[mlp.up], norms)
         whole = next((call for name, call in inside.items() if name and mlp.down.startswith(f"{name}.")), None)
-        out_norm = _following(linears[attn_out], norms)
-        mlp_norm = _following(linears[mlp.down], norms)
+        out_norm = _norm_after(linears[attn_out], norms)
+        mlp_norm = _norm_after(linears[mlp.down], norms)
         if mlp_norm is None and whole is not None:
-            mlp_norm = _following(whole, norms)
+            mlp_norm = _norm_after(whole, norms)
         roles = {norm1, norm2, out_norm, mlp_norm, *head_norms.values()} - {None}
         if unused := set(norms) - roles:
             raise NotRecognised(f"the norms {', '.join(sorted(unused))} have no role")
@@ -122,7 +122,7 @@ class Seen:
         """The two norms of a layer, and whether they are of the inputs of attention and MLP. If not, they are of the
         sums after both. `qkv`, `up`: calls of the first linears.
         """
-        before_attention, before_mlp = followed(qkv, norms), followed(up, norms)
+        before_attention, before_mlp = norm_before(qkv, norms), norm_before(up, norms)
         last = next((name for name, call in norms.items() if torch.equal(call.y, self.calls[path].y)), None)
         if last is None and (before_attention is None) == (before_mlp is None):
             return before_attention, before_mlp, True
@@ -194,12 +194,12 @@ def _scaled_later(before: Tensor, attention: AttentionCall) -> AttentionCall:
     return replace(attention, query=attention.query / factor, scale=attention.scale * factor)
 
 
-def followed(call: ObservedCall, norms: Mapping[str, ObservedCall]) -> str | None:
+def norm_before(call: ObservedCall, norms: Mapping[str, ObservedCall]) -> str | None:
     """The norm whose output this call read."""
     return next((name for name, norm in norms.items() if call.follows(norm)), None)
 
 
-def _following(call: ObservedCall, norms: Mapping[str, ObservedCall]) -> str | None:
+def _norm_after(call: ObservedCall, norms: Mapping[str, ObservedCall]) -> str | None:
     """The norm that read this call's output."""
     return next((name for name, norm in norms.items() if norm.follows(call)), None)
 

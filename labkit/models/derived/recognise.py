@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from labkit.models.derived.attention_calls import AttentionCall, observed_attention
 from labkit.models.derived.head_linears import NotRecognised
-from labkit.models.derived.layer_roles import SAME, LayerRoles, Seen, followed, ratio
+from labkit.models.derived.layer_roles import SAME, LayerRoles, Seen, norm_before, ratio
 from labkit.models.derived.norms import NormKind, is_norm, norm_kind
 from labkit.models.derived.rotations import Rotation
 from labkit.models.derived.written_attention import written_attention
@@ -122,7 +122,7 @@ def _around(
     head = seen.path_of(model.get_output_embeddings())
     if tokens not in tables or head not in outside:
         raise NotRecognised("no embedding of tokens, or no linear for the logits")
-    final_norm = followed(outside[head], norms) or _norm_again(seen, layers, outside[head], norms)
+    final_norm = norm_before(outside[head], norms) or _norm_again(seen, layers, outside[head], norms)
     begun = seen.calls[f"{layers}.0"].x
     positions = [name for name, call in tables.items() if name != tokens and call.y.shape[-1] == begun.shape[-1]]
     added = tables[positions[0]].y if positions else torch.zeros(())

@@ -24,7 +24,7 @@ from labkit.models.observed.calls import matrix
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError, first_line
 
-OTHER = 1.25  # times a field of a config: another value of it
+OTHER = 1.25  # factor that changes a field of a config, to see whether a number follows it
 MOST_NUMBERS = 1 << 26  # parameters of a small model
 
 
@@ -65,7 +65,7 @@ class DerivedRow:
         roles, layer, mlp = self.roles, self.roles.layer, self.roles.layer.mlp
         fields = self._fields(model)
         first = model.get_submodule(f"{roles.layers}.0.{layer.attn_out}")
-        gate_first = [mlp.gate, mlp.up] if mlp.gate else [mlp.up]
+        up = (mlp.gate, mlp.up) if mlp.gate else (mlp.up,)
         if mlp.halves and not mlp.gate_first:
             raise NotRecognised("one matrix of the MLP holds up rows, then gate rows")
         return Policy(
@@ -77,7 +77,7 @@ class DerivedRow:
             qkv=layer.qkv,
             attn_out=layer.attn_out,
             norm2=layer.norm2,
-            ff1=tuple(gate_first),
+            ff1=up,
             ff2=mlp.down,
             tokens=roles.tokens,
             positions=roles.positions,
@@ -219,8 +219,8 @@ class DerivedRow:
         return [getattr(config, "sliding_window", None) if has else None for has in have]
 
     def _transferred(self, number_in: Callable[[ModelRoles], float], config: Any, size: int) -> float:
-        """A number that was seen in the small model, in a model of this config: 1, the root of the hidden size, or a
-        field of the config or its reciprocal.
+        """A constant of the small model in a model of this config: it has to be 1, the root of the hidden size, a field
+        of the config or the reciprocal of one.
         """
         number, small = number_in(self.roles), self._config.get_text_config()
         if number == 1.0:
@@ -270,8 +270,7 @@ class ConfigByContent:
 @lru_cache(maxsize=16)
 def _derived(key: ConfigByContent) -> Policy:
     with errors_of_the_class():
-        model = without_memory(key.config)
-    return DerivedRow(key.config).policy_for(model)
+        return DerivedRow(key.config).policy_for(without_memory(key.config))
 
 
 def derived_policy(hf_config: PretrainedConfig) -> Policy:
@@ -284,7 +283,7 @@ def derived_policy(hf_config: PretrainedConfig) -> Policy:
 
 @contextmanager
 def errors_of_the_class() -> Iterator[None]:
-    """Context in which all errors are UserErrors: the code of a class may raise anything for a small config."""
+    """Turns other errors than UserError into NotRecognised: a class may raise anything for a small config."""
     try:
         yield
     except UserError:

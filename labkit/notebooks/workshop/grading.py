@@ -34,6 +34,7 @@ CHECK_S = 120.0  # of one exercise, at most
 MOST_DEPTH = 3  # folders between the submissions and a learner's progress
 MOST_BYTES = 1 << 20  # of a learner's file
 NOT_HANDED_IN = "not handed in"  # the remark on an exercise without files
+FAILED_CHECK, ENDLESS = "the check failed", "the check did not end"  # remarks on the check, not on the files
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,14 @@ class Grade:
     digest: str  # of the learner's files
 
     @property
-    def key(self) -> tuple[str, str, int, str]:
-        return self.submission, self.exercise, self.seed, self.digest
+    def key(self) -> tuple[str, str, str, int, str]:
+        """What a check of the exercise depends on."""
+        return self.submission, self.learner, self.exercise, self.seed, self.digest
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another check of the same files would say the same. A process that failed may run the next time."""
+        return self.passed or not self.remark.startswith((FAILED_CHECK, ENDLESS))
 
 
 @dataclass(frozen=True)
@@ -100,14 +107,15 @@ def grade(
     """
     chosen = [find_exercise(name) for name in names] or list(exercises().values())
     table = expanded(output)
-    kept = {of.key: of for of in _read(table)} if table.exists() else {}
+    kept = {earlier.key: earlier for earlier in _read(table)} if table.exists() else {}
     grades: list[Grade] = []
     cases = [(learner, exercise) for learner in submitted(submissions) for exercise in chosen]
     for done, (learner, exercise) in enumerate(cases):
         progress(done, len(cases), f"{shown(learner.name)}: {exercise.name}")
         digest = _digest(learner.folder / exercise.folder.name, exercise)
-        known = kept.get((learner.name, exercise.name, seed, digest))
-        grade_now = known or _grade(learner, exercise, seed, digest)
+        known = kept.get((learner.name, learner.learner, exercise.name, seed, digest))
+        reused = known if known and known.is_final and not learner.problem else None
+        grade_now = reused or _grade(learner, exercise, seed, digest)
         grades.append(grade_now)
         kept.pop(grade_now.key, None)
         write_whole(table, csv_of([*kept.values(), *grades]))  # grades of other files and seeds stay, above
@@ -118,7 +126,7 @@ def grade(
 def seed_of(output: str | Path) -> int:
     """The seed of the latest grade in a table; a new one where there is no table."""
     table = expanded(output)
-    seeds = [of.seed for of in _read(table)] if table.exists() else []
+    seeds = [grade.seed for grade in _read(table)] if table.exists() else []
     return seeds[-1] if seeds else randbits(32)
 
 
@@ -166,7 +174,7 @@ def _read(path: Path) -> Iterator[Grade]:
 
 
 def _digest(work: Path, exercise: Exercise) -> str:
-    """Digest of a learner's files of an exercise; empty where one is missing."""
+    """Digest of a learner's files of an exercise; empty where one is missing, is a link, or is too large."""
     digest = hashlib.sha256()
     for name in exercise.files:
         path = work / name
@@ -207,7 +215,7 @@ def _checked(work: Path, exercise: Exercise, learner: str, seed: int) -> str:
         try:
             said, errors = process.communicate(timeout=CHECK_S)
         except subprocess.TimeoutExpired:
-            return f"the check did not end within {CHECK_S:.0f} s"
+            return f"{ENDLESS} within {CHECK_S:.0f} s"
     if process.returncode:
-        return f"the check failed: {(errors.strip().splitlines() or ['without a word'])[-1]}"
+        return f"{FAILED_CHECK}: {(errors.strip().splitlines() or ['without a word'])[-1]}"
     return str(json.loads(said.splitlines()[-1])["remark"])

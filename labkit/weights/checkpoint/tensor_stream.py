@@ -56,7 +56,7 @@ class TensorStream:
         try:
             length = int.from_bytes(self._file.read(LENGTH), "little")
             if length > size:
-                raise UserError(f"a header of {length} bytes")
+                raise ValueError(f"a header of {length} bytes in a file of {size}")
             header = parse_json(self._file.read(length), path, "a header of safetensors")
             self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
             stored = {name: _stored(entry, LENGTH + length) for name, entry in header.items()}

@@ -37,7 +37,7 @@ def _words(digits: str, *, others: str = OTHERS, contractions: str = f"{CONTRACT
 
 
 def _cased(upper: str, lower: str, after: str, digits: str, others: str) -> str:
-    """The expression for words that begin with a capital letter."""
+    """The whole expression where a word ends before a capital letter, too: fooBar is foo and Bar."""
     word = rf"[^\r\n\p{{L}}\p{{N}}]?[{upper}]*[{lower}]+{after}|[^\r\n\p{{L}}\p{{N}}]?[{upper}]+[{lower}]*{after}"
     return rf"{word}|{digits}|{others}|{SPACES}"
 

@@ -109,6 +109,22 @@ def test_grading_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     assert checked[3:] == ["Ada"]
 
 
+def test_a_learner_is_checked_again_if_the_files_were_not_at_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that failed, and a damaged progress file that was repaired."""
+    root, table, answers = tmp_path / "class", tmp_path / "grades.csv", ["the check failed: Killed", "", ""]
+    solved(root / "ada", "Ada", LIMIT)
+    grace = solved(root / "grace", "Grace", LIMIT)
+    whole = (grace.folder / PROGRESS).read_text()
+    (grace.folder / PROGRESS).write_text("{")
+    monkeypatch.setattr(grading, "_checked", lambda *_: answers.pop(0))
+    assert not any(each.passed for each in grade(root, [LIMIT], seed=7, output=table))
+    (grace.folder / PROGRESS).write_text(whole)
+    assert all(each.passed for each in grade(root, [LIMIT], seed=7, output=table))
+    assert not answers
+
+
 def test_links_and_huge_files_are_not_handed_in(tmp_path: Path) -> None:
     root = tmp_path / "class"
     ada = solved(root / "ada", "Ada", LIMIT)
