@@ -160,11 +160,9 @@ def remove_old(parent: Path, bounds: Bounds, *, keep: Path) -> None:
     """
     now, size = time.time(), _size_bytes(keep)
     for when, folder in sorted(_dated(parent, keep), reverse=True):
-        larger = size + _size_bytes(folder)
-        if larger > bounds.size_bytes or now - when > bounds.unused_days * DAY_S:
+        size += _size_bytes(folder)  # of all that were used since then, so that no older one stays in place of a newer
+        if size > bounds.size_bytes or now - when > bounds.unused_days * DAY_S:
             shutil.rmtree(folder, ignore_errors=True)
-        else:
-            size = larger
 
 
 def _dated(parent: Path, keep: Path) -> list[tuple[float, Path]]:

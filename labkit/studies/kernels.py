@@ -57,6 +57,11 @@ class KernelStudy(Study):
     def case(self) -> dict[str, Any]:
         return self.regions[0].case.model_dump()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user stopped the run before its end."""
+        return self.regions[0].interrupted or self.ladder is None or self.ladder.interrupted
+
     def rows(self) -> list[dict[str, Any]]:
         """A row for each side of each region, and for each rung of the ladder, in microseconds of a layer."""
         measured: dict[str, LayerRecord] = {row.region: row for row in self.regions}

@@ -144,10 +144,12 @@ class StudyBench(Generic[Result]):
         """The present content of a view. Live, it is a remark while the view's part is not measured."""
         try:
             return draw()
-        except NotMeasuredError:
+        except NotMeasuredError as error:
             if self._controls is None:
                 raise
-            return UNDER_WAY if self._busy else NOT_YET
+            if self._busy:
+                return UNDER_WAY
+            return NOT_YET if self._last is None else _remark(error)
         except Exception as error:
             if self._partly is None:
                 raise
@@ -172,11 +174,13 @@ class StudyBench(Generic[Result]):
         except BaseException:
             self.settings = before
             raise
+        else:
+            if self._controls:  # before the figures are drawn: one that raises must not lose the result
+                keep_last(self._last, self.kind, self._name, RUNS)
         finally:
             self._busy, self._partly = False, None
             self._redraw()
         if self._controls:
-            keep_last(self._last, self.kind, self._name, RUNS)
             self._controls.page.results += 1
             stopped = getattr(result, "interrupted", False)
             self._controls.say(f"{KEPT if stopped else 'done'}; every figure and check shows this run")
@@ -232,6 +236,12 @@ class StudyBench(Generic[Result]):
             for name, value in self.settings.items()
         )
         return {"text/html": f"<table><tbody>{''.join(rows)}</tbody></table>", "text/plain": str(self.settings)}
+
+
+def _remark(error: NotMeasuredError) -> str:
+    """The error's own sentence in Markdown."""
+    sentence = str(error)
+    return f"*{sentence[0].upper()}{sentence[1:]}.*"
 
 
 def _when(moment: datetime) -> str:

@@ -42,9 +42,9 @@ class Controls:
         self._measure = measure
         self._stop = threading.Event()
         self._raised = False  # whether the run has got `Stopped`
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # the last one that was started
         self._ending = threading.Lock()
-        self._interruptible = False
+        self._interruptible: threading.Thread | None = None  # the thread that Stop may interrupt
         self._show_last: Callable[[], None]  # shows the offered result
         self._inputs = {name: _input(declared[name], value) for name, value in settings.items()}
         self._run = ipw.Button(description="Run", button_style="primary", icon="play", layout=BUTTON)
@@ -93,6 +93,9 @@ class Controls:
         """Shows text under the buttons."""
         self._label.value = html.escape(text)
 
+    def _say_error(self, text: str) -> None:
+        self._label.value = f"<span style='color:#d0453a'>{html.escape(text)}</span>"
+
     def start(self) -> None:
         """Measures with the settings, on a thread."""
         self._thread = threading.Thread(target=self._run_on_thread, daemon=True, name="labkit-run")
@@ -106,9 +109,9 @@ class Controls:
         self._stop.set()
         self.say("stopping…")
         with self._ending:
-            if self._thread is not None and self._interruptible:
+            if self._interruptible is not None:
                 self._raised = True
-                interrupt(self._thread, Stopped)
+                interrupt(self._interruptible, Stopped)
 
     @contextmanager
     def busy(self) -> Iterator[Progress]:
@@ -116,6 +119,7 @@ class Controls:
         another run is under way.
         """
         if not self._running.acquire(blocking=False):
+            self._say_error(OUTSIDE)
             raise RunError(OUTSIDE)
         self._stop.clear()
         self._raised = False
@@ -132,7 +136,7 @@ class Controls:
             raise
         except BaseException as error:
             self._bar.bar_style = "danger"
-            self._label.value = f"<span style='color:#d0453a'>{html.escape(str(error) or type(error).__name__)}</span>"
+            self._say_error(str(error) or type(error).__name__)
             raise
         finally:
             self._clock.end()
@@ -143,7 +147,7 @@ class Controls:
     def _run_on_thread(self) -> None:
         # There is no cell to raise in; busy() has shown the error.
         with suppress(Exception, KeyboardInterrupt), self.busy() as follow:
-            self._interruptible = True
+            self._interruptible = threading.current_thread()
             try:
                 self._measure(self.settings, follow)
             finally:
@@ -152,7 +156,7 @@ class Controls:
     def _ignore_stop(self) -> None:
         """Makes Stop do nothing from now on: an interrupt would hit the code that unlocks the controls."""
         with self._ending:
-            self._interruptible = False
+            self._interruptible = None
             interrupt(threading.current_thread(), None)
 
     def _follow(self, done: float, total: float, label: str) -> None:

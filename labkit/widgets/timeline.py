@@ -16,7 +16,7 @@ from IPython.display import display
 from labkit.figures.timeline import shade_colors, timeline
 from labkit.nsys.timeline import events
 from labkit.nsys.timeline.lanes import Lanes, Traces, build_lanes, named_traces
-from labkit.nsys.timeline.shades import has_labels
+from labkit.nsys.timeline.shades import SHADES, has_labels
 from labkit.nsys.timeline.tiles import COLUMNS, Tiles
 from labkit.nsys.timeline.view import view
 from labkit.nsys.trace import Trace
@@ -50,11 +50,14 @@ def script(files: tuple[str, ...] = WIDGET) -> str:
 
 
 def traces_of(trace: Traces, other: Trace | None) -> Mapping[str, Trace]:
-    """The traces of `trace` and `other`, by name."""
+    """The traces of `trace` and `other`, by name. Names of a mapping stay; `other` gets one that is not among them."""
     if other is None:
         return named_traces(trace)
-    several = list(trace.values()) if isinstance(trace, Mapping) else [trace] if isinstance(trace, Trace) else trace
-    return named_traces([*several, other])
+    if not isinstance(trace, Mapping):
+        return named_traces([*([trace] if isinstance(trace, Trace) else trace), other])
+    (name,) = named_traces(other)
+    names = (name, *(f"{name} ({number})" for number in range(2, len(trace) + 2)))
+    return {**trace, next(name for name in names if name not in trace): other}
 
 
 class Timeline(anywidget.AnyWidget):
@@ -163,7 +166,10 @@ def scene_of(lanes: Lanes, tiles: Tiles, first: tuple[int, int]) -> dict[str, An
         "title": f"Timeline of {' and '.join(lanes.names)}, {len(lanes):,} events in {lanes.count} lanes",
         "names": list(lanes.names), "strips": strips, "lanes": lanes.count,
         "events": len(lanes), "leftOut": lanes.left_out,
-        "shades": [{"name": name, "color": color} for name, color in zip(lanes.shades, colors, strict=True)],
+        "shades": [
+            {"name": name, "color": color, "themed": at < len(SHADES)}  # not themed: a range coloured by its own name
+            for at, (name, color) in enumerate(zip(lanes.shades, colors, strict=True))
+        ],
         "staged": any(has_labels(trace) for trace in lanes.traces), "present": np.unique(lanes.shade).tolist(),
         "origin": begin, "end": end, "exponent": tiles.exponent, "levels": tiles.levels, "columns": COLUMNS,
         "zero": f"0: {lanes.aligned}", "view": list(first), "all": list(view(lanes)),

@@ -13,6 +13,13 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** The swatch of a shade. Only a themed shade has the colours that the stylesheet gives to its name. */
+function swatchOf({ name, color, themed }) {
+  const swatch = element("i", { class: "lkt-swatch", "data-shade": themed && name });
+  swatch.style.setProperty("--lkt-swatch", color);
+  return swatch;
+}
+
 const KEYS = [
   ["drag, ← →", "move in time"],
   ["wheel, + −", "zoom, once the timeline has the focus"],
@@ -55,9 +62,8 @@ export class Panel {
     );
     this.chips = new Map(
       scene.present.map((shade) => {
-        const { name, color } = scene.shades[shade];
-        const swatch = element("i", { class: "lkt-swatch", "data-shade": name });
-        swatch.style.setProperty("--lkt-swatch", color);
+        const { name } = scene.shades[shade];
+        const swatch = swatchOf(scene.shades[shade]);
         const chip = element(
           "button",
           { type: "button", title: name, "aria-pressed": "false", onclick: () => actions.emphasise(shade) },
@@ -135,9 +141,8 @@ export class Panel {
       return;
     }
     const { scene } = this;
-    const shade = scene.shades.find(({ name }) => name === chosen.shade);
-    const swatch = element("i", { class: "lkt-swatch", "data-shade": chosen.shade });
-    if (shade) swatch.style.setProperty("--lkt-swatch", shade.color);
+    const present = scene.present.map((shade) => scene.shades[shade]);
+    const swatch = swatchOf(present.find(({ name }) => name === chosen.shade));
     const where = scene.names.length > 1 ? [["trace", chosen.trace]] : [];
     const facts = [
       scene.staged ? ["stage", chosen.stage ?? "none"] : ["coloured as", chosen.shade === chosen.name ? null : chosen.shade],

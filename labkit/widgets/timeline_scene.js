@@ -50,7 +50,7 @@ export class Inks {
     const style = getComputedStyle(root);
     const read = (name) => style.getPropertyValue(`--lkt-${name}`).trim();
     for (const name of ["paper", "lane", "band", "line", "ink", "soft", "accent"]) this[name] = read(name);
-    this.shades = scene.shades.map(({ name, color }) => read(name) || color);
+    this.shades = scene.shades.map(({ name, color, themed }) => (themed && read(name)) || color);
     this.rgb = this.shades.map((color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)));
     this.texts = this.rgb.map(([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 150 ? "#1f2933" : "#ffffff"));
     this.version = Inks.made = (Inks.made ?? 0) + 1;

@@ -180,10 +180,10 @@ export class View {
     this.change({ selected: details, lane: details ? details.lane : this.lane });
   }
 
-  /** Moves as little as needed to make the event visible and wide enough. */
+  /** Moves as little as needed to make the event visible and wide enough. An event without length stays a line. */
   reveal({ start_ns: start, end_ns: end, lane }) {
     const pixels = (end - start) / this.perPixel;
-    if (pixels < 6) this.perPixel = Math.max((end - start) / 90, NARROWEST);
+    if (end > start && pixels < 6) this.perPixel = Math.max((end - start) / 90, NARROWEST);
     if (pixels > this.room) this.perPixel = ((end - start) / this.room) * 1.1;
     const last = this.begin + this.room * this.perPixel;
     if (start < this.begin || end > last) this.place((start + end - this.room * this.perPixel) / 2, this.perPixel);

@@ -12,9 +12,11 @@ from helpers.notebooks.pages import MOST_BYTES, Page
 from helpers.traces.handmade import Recorder
 from helpers.traces.random_traces import random_trace
 
+from labkit.figures.timeline import shade_colors
 from labkit.nsys.tables.selection import Selection
 from labkit.nsys.timeline.events import details, nearest, neighbour, search
 from labkit.nsys.timeline.lanes import Lanes, Traces, build_lanes
+from labkit.nsys.timeline.shades import SHADES
 from labkit.nsys.timeline.synthetic import decode_trace, trace_of
 from labkit.nsys.timeline.tiles import Tiles
 from labkit.nsys.trace import Trace, TraceError
@@ -119,6 +121,23 @@ def test_names_are_text_whatever_is_in_them(browser: Any, tmp_path: Path) -> Non
     assert browser.locator(".lkt-details code").inner_text() == HOSTILE
     assert browser.title() == "Timeline: made.sqlite"
     assert HOSTILE in lanes.shades
+
+
+@needs_browser
+def test_a_range_has_its_own_colour_and_a_moment_is_revealed_without_a_zoom(browser: Any, tmp_path: Path) -> None:
+    recorder = Recorder()
+    for number, name in enumerate(("lane", "band", "step", "moment")):
+        recorder.range(name, 100 * number, 100 * number + 50 * (name != "moment"), domain="")
+    trace = recorder.trace()
+    browser.goto(write_timeline_page(trace, tmp_path / "timeline.html").as_uri())
+    browser.wait_for_function(DRAWN)
+    own = len(SHADES)
+    assert browser.evaluate(f"{VIEW}.inks.shades.slice({own})") == shade_colors(build_lanes(trace))[own:]
+    assert browser.evaluate(f"{VIEW}.inks.rgb.flat().every(Number.isFinite)")
+    before = browser.evaluate(f"{VIEW}.perPixel")
+    browser.fill(".lkt-bar input", "moment")
+    browser.wait_for_selector(".lkt-details code")
+    assert browser.evaluate(f"{VIEW}.perPixel") == before
 
 
 @needs_browser

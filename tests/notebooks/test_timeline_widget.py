@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.notebooks.browser_lab import needs_browser, write_notebook
 from helpers.sweeps import sweep
+from helpers.traces.handmade import Recorder
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -22,7 +23,7 @@ from labkit.nsys.timeline.synthetic import decode_trace
 from labkit.nsys.timeline.tiles import COLUMNS
 from labkit.nsys.trace import Source, Trace, TraceError
 from labkit.widgets.browser import DARK, LIGHT, Lab, jupyterlab
-from labkit.widgets.timeline import BUFFERS, HERE, Timeline
+from labkit.widgets.timeline import BUFFERS, HERE, Timeline, traces_of
 
 SOURCE = """from labkit.nsys.timeline.synthetic import decode_trace
 from labkit.widgets.timeline import show_timeline
@@ -275,6 +276,22 @@ def test_the_search_goes_round(widget: Timeline) -> None:
 def test_a_message_that_is_not_known_is_let_pass(widget: Timeline) -> None:
     widget._answer(widget, {"kind": "what"}, [])
     assert widget.sent == []
+
+
+def test_names_of_a_mapping_stay_when_another_trace_is_added() -> None:
+    other = decode_trace(steps=1)
+    (name,) = traces_of(other, None)
+    traces = traces_of({**TRACES, name: other}, other)
+    assert list(traces) == [*TRACES, name, f"{name} (2)"]
+    assert traces["fused"] is TRACES["fused"]
+
+
+def test_only_shades_of_the_theme_are_looked_up_in_it() -> None:
+    recorder = Recorder()
+    recorder.range("lane", 0, 50, domain="")
+    shades = Timeline(recorder.trace()).scene["shades"]
+    assert [shade["name"] for shade in shades if shade["themed"]] == list(SHADES)
+    assert [shade["name"] for shade in shades if not shade["themed"]] == ["lane"]
 
 
 def test_a_trace_of_nothing_is_refused() -> None:

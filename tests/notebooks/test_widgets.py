@@ -21,7 +21,7 @@ from labkit.studies.settings import settings_of
 from labkit.system.progress import Progress
 from labkit.widgets import Workbench, live
 from labkit.widgets.bench import NOT_YET, UNDER_WAY
-from labkit.widgets.controls import STOPPED, Controls, Stopped
+from labkit.widgets.controls import OUTSIDE, STOPPED, Controls, Stopped
 from labkit.widgets.live import Execution, Slot, is_live
 
 DECLARED = settings_of(study_comparison)
@@ -242,6 +242,29 @@ def test_words_have_a_line_of_their_own_and_buttons_a_size_that_they_keep(contro
 def test_one_run_at_a_time(controls: Controls) -> None:
     with controls.busy(), pytest.raises(RuntimeError, match="under way"), controls.busy():
         pass
+
+
+def test_a_second_run_says_that_one_is_under_way_and_stop_still_ends_the_first() -> None:
+    started = threading.Event()
+
+    def measure(settings: dict[str, Any], follow: Progress) -> None:
+        started.set()
+        while True:
+            time.sleep(0.01)
+
+    controls, others = (Controls(DECLARED, SETTINGS, measure) for _ in range(2))
+    controls.start()
+    assert started.wait(60)
+    first = controls._thread
+    assert first is not None
+    for second in (others, controls):
+        second.start()
+        assert second._thread is not None
+        second._thread.join(60)
+        assert OUTSIDE in second._label.value
+    controls.stop()
+    first.join(60)
+    assert (first.is_alive(), controls._label.value) == (False, STOPPED)
 
 
 def test_a_widget_that_is_replaced_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

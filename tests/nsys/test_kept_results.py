@@ -142,6 +142,13 @@ def test_what_was_unused_for_the_longest_goes_first(bounds: Bounds, remaining: s
     assert {folder.name for folder in tmp_path.iterdir()} == {*remaining, ".writing-x", "file"}
 
 
+def test_no_older_result_stays_in_place_of_a_newer_one(tmp_path: Path) -> None:
+    for days, size in ((1, 10), (2, 30), (3, 10)):
+        folder_of(tmp_path, str(days), days, size)
+    remove_old(tmp_path, Bounds(size_bytes=35), keep=folder_of(tmp_path, "new", 0))
+    assert {folder.name for folder in tmp_path.iterdir()} == {"new", "1"}
+
+
 def test_use_makes_a_result_new_again(computed: list[TraceSummary], tmp_path: Path) -> None:
     path = recorded(tmp_path)
     summary_of([path])

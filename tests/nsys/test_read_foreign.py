@@ -67,6 +67,14 @@ def test_copies_of_jax_have_the_direction_of_their_memories_and_no_size_that_is_
     assert table.loc["DtoH", ["memory", "size", "bytes", "gb_s"]].tolist() == ["Device -> Pageable", "4-64 KB", 5000, 1]
 
 
+def test_a_stream_with_a_text_as_its_name_is_stated(tmp_path: Path) -> None:
+    """The text of the first event is the first of the file, too."""
+    work = [span(1, 7, "fusion", 10 * number, 5, **stated) for number, stated in enumerate(({"stream": "main"}, {}))]
+    trace = opened(tmp_path, [*named(1, "/device:GPU:0", {7: "Stream #7(Compute)"}), *work])
+    of_text, of_thread = trace.operations["stream"].tolist()
+    assert of_thread == 7 != of_text
+
+
 def test_operators_of_jax_on_tpus_are_the_work(tmp_path: Path) -> None:
     trace = opened(tmp_path, jax_tpu())
     assert work_rows(trace) == [

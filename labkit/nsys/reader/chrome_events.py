@@ -51,7 +51,7 @@ RANK = re.compile(r"rank (\d+)")
 LATEST_US = LATEST_NS // 1000
 INT64 = (1 << 63) - 1
 
-UNSTATED = -1  # the device or stream of a loose event that does not state it
+UNSTATED = -1  # the device or stream of a loose event that does not state it, or states -1; no text has this number
 TASK, DIRECTION = ("Task Type", "task_type"), ("direction", "kind", "operation")
 LOOSE_NUMBERS = {  # by column: the names of a loose event's argument in the files of several recorders
     "device": ("device", "device_id", "Device Id", "Physic Device Id"),
@@ -231,7 +231,8 @@ class Events:
     def _number(self, args: Mapping[str, Any], *keys: str, default: int = 0) -> int:
         """The number under the first of `keys` that is present.
 
-        A text, or a number beyond 64 bits, gets a negative number of its own: an identity, not an amount.
+        A text, or a number beyond 64 bits, gets a negative number of its own: an identity, not an amount, and never
+        UNSTATED.
         """
         value = next((args[key] for key in keys if args.get(key) is not None), default)
         if type(value) is int and -INT64 <= value <= INT64:
@@ -242,7 +243,7 @@ class Events:
                 return int(number)
         except InvalidOperation:
             pass
-        return -1 - self._words.code(str(value))
+        return UNSTATED - 1 - self._words.code(str(value))
 
 
 def _name(event: Mapping[str, Any]) -> str:
