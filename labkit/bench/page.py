@@ -46,8 +46,19 @@ def way_of(comparisons: Sequence[Comparison]) -> str:
     counts = sorted({comparison.rounds for comparison in comparisons})
     count = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     if all(comparison.in_epochs for comparison in comparisons):
-        return f"{count} epochs of turns of a few tokens in random order, each with the weights in new memory"
+        places = _places_of_weights(comparisons)
+        return f"{count} epochs of turns of a few tokens in random order, each with the weights in {places}"
     return f"{count} rounds with one run of every side in random order"
+
+
+def _places_of_weights(comparisons: Sequence[Comparison]) -> str:
+    """Words for the memory in which each epoch had its weights."""
+    stayed = sum(not comparison.placed_anew for comparison in comparisons)
+    if not stayed:
+        return "new memory"
+    if stayed == len(comparisons):
+        return "the same memory as all others"
+    return f"new memory, except in {stayed} of {len(comparisons)} comparisons"
 
 
 def stop_if_interrupted(comparisons: Sequence[Comparison]) -> None:
@@ -78,7 +89,8 @@ class BenchFiles:
 
     def kept(self, kind: type[Kept]) -> list[Kept]:
         """The records of this kind that an earlier run wrote."""
-        return [of for of in load_records(self.records) if isinstance(of, kind)] if self.records.exists() else []
+        records = load_records(self.records) if self.records.exists() else []
+        return [record for record in records if isinstance(record, kind)]
 
     def write(self, records: Iterable[BaseModel], page: str) -> None:
         """Writes both files, each whole or not at all."""

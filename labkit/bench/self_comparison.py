@@ -53,14 +53,15 @@ def main(
     output: Output = None,
 ) -> None:
     """Compare a side with itself."""
-    environment = read_environment(threads or team_size())
+    threads = threads or team_size()
+    environment = read_environment(threads)
     subject = "self-comparison" + ("-against" if against else "")
     files = BenchFiles.of(machine_of(environment), subject, output=output)
     records = files.kept(SelfComparison)
 
     def done(precision: str) -> int:
-        key = (environment.commit, model, precision, side)
-        return sum((of.environment.commit, of.case.model, of.case.dtype, of.side) == key for of in records)
+        key = (environment.commit, model, precision, side, against, threads)
+        return sum(_key(record) == key for record in records)
 
     for number in range(1, runs + 1):
         for precision in listed(dtype):
@@ -79,7 +80,7 @@ def main(
                     progress=follow,
                 )
             stop_if_interrupted([comparison])
-            records.append(SelfComparison.of(comparison))
+            records.append(SelfComparison.of(comparison, version=against))
             files.write(records, page(records))
             ways = " and ".join(side.reading or "unknown" for side in (comparison.baseline, comparison.candidate))
             out.print(f"{model}, {precision}: {escape(comparison.claim())}; read with {ways}", soft_wrap=True)
@@ -88,20 +89,20 @@ def main(
 
 def checks(records: Iterable[SelfComparison]) -> Iterator[BarCheck]:
     """The bars of comparisons of one case."""
-    of = list(records)
-    verdicts = Counter(record.verdict for record in of)
-    yield at_most("FASTER or SLOWER", sum(verdicts[said] for said in DECIDED) / len(of), 0.02, SHARE)
-    yield at_least("SAME", verdicts[Verdict.SAME] / len(of), 0.85, SHARE)
-    middle = float(np.exp(np.mean([np.log(record.ratio.value) for record in of])))
-    held = sum(record.ratio.low <= middle <= record.ratio.high for record in of)
-    yield at_least("intervals that hold the mean of all", held / len(of), 0.90, SHARE)
-    yield at_most("width of an interval, median", median(map(_width, of)), 0.04, WIDTH)
+    records = list(records)
+    count, verdicts = len(records), Counter(record.verdict for record in records)
+    yield at_most("FASTER or SLOWER", sum(verdicts[said] for said in DECIDED) / count, 0.02, SHARE)
+    yield at_least("SAME", verdicts[Verdict.SAME] / count, 0.85, SHARE)
+    middle = float(np.exp(np.mean([np.log(record.ratio.value) for record in records])))
+    held = sum(record.ratio.low <= middle <= record.ratio.high for record in records)
+    yield at_least("intervals that hold the mean of all", held / count, 0.90, SHARE)
+    yield at_most("width of an interval, median", median(map(_width, records)), 0.04, WIDTH)
     for factor, seconds, bar in FOUND:
-        after_s = [record.found_after_s(ratio) for record in of for ratio in (factor, 1 / factor)]
+        after_s = [record.found_after_s(ratio) for record in records for ratio in (factor, 1 / factor)]
         found = sum(second is not None and second <= seconds for second in after_s)
         what = f"a side {factor - 1:.0%} slower, found within {seconds:.0f} s"
         yield at_least(what, found / len(after_s), bar, SHARE)
-    shares = [share for record in of for share in record.shares if share is not None]
+    shares = [share for record in records for share in record.shares if share is not None]
     if len(shares) > 1:
         yield at_most("share of the limit, standard deviation", 100 * float(np.std(shares, ddof=1)), 2, POINTS)
 
@@ -110,19 +111,20 @@ def page(records: Iterable[SelfComparison]) -> str:
     """The Markdown page of the comparisons, with a part for each case."""
     cases: dict[tuple[str, str, str], list[SelfComparison]] = {}
     for record in records:
-        cases.setdefault((record.side, record.against, record.case.title), []).append(record)
+        title = f"{record.case.title}, {record.case.threads} thread{'' if record.case.threads == 1 else 's'}"
+        cases.setdefault((record.side, record.against, title), []).append(record)
     environment = next(iter(cases.values()))[0].environment
     blocks = []
-    for (side, against, title), of in cases.items():
-        verdicts = Counter(record.verdict for record in of)
+    for (side, against, title), of_case in cases.items():
+        verdicts = Counter(record.verdict for record in of_case)
         said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-        epochs = [len(record.logs) for record in of]
-        seconds = [record.ends_s[-1] for record in of]
+        epochs = [len(record.logs) for record in of_case]
+        seconds = [record.ends_s[-1] for record in of_case]
         blocks += [
             f"## {side} against {against}: {title}",
-            f"{len(of)} comparisons: {said}. {min(epochs)} to {max(epochs)} epochs, {min(seconds):.0f} to "
+            f"{len(of_case)} comparisons: {said}. {min(epochs)} to {max(epochs)} epochs, {min(seconds):.0f} to "
             f"{max(seconds):.0f} s without loading.",
-            checks_table(checks(of)),
+            checks_table(checks(of_case)),
         ]
     return page_of(
         f"A side against itself on {environment.machine}",
@@ -132,6 +134,12 @@ def page(records: Iterable[SelfComparison]) -> str:
         *blocks,
         environment.origin,
     )
+
+
+def _key(record: SelfComparison) -> tuple[str | None, str, str, str, str | None, int]:
+    """What two comparisons share if the settings of the bench were the same."""
+    case = record.case
+    return record.environment.commit, case.model, case.dtype, record.side, record.version, case.threads
 
 
 def _width(record: SelfComparison) -> float:

@@ -1,4 +1,7 @@
-"""The cases of all benches, and the bar of each figure, as data in one place."""
+"""Cases of the benches and bars of their figures, as data in one place.
+
+Some benches have their cases and bars in their own files, among them `every_model`, `traces` and `self_comparison`.
+"""
 
 from __future__ import annotations
 

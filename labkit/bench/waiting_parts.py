@@ -42,7 +42,7 @@ SMALL = "smollm2-135m"
 LOADED, LOADED_AS = "tinyllama-1.1b", ("bfloat16", "float32", "int8", "int4-64")
 VANILLA, FUSED = "hf-eager", "fused"
 TURN = 16  # steps of a sample of attention
-SHORT, LONG = 8, 72  # new tokens: what both take, preparation and prompt, is in neither's difference
+SHORT, LONG = 8, 72  # new tokens; the difference of both times is without preparation and prompt, which both contain
 TEXT = "The best way to read a long book is to begin with"
 PADDED = (16, 64, 256, 1000)  # tokens of the prompts of one batch
 GREEDY = "greedy"
@@ -71,7 +71,7 @@ class WaitingBench:
     rounds: int
 
     def record(
-        self, part: str, source: ModelSource, dtype: str, unit: str, samples: Mapping[str, Sequence[float]], **of: Any
+        self, part: str, source: ModelSource, dtype: str, unit: str, samples: Mapping[str, Sequence[float]], **size: Any
     ) -> WaitingTime:
         return WaitingTime(
             part=part,
@@ -82,7 +82,7 @@ class WaitingBench:
             unit=unit,
             samples={name: tuple(values) for name, values in samples.items()},
             environment=self.environment,
-            **of,
+            **size,
         )
 
     def in_turns(self, ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
@@ -135,8 +135,8 @@ def step_attention(bench: WaitingBench) -> Iterator[WaitingTime]:
         for context in contexts:
             turns = AttentionTurns(engine, token_bytes, context, bench.threads)
             generate(engine, tokens(1, context), TURN * (bench.rounds + 1) + 1, streamer=turns)
-            names = dtype + (" with an int8 cache" if cache else "")
-            yield bench.record("attention of a step", source, names, "GB/s", turns.samples(), tokens=context)
+            label = dtype + (" with an int8 cache" if cache else "")
+            yield bench.record("attention of a step", source, label, "GB/s", turns.samples(), tokens=context)
 
 
 class AttentionTurns(BaseStreamer):

@@ -95,11 +95,12 @@ class Comparison(Tabular, FrozenRecord):
         if not self.in_epochs:
             return ROUNDS
         shared = self.shared_weights is not None and self.shared_weights.mostly
-        rule = EPOCHS_SHARED if shared and self._placed_anew else rule_of_epochs(self._placed_anew)
+        rule = EPOCHS_SHARED if shared and self.placed_anew else rule_of_epochs(self.placed_anew)
         return rule if self.tells_apart is None else rule.with_floor(self.tells_apart.difference)
 
     @property
-    def _placed_anew(self) -> bool:
+    def placed_anew(self) -> bool:
+        """Whether each epoch of both sides had its weights in new memory."""
         return all(side.placed_anew for side in (self.baseline, self.candidate))
 
     def ratio(self, metric: str) -> Ratio:
@@ -216,7 +217,7 @@ class Comparison(Tabular, FrozenRecord):
         if self.verdict is Verdict.UNDECIDED and trust.mended_by_rounds:
             more = more_rounds_text(self.more_rounds, self.unit)
             weaknesses.append(f"undecided after {self.rounds} {self.unit}s: {more}{_budget()}")
-        if self.in_epochs and not self._placed_anew:
+        if self.in_epochs and not self.placed_anew:
             weaknesses.append(
                 "the weights stayed in one place, so two processes of one side may differ by "
                 f"{PROCESS_LUCK:.0%}, which the interval does not show"

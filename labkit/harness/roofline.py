@@ -50,7 +50,11 @@ class Work(FrozenRecord):
         return max(reading, self.decode_flops / peak_gflop_s / 1e6) if peak_gflop_s else reading
 
     def prompt_floor_ms(self, bandwidth_gb_s: float, peak_gflop_s: float) -> float:
-        """The least time to the first token: the longer of multiplying and reading the weights."""
+        """The least time to the first token: the longer of multiplying the prompt and reading `decode_bytes`.
+
+        These bytes stand for the weights, which the prompt's pass reads once, too. They also hold the KV cache that an
+        average decode step reads.
+        """
         return max(self.prefill_flops / peak_gflop_s, self.decode_bytes / bandwidth_gb_s) / 1e6
 
 

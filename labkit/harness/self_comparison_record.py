@@ -18,6 +18,7 @@ from labkit.statistics.sequential import EPOCHS, ratio_after, sequential_ratio
 class SelfComparison(ResultRecord):
     """A comparison in epochs of a side with itself, or with the same side of another version.
 
+    version: the other version of labkit, as the user named it; None: the same version.
     logs: logarithm of the ratio of each epoch.
     ends_s: seconds from the beginning of the first epoch to the last turn of each.
     looks: epochs after which the verdict was checked; empty: their number was fixed.
@@ -28,6 +29,7 @@ class SelfComparison(ResultRecord):
     case: Case
     side: str
     against: str  # label of the other side
+    version: str | None = None
     environment: Environment
     logs: tuple[float, ...]
     ends_s: tuple[float, ...]
@@ -36,13 +38,14 @@ class SelfComparison(ResultRecord):
     shares: tuple[float | None, float | None]
 
     @classmethod
-    def of(cls, comparison: Comparison) -> Self:
+    def of(cls, comparison: Comparison, *, version: str | None = None) -> Self:
         """The record of a comparison in epochs."""
         baseline, candidate = comparison.baseline, comparison.candidate
         return cls(
             case=comparison.case,
             side=candidate.name,
             against=baseline.name,
+            version=version,
             environment=candidate.environment,
             logs=comparison.logs("per_token"),
             ends_s=tuple(max(turn.at_s for turn in run.turns) for run in candidate.runs),

@@ -1,7 +1,8 @@
-"""A ratio that belongs to a rate of the memory.
+"""The ratio of two sides as it follows the rate of the memory.
 
-If memory is slow, both sides come near its limit, and the ratio is bounded by the slower side's share of it. On a
-shared machine, whose memory changes its rate within seconds, one number is a mixture of both.
+A side that reaches a share s of the memory's limit cannot become more than 1 / s times as fast. Slow memory raises the
+shares of both sides, so the ratio comes closer to 1. The rate changes within seconds on a shared
+machine, and one ratio for all times is a mixture of ratios for slow and for fast memory.
 """
 
 from __future__ import annotations

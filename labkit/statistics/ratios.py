@@ -40,7 +40,7 @@ class Ratio:
     value: float
     low: float  # lower end of the interval
     high: float  # upper end of the interval
-    noise: float  # how far from 1 the ratio of a side to itself gets on this machine, a fraction
+    noise: float  # FASTER and SLOWER need an interval beyond it, a fraction: a side and itself may differ by this much
     same: float | None = None  # SAME: the whole interval is this close to 1; None: the noise, 5 % at most
 
     @property

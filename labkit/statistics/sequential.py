@@ -16,8 +16,9 @@ Ranks say nothing before about ten epochs. There a look uses Student's t, which 
 scatter like a normal distribution; tests/statistics simulates machines on which they do not.
 
 Three epochs may agree by chance, or because they lie in one quiet stretch of a shared machine: gpt2 was 1.7, 1.7 and
-1.8 % slower than itself. But it is known how much places differ. So the interval of a look is no narrower than that of
-epochs that scatter as little as places ever did.
+1.8 % slower than itself. But the speed of a side depends on where its weights lie in memory, and each epoch puts them
+into new memory. So the ratios of epochs must scatter, and measurements have shown by how much at least: LEAST_SCATTER.
+The interval of a look is never narrower than that of epochs that scatter by this much.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from labkit.statistics.trust import FEWEST_EPOCHS, FEWEST_ROUNDS, WIDEST
 GROWTH = 1.3  # number of rounds at a look / number at the previous look
 EVEN_LOOKS, EVEN_SHARE = 10, 0.9  # ten looks come to 45 epochs
 PROCESS_LUCK = 0.02  # two processes of one side may differ by this for their whole life: no round averages it out
-LEAST_SCATTER = 0.01  # of epochs with weights in new memory; gpt2: 1 % in float32, 2 to 3 % in bfloat16
-LASTING = 0.015  # two processes of one engine may differ by this for many epochs, wherever their weights lie
+# Standard deviation of the ratio over epochs with weights in new memory. gpt2: 1 % in float32, 2 to 3 % in bfloat16.
+LEAST_SCATTER = 0.01
+LASTING = 0.015  # two processes of one engine may differ by this for many epochs, although weights are in new memory
 SAME_EPOCHS = 0.03  # smaller differences between sides with weights in new memory count as none
 EXACT_RANKS = 60  # rounds; above, the normal approximation of the signed-rank statistic errs on the wide side
 MANY_ROUNDS = 1000
@@ -54,7 +56,7 @@ class Rule:
     same: float  # SAME needs one within this, a fraction
     fewest: int  # rounds; fewer are not trusted
     even_looks: int = 0  # the first looks, which share most of the error evenly
-    least_scatter: float = 0.0  # standard deviation of a round's logarithm, at least; none is known
+    least_scatter: float = 0.0  # standard deviation of a round's logarithm, at least; 0: not known
 
     def error_of(self, look: int) -> float:
         """The probability that the interval of this look, counted from 1, misses."""

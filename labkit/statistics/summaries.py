@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 
 from labkit.statistics.ratios import CONFIDENCE
 
-OUTLIER_Z = 14.8  # |x - median| / MAD, about ten standard deviations of a normal distribution
+# MAD: median distance of the samples from their median. 14.8 are ten standard deviations of a normal distribution.
+OUTLIER_MADS = 14.8
 OUTLIER_SAMPLES = 10  # outliers among fewer samples are not reported
-P95_SAMPLES = 59  # smallest n with a distribution-free 95 % bound on the 95th percentile: 0.95 ** 59 < 0.05
+P95_SAMPLES = 59  # the largest of this many samples is a 95 % bound on the 95th percentile: 0.95 ** 59 < 0.05
 WIDE_SPREAD = 0.10
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The distribution of one kind of sample. `p95` bounds the 95th percentile only from `P95_SAMPLES` samples on."""
+    """The distribution of one kind of sample.
+
+    `p95` estimates the 95th percentile and does not bound it. The largest sample is a 95 % bound for any distribution
+    if there are at least `P95_SAMPLES` samples. With fewer samples `p95_text` says that there are too few.
+    """
 
     n: int
     median: float
@@ -31,6 +36,7 @@ class Summary:
 
     @property
     def p95_is_bound(self) -> bool:
+        """Whether the largest sample bounds the 95th percentile, with 95 % confidence."""
         return self.n >= P95_SAMPLES
 
     @property
@@ -53,9 +59,9 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 
 def outliers(samples: Sequence[float]) -> NDArray[np.bool_]:
-    """Marks samples whose modified z, `|x - median| / MAD`, is above 14.8. They are reported, and figures keep them."""
+    """Marks samples more than `OUTLIER_MADS` MADs from the median. They are reported, and figures keep them."""
     distance = np.abs(np.asarray(samples, dtype=float) - np.median(samples))
-    return distance > OUTLIER_Z * scipy.stats.median_abs_deviation(samples)
+    return distance > OUTLIER_MADS * scipy.stats.median_abs_deviation(samples)
 
 
 def remarks(name: str, samples: Sequence[float]) -> list[str]:
@@ -66,7 +72,8 @@ def remarks(name: str, samples: Sequence[float]) -> list[str]:
         warnings.append(f"{name}: interquartile range is {summary.spread:.0%} of the median; the machine is not quiet")
     if summary.outliers and summary.n >= OUTLIER_SAMPLES:
         warnings.append(
-            f"{name}: {summary.outliers} of {summary.n} samples are outliers (modified z > {OUTLIER_Z}), kept"
+            f"{name}: {summary.outliers} of {summary.n} samples are outliers, more than {OUTLIER_MADS} MADs from the "
+            "median, and kept"
         )
     return warnings
 

@@ -1,8 +1,10 @@
 """One side at two times, each measured in epochs: before / after, at rates of the memory that both times had.
 
-Each epoch has its weights in another place, so epochs are the unit of the interval. It is Welch's: the variances of the
-two times may differ (Biometrika 34, 1947). A decode step follows the rate of the memory, which changes on a shared
-machine. So turns are compared in bins of the probed rate, and the ratio is a mean over the bins that both times fill.
+Each epoch has its weights in another place of the memory, so epochs are the unit of the interval. It is Welch's: the
+variances of the two times may differ (Biometrika 34, 1947). A decode step follows the rate of the memory, which changes
+on a shared machine. So turns are compared in bins of the probed rate, and the ratio is a mean over the bins that both
+times fill.
+
 Its variance is the jackknife's, which leaves out one epoch after another (Efron and Stein, Annals of Statistics 9,
 1981); with one bin it is exactly the variance of a mean.
 """
@@ -116,7 +118,7 @@ def two_times(
     low, high = 0.0, math.inf
     if min(len(cells.values) for cells in times) > 1:
         reach = _reach(times[0], times[1], (1 - CONFIDENCE) / ratios)
-        with np.errstate(over="ignore"):  # epochs that hardly count bound nothing
+        with np.errstate(over="ignore"):  # the reach may be so long that the upper end is infinite
             low, high = float(np.exp(ours - theirs - reach)), float(np.exp(ours - theirs + reach))
     rates = None
     if common is not None:
@@ -241,10 +243,12 @@ def _common(before: Epochs, after: Epochs, offset: float, bins: Sequence[int]) -
 
 
 def _rate_nearby(epochs: Epochs, common: CommonRates, weights: Sequence[float]) -> float:
-    """The rate that was probed before and after the turns in each bin: median, with these weights of the bins.
+    """The rate of the memory around the turns in the bins: the mean, with these weights, of each bin's median.
 
-    A turn was chosen by its own probe. If probes scatter, the common rates of two times are the errors of both. Then
-    only other probes show the rates that the memory had.
+    The median is over the probes just before and after the turns. The probe of a turn itself has put the turn into its
+    bin. A probe that errs can put turns of two times into one bin although the memory had different rates, and the
+    probes of these turns would then agree by their errors. The probes of other turns do not have this bias. An epoch
+    of one turn has no other probe, and counts with its own.
     """
     nearby: dict[int, list[float]] = {number: [] for number in common.bins}
     for epoch in epochs:

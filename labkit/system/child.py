@@ -22,10 +22,11 @@ def finished(
 ) -> subprocess.CompletedProcess[str]:
     """Runs `command` to its end and returns it with its output. It gets `environment`, or this process's.
 
-    An interrupted thread ends the command. In `subprocess.run` the thread would first wait for the command.
+    Bytes that are not UTF-8 are replaced. An interrupted thread ends the command. In `subprocess.run` the thread would
+    first wait for the command.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with started(command, env=environment, text=True, **pipes) as process:
+    with started(command, env=environment, encoding="utf-8", errors="replace", **pipes) as process:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 stdout, stderr = process.communicate(timeout=LOOK_S)
@@ -50,7 +51,7 @@ def child_lines(
 
     RunError as from `run_child`. The command is ended when nobody takes more lines, or the thread is interrupted.
     """
-    with tempfile.TemporaryFile("w+") as stderr, tempfile.TemporaryFile("w+") as stdin:
+    with tempfile.TemporaryFile("w+", errors="replace") as stderr, tempfile.TemporaryFile("w+") as stdin:
         stdin.write(given)
         stdin.seek(0)
         with started(command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr) as process:
@@ -73,7 +74,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
             if not chunk:
                 return
             *lines, rest = (rest + chunk).split(b"\n")
-            yield from (line.decode() for line in lines)
+            yield from (line.decode(errors="replace") for line in lines)
 
 
 def _error(failed: str, code: int, stderr: str) -> RunError:

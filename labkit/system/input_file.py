@@ -63,7 +63,7 @@ def read_stream(path: Path, most: int) -> bytes:
     path = expanded(path)
     with open(path, "rb", buffering=0, opener=_opened) as file:
         descriptor = file.fileno()
-        first = _first_bytes(descriptor, path) if _is_pipe(descriptor) else b""
+        first = _wait_for_content(descriptor, path) if _is_pipe(descriptor) else b""
         os.set_blocking(descriptor, True)
         limit = None if _is_regular(descriptor) else most
         content = bytearray(first)
@@ -72,8 +72,12 @@ def read_stream(path: Path, most: int) -> bytes:
     return bytes(content if limit is None else content[:limit])
 
 
-def _first_bytes(descriptor: int, path: Path) -> bytes:
-    """The first bytes of a pipe once there are some, and none if its writer wrote none. A writer may take its time."""
+def _wait_for_content(descriptor: int, path: Path) -> bytes:
+    """Waits until a pipe has content, or until its writer has closed it. A writer may take its time.
+
+    Returns the bytes that the wait itself has read. Usually it has read none, and all content is still in the pipe.
+    UserError: nobody opens the pipe to write to it within WRITER_S seconds.
+    """
     events = select.poll()
     events.register(descriptor, select.POLLIN)
     limit = time.monotonic() + WRITER_S

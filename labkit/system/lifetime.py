@@ -53,7 +53,10 @@ _starter = ThreadPoolExecutor(1, "starts-processes")
 
 
 def kill_session(process: subprocess.Popen[Any]) -> None:
-    """Kills a process that leads a session, with all processes of the session, and waits for its end."""
+    """Kills a process that leads a session, with the processes of its process group, and waits for its end.
+
+    A descendant that has moved to a process group of its own, such as a job of an interactive shell, is not killed.
+    """
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -23,7 +23,11 @@ class _Partly:
 
 
 def so_far(kind: type[Study], /, **parts: object) -> Study:
-    """A study (a dataclass or a record) with these fields only. Reading any other field raises NotMeasuredError."""
+    """A study (a dataclass or a record) with these fields only.
+
+    Reading another field raises NotMeasuredError. But a field of a dataclass that has a default value reads as this
+    value, because the class holds it.
+    """
     partly = type(kind.__name__, (_Partly, kind), {})
     study: Study = object.__new__(partly)  # without __init__, which would require all fields
     study.__dict__.update(parts)

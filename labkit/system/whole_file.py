@@ -64,10 +64,13 @@ def write_whole(target: Path, text: str) -> None:
 def check_output_file(target: Path) -> None:
     """Checks that `target` can be written, and makes nothing. For commands that compute for long before they write.
 
+    The folder of an existing file is checked, too, because `whole_file` makes a temporary file in it. Next to a stream,
+    such as /dev/stdout, it makes none.
+
     UserError: the target is a folder. OSError, which names the target: it is not writable, or its folder is not.
     """
     target = expanded(target)
-    if _present(target) is not None:
+    if _is_stream(target, _present(target)):
         return
     nearest = next(folder for folder in Path(os.path.realpath(target)).parents if folder.exists())
     if not nearest.is_dir():

@@ -18,6 +18,7 @@ from labkit.harness.compare.compare import compare_with_each, comparison_case
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LlamaCpp
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.environment import read_environment
+from labkit.harness.records import Measurement
 from labkit.harness.runs import TokenTurn
 from labkit.models.presets import PRESETS
 
@@ -99,15 +100,25 @@ def test_the_page_says_how_the_sides_were_measured_beside_each_other() -> None:
     record = comparison(rounds=8)
     turn = TokenTurn(pair=0, place=0, at_s=0.0, first_step_ms=2.0, step_ms=1.0)
     turned = {"turns": (turn,), "prompts_ms": (1.0,)}
-    sides = {
-        name: side.model_copy(update={"runs": tuple(run.model_copy(update=turned) for run in side.runs[:6])})
-        for name, side in (("baseline", record.baseline), ("candidate", record.candidate))
-    }
-    assert "8 rounds with one run of every side" in report([record])
-    in_epochs = record.model_copy(update=sides)
-    assert "6 epochs of turns of a few tokens in random order, each with the weights in new memory" in report(
-        [in_epochs]
+
+    def with_turns(side: Measurement, placed_anew: bool) -> Measurement:
+        runs = tuple(run.model_copy(update=turned) for run in side.runs[:6])
+        return side.model_copy(update={"runs": runs, "placed_anew": placed_anew})
+
+    in_epochs, in_place = (
+        record.model_copy(
+            update={
+                "baseline": with_turns(record.baseline, placed_anew=True),
+                "candidate": with_turns(record.candidate, placed_anew=placed_anew),
+            }
+        )
+        for placed_anew in (True, False)
     )
+    assert "8 rounds with one run of every side" in report([record])
+    epochs = "6 epochs of turns of a few tokens in random order, each with the weights in"
+    assert f"{epochs} new memory, each side" in report([in_epochs])
+    assert f"{epochs} the same memory as all others, each side" in report([in_place])
+    assert f"{epochs} new memory, except in 1 of 2 comparisons, each side" in report([in_epochs, in_place])
     assert "6 to 8 rounds" in report([record, in_epochs])
 
 

@@ -71,19 +71,20 @@ def test_the_page_has_a_part_for_each_case() -> None:
     records = [SelfComparison.of(compared(0.01, seed=seed)) for seed in range(3)]
     other = records[0].model_copy(update={"against": "fused at abc"})
     text = bench.page([*records, other])
-    assert "## fused against fused: gpt2, float32, batch 1, 128 + 32 tokens\n\n3 comparisons: 3 SAME. 20 to 20" in text
-    assert "## fused against fused at abc: gpt2, float32, batch 1, 128 + 32 tokens\n\n1 comparisons: 1 SAME." in text
+    case = "gpt2, float32, batch 1, 128 + 32 tokens, 2 threads"
+    assert f"## fused against fused: {case}\n\n3 comparisons: 3 SAME. 20 to 20" in text
+    assert f"## fused against fused at abc: {case}\n\n1 comparisons: 1 SAME." in text
 
 
 def test_a_stopped_bench_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
 
-    def stop_after_three(*sides: str, dtype: str, **_: object) -> Comparison:
+    def stop_after_three(*sides: str, dtype: str, threads: int, **_: object) -> Comparison:
         if len(measured) == 3:
             raise KeyboardInterrupt
         measured.append(dtype)
         of = compared(0.01)
-        case = of.candidate.case.model_copy(update={"dtype": dtype})
+        case = of.candidate.case.model_copy(update={"dtype": dtype, "threads": threads})
         environment = bench.read_environment(1)
         sides_of = [
             side.model_copy(update={"case": case, "environment": environment}) for side in (of.baseline, of.candidate)
@@ -98,6 +99,11 @@ def test_a_stopped_bench_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     bench.main(runs=2, output=tmp_path, **options)  # type: ignore[arg-type]
     assert measured == ["float32"]
     assert len(load_records(tmp_path)) == 4
+    for changed in ({"threads": 2}, {"against": "HEAD"}, {"against": "HEAD^"}):
+        measured.clear()
+        bench.main(runs=2, output=tmp_path, **{**options, "dtype": "float32", **changed})  # type: ignore[arg-type]
+        assert measured == ["float32", "float32"]  # other settings are measured from the beginning
+    assert len(load_records(tmp_path)) == 10
 
 
 @sweep

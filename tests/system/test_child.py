@@ -54,6 +54,18 @@ def test_lines_come_as_they_are_printed() -> None:
         next(lines)
 
 
+def test_output_that_is_not_utf_8_is_replaced() -> None:
+    program = r"import os, sys; os.write(1, b'\xe9\n'); os.write(2, b'\xff why\n'); sys.exit(int(sys.argv[1]))"
+    command = [sys.executable, "-c", program]
+    assert run_child([*command, "0"], "it failed") == "\ufffd\n"
+    with pytest.raises(RunError, match="it failed\n\ufffd why"):
+        run_child([*command, "1"], "it failed")
+    lines = child_lines([*command, "1"], "it failed")
+    assert next(lines) == "\ufffd"
+    with pytest.raises(RunError, match="it failed\n\ufffd why"):
+        next(lines)
+
+
 def test_a_command_is_ended_where_nobody_takes_more_lines() -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     lines = child_lines([sys.executable, "-c", program], "it failed")

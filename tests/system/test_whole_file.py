@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from labkit.system.errors import UserError
-from labkit.system.whole_file import check_no_input, check_two_outputs, remove_unfinished, whole_file, write_whole
+from labkit.system.whole_file import (
+    check_no_input,
+    check_output_file,
+    check_two_outputs,
+    remove_unfinished,
+    whole_file,
+    write_whole,
+)
 
 WRITER = """
 import sys
@@ -151,6 +158,22 @@ def test_a_full_disk_names_the_target(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No space left on device: '.*a\.txt'"):
         fill()
     assert names(tmp_path) == []
+
+
+def test_a_writable_file_or_none_in_a_folder_that_is_not_writable_is_refused_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present, absent, link = tmp_path / "present.txt", tmp_path / "absent.txt", tmp_path / "nowhere"
+    present.touch()
+    link.symlink_to("/dev/null")
+    for target in (present, absent, link):
+        check_output_file(target)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)  # root may write everywhere
+    for target in (present, absent):
+        with pytest.raises(PermissionError, match=re.escape(str(target))):
+            check_output_file(target)
+    check_output_file(link)  # nothing is written next to a device
+    assert names(tmp_path) == ["nowhere", "present.txt"]
 
 
 def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ def evaluate(
     Raises UserTypeError for another object, and UserError for an unknown model or precision, impossible sizes, and a
     text that is unreadable or has fewer than two tokens.
     """
-    _check_sizes(tokens, window, stride)
     check_numbers(seed=seed, rows=rows, threads=threads, stride=stride)
+    _check_sizes(tokens, window, stride)
     precision = _precision(dtype, quant, against)
     if output is not None:
         check_output_folder(output)
@@ -193,7 +193,7 @@ def _check_sizes(tokens: int, window: int | None, stride: int | None) -> None:
     for name, size in (("window", window), ("tokens", tokens)):
         if size is not None:
             check_number(name, size, least=LEAST, why="the first token predicts the second")
-    if stride is not None and not 1 <= stride <= (window or WINDOW):
+    if stride is not None and stride > (window or WINDOW):
         raise UserError(
             f"got stride = {stride}, expected 1 to {window or WINDOW}, the window: no token may be left out"
         )

@@ -20,19 +20,19 @@ def measure_hand_over(rows: int, width: int, *, rounds: int = 15, calls: int = 1
     """Times `calls` hand-overs of float32 [rows, width] in each of `rounds` rounds, in both directions between two
     ranks.
     """
-    there, back = launch(hand_overs, rows, width, rounds, calls, pp_size=2, threads=1)
+    (transport, to_first), (_, to_second) = launch(hand_overs, rows, width, rounds, calls, pp_size=2, threads=1)
     return HandOverMeasurement(
         rows=rows,
         width=width,
-        transport=there[0],
+        transport=transport,
         environment=read_environment(2),
-        rounds_us=tuple((*outward, *homeward) for outward, homeward in zip(there[1], back[1], strict=True)),
+        rounds_us=tuple((*first, *second) for first, second in zip(to_first, to_second, strict=True)),
     )
 
 
 def hand_overs(rows: int, width: int, rounds: int, calls: int) -> tuple[str, list[list[float]]]:
-    """Runs on each of the two ranks. Returns the transport, and the microseconds of each message by round: from before
-    it is sent until its payload has arrived.
+    """Runs on each of the two ranks. Returns the transport, and by round the microseconds of each message that the rank
+    receives: from before it is sent until its payload has arrived.
     """
     torch.set_num_threads(1)
     ring = Ring(None)

@@ -1,7 +1,4 @@
-"""Questions about the kernel of a region: new layers and rows, the arguments of its C function, the right results.
-
-N rows, H hidden, I intermediate.
-"""
+"""Questions about the kernel of a region: new layers and rows, the arguments of its C function, the right results."""
 
 from __future__ import annotations
 
@@ -26,7 +23,8 @@ from labkit.kernels.residual_add.reference import residual_add
 from labkit.kernels.types import NO_NORM, NO_ROTARY, LayerCache, Linear, Rotary, Rows, float_dtype, padded_head_dim
 from labkit.stages import Stage
 
-FUNCTIONS = {  # by region: the C function, and the kinds of its arguments
+# The C function of each region, and a letter for each of its arguments: p is a pointer, i an int64.
+FUNCTIONS = {
     Stage.QKV: ("labkit_qkv_gemm", "ppppppippi"),
     Stage.ATTENTION: ("labkit_attention", "ppppppi"),
     Stage.ATTN_OUT: ("labkit_gemm", "ppipi"),
@@ -35,10 +33,9 @@ FUNCTIONS = {  # by region: the C function, and the kinds of its arguments
     Stage.RESIDUAL: ("labkit_residual_add", "ppppppiipi"),
 }
 ROTARY_BASE = 10_000.0
-Results = tuple[Tensor, ...]
-Convert = Callable[[Any], Any]
-
-
+Results = tuple[Tensor, ...]  # what a region computes, in the order of the outputs in the arguments of its C function
+Convert = Callable[[Any], Any]  # tensors, or records of tensors, to the same in another type
+# From a layer, the conversion of inputs to its type, and the rounding of activations: a function that computes results.
 Prepare = Callable[[RegionLayer, Convert, Convert], Callable[[], Results]]
 
 
@@ -82,10 +79,10 @@ def region_case(
 
 
 class _Asked:
-    """The rows of a call, and the arguments and results of each region for them.
+    """The rows of a call, and a method for each region, with random inputs for them.
 
-    A region gives the arguments of its C function except for the threads, and `Prepare`: a layer, the conversion of the
-    rows to its type, and the rounding of activations become a function that computes the results.
+    A method returns the arguments of the region's C function, without the number of threads, which is the last one. It
+    also returns a `Prepare`, with which the right results for these inputs are computed in different types.
     """
 
     def __init__(self, shape: RegionShape, layer: DrawnLayer, rng: np.random.Generator, batch: int, past: int) -> None:
@@ -94,17 +91,16 @@ class _Asked:
 
     def qkv(self) -> tuple[Sequence[Any], Prepare]:
         hidden, rotary, slots = self._rows(self.shape.hidden), self._rotary(), self._cache()
-        of_cache = {tensor.data_ptr(): result_of(tensor) for tensor in (slots.keys, slots.values)}
-        pointers = {**self.layer.inputs, **pointers_to(rotary, self.rows), **of_cache}
+        cache_results = {tensor.data_ptr(): result_of(tensor) for tensor in (slots.keys, slots.values)}
+        pointers = {**self.layer.inputs, **pointers_to(rotary, self.rows), **cache_results}
         rotary_c = NO_ROTARY if rotary is None else rotary.c
-        records = [
-            record_of(of, pointers) for of in (self.layer.packed.qkv.c, rotary_c, self.heads.c, self.rows.c, slots.c)
-        ]
+        structs = (self.layer.packed.qkv.c, rotary_c, self.heads.c, self.rows.c, slots.c)
+        records = [record_of(struct, pointers) for struct in structs]
         n, width = len(hidden), self.heads.query * self.heads.dim
 
-        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
-            rows, tables = of(hidden), of(rotary)
-            cache = of(LayerCache(slots.keys.clone(), slots.values.clone(), self.past))
+        def prepare(layer: RegionLayer, convert: Convert, rounded: Convert) -> Callable[[], Results]:
+            rows, tables = convert(hidden), convert(rotary)
+            cache = convert(LayerCache(slots.keys.clone(), slots.values.clone(), self.past))
 
             def results() -> Results:
                 turned = qkv_gemm(rows, layer.qkv, self.heads, tables, self.rows, cache, multiply=_product(rounded))
@@ -117,10 +113,11 @@ class _Asked:
     def attention(self) -> tuple[Sequence[Any], Prepare]:
         queries, slots = self._rows(self.heads.query * self.heads.dim), self._cache()
         params, pointers = self.layer.rows.attention, pointers_to(self.rows, slots)
-        records = [record_of(of, pointers) for of in (params.c, self.heads.c, self.rows.c, slots.c)]
+        structs = (params.c, self.heads.c, self.rows.c, slots.c)
+        records = [record_of(struct, pointers) for struct in structs]
 
-        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
-            rows, cache = of(queries), of(slots)
+        def prepare(layer: RegionLayer, convert: Convert, rounded: Convert) -> Callable[[], Results]:
+            rows, cache = convert(queries), convert(slots)
             return lambda: (rounded(attention(rows, params, self.heads, self.rows, cache, all_seen=True)),)
 
         return [*records, input_of(queries), Result(tuple(queries.shape))], prepare
@@ -130,8 +127,8 @@ class _Asked:
         packed = replace(getattr(self.layer.packed, name), bias=None)
         rows, record = self._rows(packed.inputs), record_of(packed.c, self.layer.inputs)
 
-        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
-            x, w = of(rows), replace(getattr(layer, name), bias=None)
+        def prepare(layer: RegionLayer, convert: Convert, rounded: Convert) -> Callable[[], Results]:
+            x, w = convert(rows), replace(getattr(layer, name), bias=None)
             return lambda: (linear(rounded(x), w),)
 
         return [record, input_of(rows), len(rows), Result((len(rows), packed.outputs))], prepare
@@ -143,8 +140,8 @@ class _Asked:
         added = None if bias is None else input_of(bias)
         arguments = [record_of(packed.c, self.layer.inputs), input_of(hidden), input_of(addend), added, 0, n]
 
-        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
-            rows = of(hidden), of(addend), of(bias)
+        def prepare(layer: RegionLayer, convert: Convert, rounded: Convert) -> Callable[[], Results]:
+            rows = convert(hidden), convert(addend), convert(bias)
             return lambda: mlp_gemm(*rows, layer.mlp, multiply=_product(rounded))
 
         return [*arguments, Result((n, width)), Result((n, self.shape.hidden))], prepare
@@ -154,8 +151,8 @@ class _Asked:
         added = None if bias is None else input_of(bias)
         arguments = [input_of(before), None, None, input_of(mlp_out), added, record_of(NO_NORM.c, {}), *before.shape]
 
-        def prepare(layer: RegionLayer, of: Convert, rounded: Convert) -> Callable[[], Results]:
-            rows = of(before), of(mlp_out), of(bias)
+        def prepare(layer: RegionLayer, convert: Convert, rounded: Convert) -> Callable[[], Results]:
+            rows = convert(before), convert(mlp_out), convert(bias)
             return lambda: (residual_add(*rows),)
 
         return [*arguments, Result(tuple(before.shape))], prepare

@@ -163,8 +163,9 @@ def test_the_default_text_is_the_same_on_every_machine_and_long() -> None:
     ("options", "message"),
     [
         ({"window": 1}, "got window = 1, expected at least 2"),
-        ({"stride": 0}, "got stride = 0, expected 1 to 512"),
-        ({"stride": 513}, "got stride = 513"),
+        ({"stride": 0}, "got stride = 0, expected at least 1"),
+        ({"stride": 513}, "got stride = 513, expected 1 to 512"),
+        ({"stride": "256"}, "got stride = '256', expected a number"),
         ({"tokens": 1}, "got tokens = 1, expected at least 2"),
         ({"window": 8, "stride": 9}, "got stride = 9, expected 1 to 8"),
         ({"dtype": "int3"}, "unknown precision 'int3'"),
