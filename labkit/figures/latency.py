@@ -94,7 +94,9 @@ def _add_floor(figure: go.Figure, comparison: Comparison, left: int) -> None:
 
 def _distribution(side: Measurement, metric: str) -> str:
     samples, summary = side.samples_ms[metric], side.summary(metric)
-    tail = f"P95 {number(summary.p95)}" if summary.p95_is_bound else f"{number(min(samples))} to {number(max(samples))}"
+    tail = (
+        f"P95 {number(summary.p95)}" if summary.enough_for_p95 else f"{number(min(samples))} to {number(max(samples))}"
+    )
     return f"median <b>{number(summary.median)}</b> ms<br>{tail}, n = {summary.n:,}"
 
 

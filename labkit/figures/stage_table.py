@@ -55,7 +55,7 @@ def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: s
         lines.append("µs of a step, by layer and stage")
     else:
         exposed = ", exposed" if frame["exposed_ms"].any() else ""
-        few = "" if frame["p95_is_bound"].all() else f"; (P95): of fewer than {P95_SAMPLES} runs, not a bound"
+        few = "" if frame["enough_for_p95"].all() else f"; (P95): of fewer than {P95_SAMPLES} runs, too few"
         gaps = ", gaps" if frame["launch_gap_ms"].any() else ""
         lines.append(f"ms, share, ops{gaps}{exposed}: of a step; median, P95: of a run of the stage{few}")
     title = f"{name}: where" if name else "Where"
@@ -103,7 +103,7 @@ def _bars(frame: pd.DataFrame) -> go.Figure:
 def _cells(frame: pd.DataFrame) -> dict[str, list[str]]:
     """The figures next to the bars, as text, by heading. Columns without figures are left out."""
     rest = frame["stage"].isin(REST_COLORS).tolist()
-    bounds = frame["p95_is_bound"].tolist()
+    bounds = frame["enough_for_p95"].tolist()
     operations = frame["operations"].round(1)
     columns = {
         "ms": [number(ms) for ms in frame["step_ms"]],

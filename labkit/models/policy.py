@@ -265,7 +265,7 @@ class Policy:
         return {name: part for name, part in tensors if self._filling(name) is None}
 
     def _filling(self, stored: str) -> float | None:
-        """The constant that a tensor consists of which the class does not have; None: it has the tensor."""
+        """The constant of a tensor that the class lacks; None: it has the tensor."""
         within = self.within_layer(stored)
         return dict(self.filled).get(stored if within is None else within)
 

@@ -35,13 +35,13 @@ class Summary:
     outliers: int
 
     @property
-    def p95_is_bound(self) -> bool:
-        """Whether the largest sample bounds the 95th percentile, with 95 % confidence."""
+    def enough_for_p95(self) -> bool:
+        """Whether the largest sample is a 95 % bound on the 95th percentile."""
         return self.n >= P95_SAMPLES
 
     @property
     def p95_text(self) -> str:
-        return f"{self.p95:.2f}" if self.p95_is_bound else f"{self.p95:.2f} (n too small)"
+        return f"{self.p95:.2f}" if self.enough_for_p95 else f"{self.p95:.2f} (n too small)"
 
 
 def summarise(samples: Sequence[float]) -> Summary:

@@ -156,7 +156,7 @@ def test_operators_that_others_called_are_not_counted() -> None:
 
 def test_p95_says_whether_it_is_a_bound() -> None:
     bounds = [by_stage(decode(VANILLA, steps=count, noise=0.1)).loc["qkv"] for count in (58, 59)]
-    assert [row["p95_is_bound"] for row in bounds] == [False, True]
+    assert [row["enough_for_p95"] for row in bounds] == [False, True]
     assert all(row["p95_ms"] >= row["median_ms"] for row in bounds)
 
 

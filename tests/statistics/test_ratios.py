@@ -84,9 +84,9 @@ def test_outliers_are_told_and_kept() -> None:
 def test_p95_is_a_bound_from_59_samples_on() -> None:
     """The largest of n samples lies above the 95th percentile with probability 1 - 0.95 ** n."""
     few, enough = summarise([1.0] * 58), summarise([1.0] * 59)
-    assert not few.p95_is_bound
+    assert not few.enough_for_p95
     assert "n too small" in few.p95_text
-    assert enough.p95_is_bound
+    assert enough.enough_for_p95
     assert stats.binom.cdf(58, 59, 0.95) >= 0.95 > stats.binom.cdf(57, 58, 0.95)
 
 

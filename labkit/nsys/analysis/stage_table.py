@@ -50,7 +50,7 @@ class StageTable(Tabular):
 
     - `by`; layer is <NA> outside the layers;
     - count: the number of runs of the stage;
-    - total_ms, median_ms, p95_ms: of its runs; p95_is_bound: False for fewer than 59 runs;
+    - total_ms, median_ms, p95_ms: of its runs; enough_for_p95: False for fewer than 59 runs;
     - operations: GPU operations per step (on a CPU: operators of PyTorch that no other one called, if recorded);
     - gpu_busy_ms: per step, the part of its runs that its operations cover;
     - launch_gap_ms: per step, the part of its runs in which the GPU did nothing;
@@ -122,7 +122,16 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     if not on_gpu:
         frame[["gpu_busy_ms", "launch_gap_ms"]] = np.nan
         frame = frame[frame["stage"] != NO_STAGE]
-    columns = ["runs", "total_ms", "median_ms", "p95_ms", "p95_is_bound", "operations", "gpu_busy_ms", "launch_gap_ms"]
+    columns = [
+        "runs",
+        "total_ms",
+        "median_ms",
+        "p95_ms",
+        "enough_for_p95",
+        "operations",
+        "gpu_busy_ms",
+        "launch_gap_ms",
+    ]
     frame = frame[[*by, *columns, "exposed_ms", "step_ms", "share"]].rename(columns={"runs": "count"})
     return StageTable(
         frame=_sorted(frame, list(by)),
@@ -207,7 +216,7 @@ def _summarised(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     )
     frame["p95_ms"] = groups["duration_ns"].quantile(0.95)
     frame[[name for name in frame if name.endswith("_ms")]] /= 1e6
-    frame["p95_is_bound"] = frame["runs"] >= P95_SAMPLES
+    frame["enough_for_p95"] = frame["runs"] >= P95_SAMPLES
     return frame.reset_index()
 
 
