@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from labkit.cli.words import Command
+from labkit.system.errors import RunError
 from labkit.system.shown import shown
 from labkit.system.terminal import terminal
 
@@ -69,6 +71,10 @@ def start(
     if numbers:
         typer.echo("your numbers: " + ", ".join(f"{label} {value}" for label, value in numbers.items()))
     typer.echo(f"then: labkit workshop check {exercise.name}")
+    if exercise.prepare is not None:
+        typer.echo("compiling the kernels that the check runs; half a minute, once")
+        with suppress(RunError):  # the check says why it has no kernels
+            exercise.prepare()
 
 
 @workshop.command("check", cls=Command)

@@ -12,6 +12,7 @@ module may also have these functions:
 - parameters: draws the numbers in a learner's task
 - captures: the names of captures in `profiles/captures/`, by the name of the learner's copy
 - solved: more values for the templates of the solution
+- prepare: what the first check would wait for, such as compiling kernels
 """
 
 from __future__ import annotations
@@ -121,6 +122,12 @@ class Exercise:
         """The files of the solution for a learner with these parameters, by name."""
         values = {**parameters, **self._optional("solved", parameters)}
         return {name: filled(source, values) for name, source in files_in(self.solution).items()}
+
+    @property
+    def prepare(self) -> Callable[[], None] | None:
+        """Does what the first check would wait for; None: there is nothing of the kind."""
+        found: Callable[[], None] | None = getattr(self._module, "prepare", None)
+        return found
 
     def check(self, work: Attempt) -> Report:
         """What is right and what is wrong in a learner's files."""

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.processes.command_line import command_line
 
+from labkit.kernels import build
 from labkit.notebooks.workshop import learner as module
 from labkit.notebooks.workshop.exercises import Remark, Report, exercises, find_exercise
 from labkit.notebooks.workshop.learner import PROGRESS, Learner, read_progress
@@ -135,3 +137,24 @@ def test_a_report_without_remarks_is_not_passed() -> None:
     assert not Report(()).passed
     assert Report((Remark("yes", right=True),)).passed
     assert not Report((Remark("yes", right=True), Remark("no", right=False))).passed
+
+
+def test_start_compiles_the_kernels_that_the_first_check_would_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they cannot be compiled the exercise begins all the same."""
+    compiled: list[str] = []
+
+    def fail(weight_type: str) -> Path:
+        compiled.append(weight_type)
+        raise build.BuildError("no compiler")
+
+    monkeypatch.setattr(build, "compile_library", fail)
+    labkit = command_line(monkeypatch, capsys)
+    code, output, _ = labkit("workshop", "start", "predict-then-measure", "--folder", str(tmp_path))
+    assert code == 0
+    assert compiled == ["float32"]
+    assert "half a minute, once" in output
+    assert (tmp_path / "02-predict-then-measure" / "answers.toml").exists()
+    _, output, _ = labkit("workshop", "start", "limit-by-hand", "--folder", str(tmp_path))
+    assert "compiling" not in output
