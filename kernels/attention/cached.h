@@ -1,7 +1,7 @@
 // Attention of few queries, of one new token or some, which reads keys and values from the cache where they are.
 //
 // A block of slots at a time: scores, softmax, weighted values. While keys are multiplied the values of the block are
-// prefetched, and while values are multiplied the keys of the next block, so that the memory is never idle.
+// prefetched, and while values are multiplied the keys of the next block. Only softmax leaves the memory idle.
 #pragma once
 
 #include "pair_products.h"

@@ -1,8 +1,8 @@
 """The ratio of two sides as it follows the rate of the memory.
 
 A side that reaches a share s of the memory's limit cannot become more than 1 / s times as fast. Slow memory raises the
-shares of both sides, so the ratio comes closer to 1. The rate changes within seconds on a shared
-machine, and one ratio for all times is a mixture of ratios for slow and for fast memory.
+shares of both sides, so the ratio comes closer to 1. The rate changes within seconds on a shared machine, and one ratio
+for all times is a mixture of ratios for slow and for fast memory.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def test_a_report_without_remarks_is_not_passed() -> None:
 def test_start_compiles_the_kernels_that_the_first_check_would_wait_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where they cannot be compiled the exercise begins all the same."""
+    """The exercise begins even if they cannot be compiled."""
     compiled: list[str] = []
 
     def fail(weight_type: str) -> Path:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 FILE = "answers.toml"
 MODELS = ("gpt2", "smollm2-shape")
 PRECISIONS = {"float32_ms": "float32", "int8_ms": "int8+head"}  # of the weights, by the name of the predicted time
-KERNELS = ("float32", "int8")  # libraries that the check runs
 NEAR = 0.25  # largest error of a right prediction, as a fraction
 ROUNDS, PROMPT, NEW = 3, 4, 12
 UNTIMED_S = 0.4  # before the first round: in this time an engine learns how to read this memory
@@ -44,9 +43,10 @@ class Measured:
 def prepare() -> None:
     """Compiles the kernels that the check runs, unless they are there."""
     from labkit.kernels.build import compile_library
+    from labkit.weights.precision import precision_of
 
-    for weight_type in KERNELS:
-        compile_library(weight_type)
+    for name in PRECISIONS.values():
+        compile_library(str(precision_of(name).dtype).removeprefix("torch."))
 
 
 def parameters(rng: np.random.Generator) -> dict[str, Any]:
