@@ -5,7 +5,7 @@ stages. Its reference is the sequence of reference ops.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from ctypes import byref
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
 from ..types import NO_ROTARY, Rotary, pointer
-from .arguments import CAheadArgs, CChunk, ChunkArgs, TextRules, c_address
+from .arguments import AfterStep, CAheadArgs, CChunk, ChunkArgs, TextRules, c_address, in_generator
 from .weights import LAYER_STAGES, STAGES_PER_LAYER, DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
@@ -201,7 +201,7 @@ class DecodeStep:
         RuntimeError if another rank has ended, and RunError if a streamed layer, or its keys and values, can't be read.
         """
         assert (kv_pass is not None) == self.kv_streamed
-        args, _c_chunks = self._set(chunks, rotary, caches, threads, reading)
+        args, _alive = self._set(chunks, rotary, caches, threads, reading)
         args.own_logits = own_logits
         if kv_pass is not None:
             assert isinstance(kv_pass.stream, CacheStream)
@@ -226,6 +226,7 @@ class DecodeStep:
         choice: TextRules | None,
         threads: int,
         reading: int = USUAL,
+        put: Callable[[Tensor], bool] | None = None,
     ) -> Tensor:
         """Runs steps: of one new token of each sequence, and then of the token that the step before chose. Returns the
         chosen tokens int64 [B, steps]. `times` has the sums over all steps.
@@ -236,14 +237,27 @@ class DecodeStep:
 
         choice: how tokens are chosen; None: the argmax, or -1 if all logits are NaN. With a choice `chunk` has logits,
         where the last step leaves its own. Tokens of -1 in the last step are left to the caller.
+
+        put: called with the tokens int64 [B] of each step, before the next one; not with tokens of -1. It must not
+        raise. Once it returns False, no step follows. Meanwhile the instance may run other steps.
         """
         assert self.exchange is self.streamed is chunk.inputs is None
         chosen = torch.empty(most, chunk.rows.batch, dtype=torch.int64)
         tensors, c_pad = (pointer(marks), pointer(ended), pointer(chosen)), -1 if pad is None else pad
-        args, _c_chunk = self._set([chunk], rotary, caches, threads, reading)
+        args, _alive = self._set([chunk], rotary, caches, threads, reading)
         args.own_logits = False
-        with c_address(choice, most) as c_choice:
-            ahead = CAheadArgs(most, *tensors, c_pad, c_choice)
+        with c_address(choice, most) as (c_choice, random_state):
+
+            def after_step(step: int) -> bool:
+                assert put is not None
+                times = self.times.copy()
+                with in_generator(random_state):
+                    goes_on = put(chosen[step])
+                self.times[:] = times
+                return goes_on
+
+            c_put = AfterStep(after_step) if put else AfterStep()
+            ahead = CAheadArgs(most, *tensors, c_pad, c_choice, ctypes.cast(c_put, POINTER))
             steps = self.library.labkit_steps_ahead(byref(self.model.c), byref(args), byref(ahead))
         return chosen[:steps].T
 
@@ -316,7 +330,7 @@ class DecodeStep:
         args.threads, args.reading = threads, reading
         args.workspace = self._workspace_for(sum(counts), max(counts), threads)
         self.times.fill(0)
-        return args, c_chunks
+        return args, (c_chunks, self._workspace)
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
         most_in_all, most, most_threads = self._sized_for

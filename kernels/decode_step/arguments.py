@@ -67,7 +67,10 @@ class CChoiceAhead(ctypes.Structure):
 
 @mirrors("AheadArgs")
 class CAheadArgs(ctypes.Structure):
-    _fields_ = fields((LONG, "most"), (POINTER, "marks ended chosen"), (LONG, "pad"), (POINTER, "choice"))
+    _fields_ = fields((LONG, "most"), (POINTER, "marks ended chosen"), (LONG, "pad"), (POINTER, "choice after_step"))
+
+
+AfterStep = ctypes.CFUNCTYPE(LONG, LONG)  # `after_step`
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,12 @@ class TextRules:
 
 
 @contextmanager
-def c_address(choice: TextRules | None, most: int) -> Iterator[int | None]:
-    """Address of the arguments in C for `most` steps; None: no choice by rules. After the steps the generator is set to
-    where they have advanced it.
+def c_address(choice: TextRules | None, most: int) -> Iterator[tuple[int | None, Tensor | None]]:
+    """Address of the arguments in C for `most` steps, None: no choice by rules; and the state of torch's generator,
+    which the steps advance, None: they draw nothing. After the steps the generator has this state.
     """
     if choice is None:
-        yield None
+        yield None, None
         return
     rules_of_steps = [choice.rules(choice.length + step) for step in range(most)]
     before = (LONG * (most + 1))(*accumulate(map(len, rules_of_steps), initial=0))
@@ -107,6 +110,17 @@ def c_address(choice: TextRules | None, most: int) -> Iterator[int | None]:
         addressof(before),
         pointer(state),
     )
-    yield addressof(c_choice)
+    yield addressof(c_choice), state
     if state is not None:
         torch.set_rng_state(state)
+
+
+@contextmanager
+def in_generator(state: Tensor | None) -> Iterator[None]:
+    """Context in which torch's generator has this state of its own, and may advance; None: it is left alone."""
+    if state is None:
+        yield
+        return
+    torch.set_rng_state(state)
+    yield
+    state.copy_(torch.get_rng_state())

@@ -267,7 +267,13 @@ static int64_t run_ahead(const Model* model, const StepArgs* args, const AheadAr
       if (choice) choice->text[b * choice->text_stride + choice->length + done] = token;
       ++positions[size_t(b)];
     }
-    stops |= *std::min_element(tokens.begin(), tokens.end()) < 0;
+    const bool all_chosen = *std::min_element(tokens.begin(), tokens.end()) >= 0;
+    stops |= !all_chosen;
+    if (ahead->after_step && all_chosen) {
+      const int64_t begin = now_ns();
+      stops |= ahead->after_step(done) == 0;
+      if (step.times) *Clock::sample(step.times, model->num_layers) += now_ns() - begin;
+    }
     ++chunk.past;
     ++done;
     goes_on = !all_ended && !stops;

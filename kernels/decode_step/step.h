@@ -60,6 +60,8 @@ struct AheadArgs {
   int64_t* chosen;            // [most][batch]
   int64_t pad;                // token of sequences that have ended; -1: they go on
   const ChoiceAhead* choice;  // null: the argmax
+  // Called after each step that chose all its tokens; once it returns 0, no step follows. null: not called.
+  int64_t (*after_step)(int64_t step);
 };
 
 // The widest row between two stages.

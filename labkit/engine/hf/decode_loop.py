@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
-from transformers.generation.streamers import BaseStreamer
 
 from labkit.engine.hf.endings import End, endings_of, pad_of
 from labkit.engine.hf.known_processors import RulesAt, known_rules
+from labkit.engine.hf.listener import Listener
 from labkit.engine.hf.prompts import read_prompt
 from labkit.engine.hf.sorted_removal import processed_scores
 from labkit.engine.memory.kv_cache import KVCache
@@ -120,21 +120,25 @@ def choose_from_logits(
     choice: TokenChoice,
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
-    streamer: BaseStreamer | None,
+    listener: Listener | None,
     alone: bool,
 ) -> Generator[StepInput, StepOutput, Tensor]:
     """Chooses tokens from logits, as configured, until the criteria end the texts."""
-    (batch, length), device = input_ids.shape, input_ids.device
+    (batch, prompt_length), device = input_ids.shape, input_ids.device
+    length = prompt_length
     tokens = torch.empty(batch, _limit(stopping_criteria, length), dtype=input_ids.dtype, device=device)
     tokens[:, :length] = input_ids
     endings = endings_of(batch, stopping_criteria, config, device)
     top, cache, phase = choice.top, prompt.cache, prompt.phase
+    put = None if listener is None else listener.put_next
     output = yield from read_prompt(prompt._replace(top=top), config.num_return_sequences if alone else 1)
     while True:
         with stage(phase, Stage.SAMPLE):
             have_ended = False
             for _ in range(output.chosen):
                 length += 1
+                if listener is not None:
+                    listener.put(length - prompt_length, tokens[:, length - 1])
                 have_ended = endings.have_ended(tokens[:, :length], None)
             if output.result is not None:
                 next_tokens = choice.next_tokens(tokens[:, :length], output.result[:, 0].to(device))
@@ -142,14 +146,14 @@ def choose_from_logits(
                     tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
                 tokens[:, length] = next_tokens = endings.padded(next_tokens)
                 length += 1
-                if streamer is not None:
-                    streamer.put(next_tokens.cpu())
+                if listener is not None:
+                    listener.put(length - prompt_length, next_tokens)
                 scores = tuple(choice.scores) if choice.keeps_scores else None
                 have_ended = endings.have_ended(tokens[:, :length], scores)
             if have_ended:
                 return tokens[:, :length].clone()
-            rules = None if streamer is not None else choice.ahead(tokens, length)
-            ahead = None if rules is None else endings.ahead(rules)
+            rules = choice.ahead(tokens, length)
+            ahead = None if rules is None else endings.ahead(rules, put)
         phase = Phase.DECODE
         last = tokens[:, length - 1 : length].contiguous()
         output = yield StepInput(last, cache, top=top, follows=True, ahead=ahead)
@@ -168,7 +172,7 @@ def _top_k(processors: LogitsProcessorList) -> int | None:
 
 
 def choose_argmax(
-    prompt: StepInput, input_ids: Tensor, end: End, config: GenerationConfig, streamer: BaseStreamer | None
+    prompt: StepInput, input_ids: Tensor, end: End, config: GenerationConfig, listener: Listener | None
 ) -> Generator[StepInput, StepOutput, Tensor]:
     """Chooses the argmax of every step until the end.
 
@@ -176,6 +180,7 @@ def choose_argmax(
     loop does nothing that can be done before it or after it.
     """
     pad, cache, phase = pad_of(config), prompt.cache, prompt.phase
+    put = None if listener is None else listener.put_next
     chosen: list[Tensor] = []
     finished: set[int] = set()
 
@@ -195,13 +200,13 @@ def choose_argmax(
                         "no logit is a number; the weights or the prompt drive the model out of range"
                     )
                 chosen.append(result)
-                if streamer is not None:
-                    streamer.put(result[:, 0].cpu())
+                if listener is not None:
+                    listener.put(len(chosen), result[:, 0])
                 end.note(finished, ids, all_tokens)
                 left = end.length - input_ids.shape[1] - len(chosen)
                 if len(finished) == len(ids) or left <= 0:
                     return all_tokens()
-            ahead = None if streamer is not None else end.ahead(finished, end.length - left, pad)
+            ahead = end.ahead(finished, end.length - left, pad, put)
         phase = Phase.DECODE
         output = yield StepInput(result, cache, greedy=True, follows=True, ahead=ahead)
 

@@ -68,11 +68,18 @@ class End:
 
         return of
 
-    def ahead(self, ended: Set[int], length: int, pad: int, choice: TextRules | None = None) -> Ahead | None:
+    def ahead(
+        self,
+        ended: Set[int],
+        length: int,
+        pad: int,
+        put: Callable[[Tensor], bool] | None,
+        choice: TextRules | None = None,
+    ) -> Ahead | None:
         """The steps that may run ahead after a text of `length`, with the prompt; None: each one's time counts."""
         if self.times:
             return None
-        return Ahead(self.length - length, self.marks, frozenset(ended), pad if self.pads else None, choice)
+        return Ahead(self.length - length, self.marks, frozenset(ended), pad if self.pads else None, choice, put)
 
     def note(self, ended: set[int], last: Sequence[int], tokens: Callable[[], Tensor]) -> None:
         """Adds to `ended` the texts that end with their last tokens. `tokens()` gives all tokens [B, T]."""
@@ -123,8 +130,10 @@ class Endings(Protocol):
     def have_ended(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> bool:
         """Whether all texts have ended with the last of `tokens` [B, T]. scores: of each step, if they are kept."""
 
-    def ahead(self, choice: TextRules) -> Ahead | None:
-        """The steps that may run ahead, with their tokens chosen by rules; None: the ends of texts are not known."""
+    def ahead(self, choice: TextRules, put: Callable[[Tensor], bool] | None) -> Ahead | None:
+        """The steps that may run ahead, with their tokens chosen by rules and given to `put`; None: the ends of texts
+        are not known.
+        """
 
 
 def endings_of(batch: int, criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Endings:
@@ -155,8 +164,8 @@ class _KnownEndings:
         self.end.note(self.ended, tokens[:, -1].tolist(), lambda: tokens)
         return len(self.ended) == self.batch or tokens.shape[1] >= self.end.length
 
-    def ahead(self, choice: TextRules) -> Ahead | None:
-        return self.end.ahead(self.ended, choice.length, self.pad, choice)
+    def ahead(self, choice: TextRules, put: Callable[[Tensor], bool] | None) -> Ahead | None:
+        return self.end.ahead(self.ended, choice.length, self.pad, put, choice)
 
 
 @dataclass
@@ -176,5 +185,5 @@ class _AskedEndings:
         self.unfinished &= ~self.criteria(tokens, scores)
         return not bool(self.unfinished.any())
 
-    def ahead(self, choice: TextRules) -> Ahead | None:
+    def ahead(self, choice: TextRules, put: Callable[[Tensor], bool] | None) -> Ahead | None:
         return None

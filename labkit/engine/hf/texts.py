@@ -21,6 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from labkit.engine.hf.decode_loop import TokenChoice, choose_argmax, choose_from_logits, prompt_step
 from labkit.engine.hf.endings import known_end, pad_of
+from labkit.engine.hf.listener import Listener
 from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
@@ -154,11 +155,12 @@ class GenerateTexts:
         prompt = prompt_step(self.cache, self.tokens, self.criteria, self.config, self.model_kwargs)
         choice = TokenChoice.of(self.config, self.processors)
         end = known_end(self.criteria) if choice.argmax_is_enough else None
+        listener = None if self.streamer is None else Listener(self.streamer)
         if end is not None:
-            sequences = yield from choose_argmax(prompt, self.tokens, end, self.config, self.streamer)
+            sequences = yield from choose_argmax(prompt, self.tokens, end, self.config, listener)
         else:
             sequences = yield from choose_from_logits(
-                prompt, self.tokens, choice, self.criteria, self.config, self.streamer, alone
+                prompt, self.tokens, choice, self.criteria, self.config, listener, alone
             )
         if self.streamer is not None:
             self.streamer.end()

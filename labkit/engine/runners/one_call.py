@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from time import perf_counter_ns
 
 import torch
@@ -24,6 +26,27 @@ from labkit.stages import Phase
 
 CALL_NS = 150_000_000  # of steps in one call: an interrupt (Ctrl-C) waits for its end
 MOST_STEPS = 32
+
+
+@dataclass
+class _Put:
+    """Gives a step's tokens to a listener. Meanwhile the runner may run steps of other texts.
+
+    ns: time of the listener.
+    """
+
+    put: Callable[[Tensor], bool]
+    one_at_a_time: Lock
+    ns: int = 0
+
+    def __call__(self, tokens: Tensor) -> bool:
+        begun = perf_counter_ns()
+        self.one_at_a_time.release()
+        try:
+            return self.put(tokens)
+        finally:
+            self.one_at_a_time.acquire()
+            self.ns += perf_counter_ns() - begun
 
 
 class OneCallRunner(Runner):
@@ -73,6 +96,7 @@ class OneCallRunner(Runner):
         ended = torch.zeros(batch, dtype=torch.uint8)
         ended[list(ahead.ended)] = 1
         logits = None if ahead.choice is None else torch.empty(batch, 1, head.vocab_size)
+        put = None if ahead.put is None else _Put(ahead.put, layer_range.one_at_a_time)
         with layer_range.one_at_a_time:
             chunk = ChunkArgs(cache.place_next(batch), cache.length, step.tokens, keep=1, logits=logits)
             begun = perf_counter_ns()
@@ -87,9 +111,10 @@ class OneCallRunner(Runner):
                 choice=ahead.choice,
                 threads=team_size(),
                 reading=choice.next,
+                put=put,
             )
             steps = tokens.shape[1]
-            self._note_time(choice, perf_counter_ns() - begun, steps)
+            self._note_time(choice, perf_counter_ns() - begun - (put.ns if put else 0), steps)
             self.clock.add(Phase.DECODE, self.step.times, head=True, steps=steps)
         cache.length += steps
         cache.reach += steps - 1  # `place_next` counted the first

@@ -35,6 +35,8 @@ class Ahead:
     ended: rows that have ended. Once all have, no further step runs.
     pad: token of rows that have ended; None: they are continued.
     choice: how tokens are chosen; None: the argmax.
+    put: called with the chosen tokens int64 [B] of each step before the next one. It does not raise, and returns
+    whether further steps may run. None: nobody waits for the tokens of a single step.
     """
 
     most: int
@@ -42,6 +44,7 @@ class Ahead:
     ended: frozenset[int]
     pad: int | None
     choice: TextRules | None = None
+    put: Callable[[Tensor], bool] | None = None
 
     def add(self, tokens: Tensor) -> None:
         """Adds tokens int64 [B], on the device of `choice`, to its texts; padding to texts that have ended."""

@@ -1,10 +1,12 @@
 """Several steps in one call give the tokens, the cache, the draws and the times of steps one by one."""
 
+from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import pytest
 import torch
-from helpers.models.engines import error, fused, greedy, prompt, vanilla
+from helpers.models.engines import error, greedy, prompt, vanilla
 from helpers.models.layer_ranges import CutModel
 from helpers.models.small_models import VOCAB
 from helpers.sweeps import swept
@@ -190,17 +192,88 @@ def test_every_type_gives_the_tokens_of_single_steps(
     assert torch.equal(greedy(engine, ids, 40), several)
 
 
-def test_a_streamer_gets_each_token_at_once(calls: list[int]) -> None:
-    class Streamer:
-        tokens = 0
+class Streamer:
+    """Keeps the new tokens of each step. then: called with the number of steps so far."""
 
-        def put(self, value: torch.Tensor) -> None:
-            self.tokens += 1
+    def __init__(self, then: Callable[[int], object] = lambda step: None) -> None:
+        self.then, self.steps, self.ended = then, list[torch.Tensor](), False
 
-        def end(self) -> None:
-            pass
+    def put(self, value: torch.Tensor) -> None:
+        if value.ndim == 1:  # the prompt comes first, in 2-D
+            self.steps.append(value.clone())
+            self.then(len(self.steps))
 
-    streamer = Streamer()
-    greedy(fused("gpt2"), prompt(1, 4), 20, streamer=streamer)
-    assert streamer.tokens == 21  # the prompt first
-    assert calls == []
+    def end(self) -> None:
+        self.ended = True
+
+
+CHOICES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_p": 0.9}}
+each_choice = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+
+
+@each_choice
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_streamer_gets_the_tokens_of_vanilla(batch: int, choice: dict[str, Any], calls: list[int]) -> None:
+    ids, streamers, texts = prompt(batch, 4), [], []
+    ends = greedy(vanilla("gpt2"), ids, 40)[:, 20].tolist()
+    for model in (at_once("gpt2"), vanilla("gpt2")):
+        set_seed(3)
+        streamers.append(Streamer())
+        options = choice | {"max_new_tokens": 40, "pad_token_id": 3, "eos_token_id": ends}
+        texts.append(model.generate(ids, streamer=streamers[-1], **options))
+    ours, theirs = streamers
+    assert torch.equal(*texts)
+    assert torch.equal(torch.stack(ours.steps), torch.stack(theirs.steps))
+    assert ours.ended
+    assert max(calls) > 1
+
+
+@each_choice
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_no_step_follows_the_one_at_which_a_streamer_raises(
+    choice: dict[str, Any], error: type[BaseException], calls: list[int]
+) -> None:
+    def fail(step: int) -> None:
+        if step == 11:
+            raise error("no more")
+
+    engine, streamer = at_once("llama"), Streamer(fail)
+    cache = engine.module.new_cache()
+    with pytest.raises(error, match="no more"):
+        engine.generate(
+            prompt(2, 6), streamer=streamer, past_key_values=cache, max_new_tokens=40, pad_token_id=0, **choice
+        )
+    assert len(streamer.steps) == 11
+    assert cache.length == 6 + 10  # the last token is not read yet
+    assert not streamer.ended
+    assert calls[-1] > 1
+
+
+@each_choice
+def test_a_streamer_may_use_the_engine(choice: dict[str, Any], calls: list[int]) -> None:
+    """It generates from a larger batch, which replaces the workspace, and draws random numbers."""
+    texts = []
+    for model in (at_once("gpt2"), vanilla("gpt2")):
+
+        def generate_more(step: int, model: Any = model) -> None:
+            if step % 7 == 0:
+                texts.append(model.generate(prompt(step, 5), do_sample=True, max_new_tokens=9, pad_token_id=0))
+
+        set_seed(4)
+        options = choice | {"max_new_tokens": 30, "pad_token_id": 0}
+        texts.append(model.generate(prompt(1, 6), streamer=Streamer(generate_more), **options))
+    for ours, theirs in zip(texts[: len(texts) // 2], texts[len(texts) // 2 :], strict=True):
+        assert torch.equal(ours, theirs)
+    assert max(calls) > 4
+
+
+def test_time_of_a_streamer_is_time_of_choosing(calls: list[int]) -> None:
+    engine = at_once("llama")
+    engine.stage_times(reset=True)
+    greedy(engine, prompt(1, 6), 20, streamer=Streamer(lambda step: sleep(0.01)))
+    times = [time for time in engine.stage_times() if time.phase == Phase.DECODE]
+    chosen = sum(time.total_ms for time in times if time.stage == Stage.SAMPLE)
+    assert chosen >= 19 * 10
+    assert sum(time.total_ms for time in times) - chosen < 19 * 10
+    assert {time.calls for time in times} == {19}
+    assert max(calls) > 4
