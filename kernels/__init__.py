@@ -19,6 +19,7 @@ from .mlp_gemm import mlp_gemm
 from .norm_rows import norm_rows
 from .qkv_gemm import qkv_gemm
 from .residual_add import residual_add
+from .route import Router, route
 from .slot_copies import copy_slots
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Message",
     "ModelWeights",
     "Ring",
+    "Router",
     "attention",
     "build",
     "continue_beams",
@@ -42,4 +44,5 @@ __all__ = [
     "norm_rows",
     "qkv_gemm",
     "residual_add",
+    "route",
 ]

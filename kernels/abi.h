@@ -100,11 +100,26 @@ struct ExpertMlps {
   int64_t count;
 };
 
+// The choice of experts.
+struct Router {
+  Linear matrix;         // one output for each expert
+  int64_t chosen;        // experts of a row
+  int32_t renormalised;  // whether the shares of a row add up to 1
+};
+
+// What a layer has instead of an MLP that every row passes.
+struct Mixture {
+  Router router;
+  ExpertMlps experts;
+  Linear shared_gate;  // the output of the shared expert is multiplied by the sigmoid of this one's; null weight: by 1
+};
+
 struct Layer {
   QkvWeights qkv;
   AttentionParams attention;
   Linear attn_out;
-  DenseMlp mlp;
+  DenseMlp mlp;            // with a mixture the shared expert, null weights: none; its norms are those of the mixture
+  const Mixture* mixture;  // null: `mlp` alone
 };
 
 // Tokens in, rows out. With `size` 0 this range of layers has no embedding and begins with rows.

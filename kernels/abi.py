@@ -71,6 +71,22 @@ class CExpertMlps(ctypes.Structure):
     _fields_ = fields((POINTER, "regions outs"), (LONG, "count"))
 
 
+@mirrors("Router")
+class CRouter(ctypes.Structure):
+    _fields_ = fields((CLinear, "matrix"), (LONG, "chosen"), (INT, "renormalised"))
+
+
+@mirrors("Mixture")
+class CMixture(ctypes.Structure):
+    _fields_ = fields((CRouter, "router"), (CExpertMlps, "experts"), (CLinear, "shared_gate"))
+
+
 @mirrors("Layer")
 class CLayer(ctypes.Structure):
-    _fields_ = fields((CQkvWeights, "qkv"), (CAttentionParams, "attention"), (CLinear, "attn_out"), (CDenseMlp, "mlp"))
+    _fields_ = fields(
+        (CQkvWeights, "qkv"),
+        (CAttentionParams, "attention"),
+        (CLinear, "attn_out"),
+        (CDenseMlp, "mlp"),
+        (POINTER, "mixture"),
+    )

@@ -7,7 +7,7 @@ N rows (tokens of all sequences), H hidden, I intermediate, Hq query heads, D he
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -29,6 +29,24 @@ class JoinedRegions(Protocol):
 
     def outputs(self, context: Tensor, act: Tensor) -> Tensor:
         """Returns the residual with both outputs added, [N, H]."""
+
+
+class Mixture(Protocol):
+    """The experts of a layer, and an MLP beside them."""
+
+    @property
+    def shares_one(self) -> bool:
+        """Whether there is an MLP beside them that every row passes."""
+
+    def route(self, attended: Sum) -> tuple[Any, Sum]:
+        """Returns rows with their experts, and what the experts' output is added to."""
+
+    def experts(self, routed: Any, onto: Sum) -> Sum: ...
+
+    def mlp(self, routed: Any) -> Tensor:
+        """Returns the activations [N, I] of the MLP beside the experts."""
+
+    def mlp_out(self, act: Tensor, routed: Any, onto: Sum) -> Sum: ...
 
 
 class Regions(Protocol):
@@ -62,6 +80,10 @@ class Regions(Protocol):
 
     def mlp_out(self, act: Tensor, onto: Sum) -> Sum: ...
 
+    @property
+    def mixture(self) -> "Mixture | None":
+        """The experts that the layer has in place of an MLP that every row passes; None: it has none."""
+
     def residual_add(self, total: Sum) -> Tensor:
         """Returns the sum [N, H]."""
 
@@ -84,10 +106,13 @@ def run_layer(regions: Regions, around: Callable[[Stage], AbstractContextManager
     if regions.add_up and not regions.parallel:
         with around(Stage.ALL_REDUCE):
             total = _added_up(total, regions.add_up)
-    with around(Stage.MLP):
-        act, total = regions.mlp(total)
-    with around(Stage.MLP_OUT):
-        total = regions.mlp_out(act, total)
+    if mixture := regions.mixture:
+        total = _run_mixture(mixture, total, around)
+    else:
+        with around(Stage.MLP):
+            act, total = regions.mlp(total)
+        with around(Stage.MLP_OUT):
+            total = regions.mlp_out(act, total)
     if regions.add_up:
         with around(Stage.ALL_REDUCE):
             total = _added_up(total, regions.add_up)
@@ -95,6 +120,19 @@ def run_layer(regions: Regions, around: Callable[[Stage], AbstractContextManager
         return total.residual
     with around(Stage.RESIDUAL):
         return regions.residual_add(total)
+
+
+def _run_mixture(mixture: Mixture, total: Sum, around: Callable[[Stage], AbstractContextManager[object]]) -> Sum:
+    with around(Stage.ROUTE):
+        routed, total = mixture.route(total)
+    with around(Stage.EXPERTS):
+        total = mixture.experts(routed, total)
+    if not mixture.shares_one:
+        return total
+    with around(Stage.MLP):
+        act = mixture.mlp(routed)
+    with around(Stage.MLP_OUT):
+        return mixture.mlp_out(act, routed, total)
 
 
 def _added_up(total: Sum, add_up: Callable[[Tensor], Tensor]) -> Sum:

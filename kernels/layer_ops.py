@@ -17,6 +17,9 @@ from .attention import attention
 from .attention.cases import AttentionCase
 from .attention.reference import attention as unfused_attention
 from .checks import unchecked
+from .experts import experts
+from .experts.cases import ExpertsCase, RouteCase, shared_case, shared_shape
+from .experts.reference import experts as unfused_experts
 from .gemm import gemm
 from .gemm.cases import cases_of
 from .mlp_gemm import mlp_gemm
@@ -28,6 +31,8 @@ from .qkv_gemm.reference import qkv_gemm as unfused_qkv_gemm
 from .residual_add import residual_add
 from .residual_add.cases import ResidualCase
 from .residual_add.reference import residual_add as unfused_residual_add
+from .route import route
+from .route.reference import route as unfused_route
 from .shapes import LayerShape, OpCase
 from .types import Linear
 
@@ -122,3 +127,43 @@ LAYER_OPS = (
         has_product=False,
     ),
 )
+OF_MLP = (Stage.MLP, Stage.MLP_OUT)
+MIXTURE_OPS = (
+    LayerOp(
+        stage=Stage.ROUTE,
+        title="choice of experts",
+        fused=route,
+        unfused=lambda _: unfused_route,
+        case=lambda shape, _: RouteCase(shape),
+        weights=("mlp.router",),
+        has_product=True,
+    ),
+    LayerOp(
+        stage=Stage.EXPERTS,
+        title="experts",
+        fused=experts,
+        unfused=lambda _: unfused_experts,
+        case=lambda shape, _: ExpertsCase(shape),
+        weights=("mlp.experts",),
+        has_product=True,
+    ),
+)
+"""What a layer with experts has in place of the ops of an MLP."""
+
+
+def layer_cases(shape: LayerShape, at: Pass) -> dict[str, OpCase]:
+    """The ops of one layer by their stage."""
+    dense: dict[str, OpCase] = {op.stage: op.case(shape, at) for op in LAYER_OPS}
+    if shape.experts is None:
+        return dense
+    of_mixture: dict[str, OpCase] = {op.stage: op.case(shape, at) for op in MIXTURE_OPS}
+    if shape.experts.shared:
+        product = cases_of(shared_shape(shape))[1]
+        of_mixture |= {Stage.MLP: shared_case(shape), Stage.MLP_OUT: replace(product, bias=False)}
+    cases: dict[str, OpCase] = {}
+    for stage, case in dense.items():
+        if stage == Stage.MLP:
+            cases |= of_mixture
+        if stage not in OF_MLP:
+            cases[stage] = case
+    return cases

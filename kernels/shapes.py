@@ -57,6 +57,24 @@ class OpCase(Protocol):
 
 
 @dataclass(frozen=True)
+class ExpertsShape:
+    """A mixture of experts. The width of an expert is `LayerShape.intermediate`.
+
+    shared: width of an MLP beside them that every row passes; 0: there is none.
+    shared_gate: whether its output is multiplied by a gate's.
+    """
+
+    count: int
+    chosen: int
+    shared: int = 0
+    shared_gate: bool = False
+
+    def read(self, rows: int) -> float:
+        """The expected number of experts that some of the rows choose, if every choice is as likely as any other."""
+        return self.count * (1 - (1 - self.chosen / self.count) ** rows)
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """One layer of a model, and the vocabulary of its head."""
 
@@ -75,7 +93,9 @@ class LayerShape:
     parallel: bool = False  # attention and MLP start from the same rows
     shared_norm: bool = False  # the MLP takes the rows of attention's norm
     qk_norm: bool = False  # queries and keys of each head have a norm of their own
+    qk_norm_whole: bool = False  # it is over all query heads together, and all key heads
     output_norms: bool = False  # the outputs of attention and MLP have norms
+    experts: ExpertsShape | None = None  # in place of an MLP
 
     @property
     def norm_numbers(self) -> int:

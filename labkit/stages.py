@@ -31,6 +31,9 @@ class Stage(StrEnum):
     the weights of an offloaded layer, FETCH_KV the wait for its keys and values. RECV is the wait for the result of the
     rank with the previous layers, SEND the transfer to the rank with the next layers.
 
+    A mixture of experts has ROUTE, the choice of experts, and EXPERTS, their MLPs. MLP and MLP_OUT of such a layer are
+    an expert that every row passes.
+
     On a GPU one kernel may cover two stages of a layer whose attention and MLP start from the same rows (QKV_MLP,
     OUTPUTS).
     """
@@ -43,6 +46,8 @@ class Stage(StrEnum):
     ATTN_OUT = "attn_out"
     MLP = "mlp"
     MLP_OUT = "mlp_out"
+    ROUTE = "route"
+    EXPERTS = "experts"
     RESIDUAL = "residual"
     QKV_MLP = "qkv+mlp"
     OUTPUTS = "attn_out+mlp_out"

@@ -31,7 +31,8 @@ from ..reading import USUAL
 from ..slot_stream import awaited, require_whole
 from ..types import NO_ROTARY, Rotary, pointer
 from .arguments import AfterStep, CAheadArgs, CChunk, ChunkArgs, TextRules, c_address, in_generator
-from .weights import LAYER_STAGES, STAGES_PER_LAYER, DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from .mlps import DenseMlp, MixtureMlp, SharedExpert
+from .weights import LAYER_STAGES, STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
     "LAYER_STAGES",
@@ -42,7 +43,9 @@ __all__ = [
     "EmbeddingWeights",
     "HeadWeights",
     "LayerWeights",
+    "MixtureMlp",
     "ModelWeights",
+    "SharedExpert",
     "StreamedLayers",
     "TextRules",
     "layer_times",

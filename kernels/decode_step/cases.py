@@ -6,13 +6,8 @@ from dataclasses import dataclass
 
 from labkit.stages import Stage
 
-from ..layer_ops import LAYER_OPS, Pass
-from ..shapes import LayerShape, ModelShape, OpCase, Sizes
-
-
-def layer_cases(shape: LayerShape, at: Pass) -> dict[str, OpCase]:
-    """The ops of one layer by their stage."""
-    return {op.stage: op.case(shape, at) for op in LAYER_OPS}
+from ..layer_ops import Pass, layer_cases
+from ..shapes import ModelShape, OpCase, Sizes
 
 
 @dataclass(frozen=True)

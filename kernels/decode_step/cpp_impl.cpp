@@ -22,8 +22,10 @@
 #include "../qkv_gemm/cpp_impl.cpp"
 #include "../quantise.cpp"
 #include "../residual_add/cpp_impl.cpp"
+#include "../route/cpp_impl.cpp"
 #include "../slot_copies/cpp_impl.cpp"
 #include "ends.h"
+#include "mixture.h"
 
 namespace labkit {
 
@@ -70,21 +72,24 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
     input = normalised_rows<Weight>(team, thread, mlp.region.norm, work.h, stride, {}, false, rows, hidden, stride,
                                     work.x, work.residual, scratch);
   }
-  mlp_region<Weight>(team, thread, mlp.region, input, rows, work.act, act_stride, scratch);
-  clock.stamp(LayerStage::kMlp);
-  Linear mlp_out = mlp.out;
-  mlp_out.bias = nullptr;  // added later
-  if (ranks.alone()) {
-    gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, work.mlp_out, stride, scratch);
+  float* const out = ranks.alone() ? work.mlp_out : ranks.own<float>();
+  if (layer.mixture) {
+    mixture_step(team, thread, layer, input, rows, hidden, work, act_stride, out, stride, clock, scratch);
+  } else {
+    mlp_region<Weight>(team, thread, mlp.region, input, rows, work.act, act_stride, scratch);
+    clock.stamp(LayerStage::kMlp);
+    Linear mlp_out = mlp.out;
+    mlp_out.bias = nullptr;  // added later
+    // With a parallel residual the attention's part goes into the sum of the ranks, too.
+    gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, out, stride, scratch,
+                      parallel && !ranks.alone() ? attended : nullptr);
     team.barrier();
     clock.stamp(LayerStage::kMlpOut);
+  }
+  if (ranks.alone()) {
     residual_share(team, thread, residual, stride, {parallel ? attention : Parts(), layer.attn_out.bias},
                    {Parts(work.mlp_out, stride), mlp.out.bias, mlp.out_norm}, rows, hidden, work.h, stride);
-  } else {  // with a parallel residual the attention's part is added, and mlp_out's bias is the sum of both biases
-    gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, ranks.own<float>(), stride, scratch,
-                      parallel ? attended : nullptr);
-    team.barrier();
-    clock.stamp(LayerStage::kMlpOut);
+  } else {  // with a parallel residual the bias of mlp_out is the sum of both biases
     ranks.meet(team, thread, bytes);
     clock.stamp(LayerStage::kAllReduce);
     residual_share(team, thread, residual, stride, {}, {Parts(ranks, stride), mlp.out.bias, mlp.out_norm}, rows, hidden,
@@ -94,11 +99,14 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   clock.stamp(LayerStage::kResidual);
 }
 
-// A streamed layer with its matrices in its slot.
-inline Layer shifted(Layer layer, const char* from, const char* to) {
-  for (Linear* linear : {&layer.qkv.proj, &layer.attn_out, &layer.mlp.region.up, &layer.mlp.out})
-    for (const void** at : {&linear->weight, &linear->scales})
+// A streamed layer with its matrices in its slot. experts: memory for those of a mixture.
+inline Layer shifted(Layer layer, const char* from, const char* to, MovedMixture& experts) {
+  const auto move = [&](Linear& linear) {
+    for (const void** at : {&linear.weight, &linear.scales})
       if (*at) *at = to + (static_cast<const char*>(*at) - from);
+  };
+  for (Linear* linear : {&layer.qkv.proj, &layer.attn_out, &layer.mlp.region.up, &layer.mlp.out}) move(*linear);
+  if (layer.mixture) layer.mixture = experts.moved(*layer.mixture, move);
   return layer;
 }
 
@@ -116,12 +124,14 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
   float* const first_h = work.h;
   const Chunk& last = args.chunks[args.num_chunks - 1];
   const Range written{args.chunks[0].past, last.past + last.rows.tokens};
+  MovedMixture experts;
   for (int64_t l = 0; l < model.num_layers; ++l) {
     const int64_t block = args.stream ? args.blocks[l] : -1;
     clock.begin_layer(l);
     Layer layer = model.layers[l];
     char* kv_slot = nullptr;
-    if (block >= 0) layer = shifted(layer, args.first_slot, awaited(*args.stream, first_turn + block, l, thread));
+    if (block >= 0)
+      layer = shifted(layer, args.first_slot, awaited(*args.stream, first_turn + block, l, thread), experts);
     if (args.stream) clock.stamp(LayerStage::kFetch);
     if (args.kv_stream) {
       kv_slot = awaited(*args.kv_stream, args.kv_turn + l, l, thread);

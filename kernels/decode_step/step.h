@@ -1,9 +1,13 @@
 // The arguments of a step, its working memory, and the clock of its stages.
 #pragma once
 
+#include <optional>
+
 #include "../all_reduce/exchange.h"
 #include "../choice/cpp_impl.cpp"
+#include "../experts/cpp_impl.cpp"
 #include "../gemm/cpp_impl.cpp"
+#include "../route/cpp_impl.cpp"
 #include "../slot_stream/slot_stream.h"
 
 namespace labkit {
@@ -72,12 +76,30 @@ inline int64_t widest(const Model& model) {
   return wide;
 }
 
+// Working memory of the mixtures of a model, for the rows of a chunk.
+struct MixtureMemory {
+  float* logits;    // [rows][experts]
+  int64_t* chosen;  // [rows][chosen]
+  float* shares;    // [rows][chosen]
+  float* gates;     // [rows], of the shared expert
+  ExpertMemory experts;
+
+  template <class Cut>
+  MixtureMemory(const Mixture& mixture, int64_t rows, Cut&& cut)
+      : logits(reinterpret_cast<float*>(cut(rows * mixture.experts.count, 4))),
+        chosen(reinterpret_cast<int64_t*>(cut(rows * mixture.router.chosen, 8))),
+        shares(reinterpret_cast<float*>(cut(rows * mixture.router.chosen, 4))),
+        gates(reinterpret_cast<float*>(cut(rows, 4))),
+        experts(mixture.experts, rows * mixture.router.chosen, cut) {}
+};
+
 // Shared buffers of a step, cut from one piece of memory.
 struct Workspace {
   float *h, *residual, *qkv, *attn_out, *mlp_out, *normed;
   Act *x, *context, *act;
   Best* best;
-  char* attention = nullptr;  // attention_bytes(), which depend on the cache, so the caller adds them
+  std::optional<MixtureMemory> mixture;  // all layers have mixtures of the same sizes, or none has one
+  char* attention = nullptr;             // attention_bytes(), which depend on the cache, so the caller adds them
   int64_t bytes;
 
   // all_rows: rows of all chunks, whose `h` are consecutive; rows: rows of the largest chunk.
@@ -100,6 +122,7 @@ struct Workspace {
     context = reinterpret_cast<Act*>(cut(rows * row_stride(int64_t(heads.query) * heads.dim), sizeof(Act)));
     act = reinterpret_cast<Act*>(cut(rows * row_stride(model.intermediate), sizeof(Act)));
     best = reinterpret_cast<Best*>(cut(rows * threads, sizeof(Best)));
+    if (const Mixture* first = model.layers[0].mixture) mixture.emplace(*first, rows, cut);
     bytes = at;
   }
 };
@@ -123,7 +146,19 @@ inline Cache cache_of(const StepArgs& args, const Heads& heads, const Chunk& chu
 }
 
 // The stages of a layer. Python has them in the same order (LAYER_STAGES of weights.py).
-enum class LayerStage : int64_t { kFetch, kFetchKv, kQkv, kAttention, kAttnOut, kAllReduce, kMlp, kMlpOut, kResidual };
+enum class LayerStage : int64_t {
+  kFetch,
+  kFetchKv,
+  kQkv,
+  kAttention,
+  kAttnOut,
+  kAllReduce,
+  kRoute,
+  kExperts,
+  kMlp,
+  kMlpOut,
+  kResidual
+};
 constexpr int64_t kLayerStages = int64_t(LayerStage::kResidual) + 1;
 
 // Thread 0 adds up the time of every stage: of the embedding, of the stages of each layer, of the head, and of the

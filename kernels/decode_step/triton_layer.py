@@ -36,10 +36,12 @@ class TritonRegions:
     def parallel(self) -> bool:
         return self.model.parallel_residual
 
+    mixture = None  # not in the Triton kernels
+
     @property
     def joined(self) -> "TritonRegions | None":
         """These regions, if regions 1 and 3 can run in one kernel."""
-        w, region = self.weights, self.weights.mlp.region
+        w, region = self.weights, self.weights.dense.region
         joined = (
             self.parallel
             and not self.model.residual_from_norm
@@ -54,7 +56,7 @@ class TritonRegions:
 
     @property
     def _norms_outputs(self) -> bool:
-        return self.weights.mlp.out_norm.kind != "none"
+        return self.weights.dense.out_norm.kind != "none"
 
     @property
     def _spare(self) -> Tensor:
@@ -82,7 +84,7 @@ class TritonRegions:
 
     def mlp(self, attended: Sum) -> tuple[Tensor, Sum]:
         buffers, w, from_norm = self.inputs.buffers, self.weights, self.model.residual_from_norm
-        region, act = w.mlp.region, buffers.act
+        region, act = w.dense.region, buffers.act
         if self.parallel:
             mlp_gemm(self.hidden, None, None, region, act, None, self.launch)
             return act, attended
@@ -95,25 +97,25 @@ class TritonRegions:
         return act, attended if normed is None else Sum(normed)
 
     def mlp_out(self, act: Tensor, onto: Sum) -> Sum:
-        w = self.weights.mlp
+        w = self.weights.dense
         if self._norms_outputs:
             return Sum(onto.residual, (gemm(act, w.out, self.inputs.buffers.residual, self.launch),))
         return Sum(gemm(act, w.out, self.hidden, self.launch, bias=w.out_bias, residual=onto.residual))
 
     def residual_add(self, total: Sum) -> Tensor:
-        w, (product,) = self.weights.mlp, total.products
+        w, (product,) = self.weights.dense, total.products
         return add_normed(total.residual, product, w.out_bias, w.out_norm, self.hidden, self.launch)
 
     def qkv_and_mlp(self) -> tuple[Tensor, Tensor]:
         w, launch, inputs, buffers = self.weights, self.launch, self.inputs, self.inputs.buffers
-        proj, up, rows = w.qkv.proj, w.mlp.region.up, len(self.hidden)
-        of_mlp = mlp_arguments(self.hidden, None, None, w.mlp.region, None, residual_from_norm=False)
+        proj, up, rows = w.qkv.proj, w.dense.region.up, len(self.hidden)
+        of_mlp = mlp_arguments(self.hidden, None, None, w.dense.region, None, residual_from_norm=False)
         tile = launch.tile("qkv_and_mlp", tile_type(proj), rows, proj.outputs + up.outputs, proj.inputs)
         programs = qkv_tiles(w.qkv, tile)
         rotary = inputs.rotary and inputs.rotary.table(w.qkv.table)
         launch(
             qkv_and_mlp,
-            (programs + mlp_tiles(w.mlp.region, tile),),
+            (programs + mlp_tiles(w.dense.region, tile),),
             tile,
             qkv_programs=programs,
             **heads_arguments(self.model.heads, rotary, inputs.rows, self.cache, buffers.queries),
@@ -131,5 +133,5 @@ class TritonRegions:
 
     def outputs(self, context: Tensor, act: Tensor) -> Tensor:
         w = self.weights
-        also = (act, w.mlp.out, w.mlp.out_bias)
+        also = (act, w.dense.out, w.dense.out_bias)
         return gemm(context, w.attn_out, self._spare, self.launch, bias=w.attn_bias, also=also, residual=self.hidden)

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from labkit.stages import Stage
 
-from ..abi import CDenseMlp, CHeads, CLayer, CLinear, CNorm
+from ..abi import CHeads, CLayer, CLinear, CNorm
 from ..build import INT, LONG, POINTER, fields, mirrors, same_in_cpp
 from ..layer_ops import LAYER_OPS
-from ..types import NO_NORM, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
+from ..types import AttentionParams, Heads, Linear, Norm, QkvWeights, float_dtype, pointer
+from .mlps import DenseMlp, MixtureMlp
 
 STAGES_PER_LAYER = tuple(op.stage for op in LAYER_OPS)
 _MLP = STAGES_PER_LAYER.index(Stage.MLP)
-LAYER_STAGES = (Stage.FETCH, Stage.FETCH_KV, *STAGES_PER_LAYER[:_MLP], Stage.ALL_REDUCE, *STAGES_PER_LAYER[_MLP:])
+_BEFORE_MLP, _FROM_MLP = STAGES_PER_LAYER[:_MLP], STAGES_PER_LAYER[_MLP:]
+OF_MIXTURE = (Stage.ROUTE, Stage.EXPERTS)
+LAYER_STAGES = (Stage.FETCH, Stage.FETCH_KV, *_BEFORE_MLP, Stage.ALL_REDUCE, *OF_MIXTURE, *_FROM_MLP)
 same_in_cpp({"kLayerStages": len(LAYER_STAGES)})
 same_in_cpp(
     {f"int(LayerStage::k{stage.title().replace('_', '')})": number for number, stage in enumerate(LAYER_STAGES)}
@@ -61,27 +64,10 @@ class CModel(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class DenseMlp:
-    """An MLP whose two matrices every row passes. The bias of `out` is added by the next region."""
-
-    region: MlpWeights  # region 3
-    out: Linear
-    out_bias: Tensor | None
-    out_norm: Norm = NO_NORM  # of the MLP's output, before it is added to the residual
-
-    def c(self, own_norm: bool) -> CDenseMlp:
-        """own_norm: the input has a norm of its own."""
-        region = self.region.c
-        if not own_norm:
-            region = type(region)(NO_NORM.c, region.up, region.activation, region.gated, region.addend_norm)
-        return CDenseMlp(region, self.out.c_with(self.out_bias), self.out_norm.c)
-
-
-@dataclass(frozen=True)
 class LayerWeights:
     """One layer's weights.
 
-    mlp: the MLP; one with experts would be another record here. Its `region.norm` is always the norm of its input.
+    mlp: an MLP, whose `region.norm` is always the norm of its input, or a mixture of experts.
     attn_bias: bias of `attn_out`, which the next region adds.
     shared_norm: the norm of the MLP's input is that of region 1, and the one-call step takes region 1's rows.
     """
@@ -90,8 +76,14 @@ class LayerWeights:
     attention: AttentionParams
     attn_out: Linear
     attn_bias: Tensor | None
-    mlp: DenseMlp
+    mlp: DenseMlp | MixtureMlp
     shared_norm: bool = False
+
+    @property
+    def dense(self) -> DenseMlp:
+        """The MLP of a layer without experts."""
+        assert isinstance(self.mlp, DenseMlp)
+        return self.mlp
 
     def with_matrices(self, at: Callable[[Tensor], Tensor]) -> LayerWeights:
         """The same layer with its matrices and their scales replaced by `at(tensor)`."""
@@ -105,16 +97,14 @@ class LayerWeights:
             self,
             qkv=replace(self.qkv, proj=moved(self.qkv.proj)),
             attn_out=moved(self.attn_out),
-            mlp=replace(
-                self.mlp,
-                region=replace(self.mlp.region, up=moved(self.mlp.region.up)),
-                out=moved(self.mlp.out),
-            ),
+            mlp=self.mlp.with_matrices(moved),
         )
 
     def c(self) -> CLayer:
         mlp = self.mlp.c(own_norm=not self.shared_norm)
-        return CLayer(self.qkv.c, self.attention.c, self.attn_out.c_with(self.attn_bias), mlp)
+        mixture = self.mlp.c_mixture
+        address = None if mixture is None else ctypes.addressof(mixture)
+        return CLayer(self.qkv.c, self.attention.c, self.attn_out.c_with(self.attn_bias), mlp, address)
 
 
 @dataclass(frozen=True)
@@ -198,12 +188,12 @@ class ModelWeights:
         """
         if streamed or kv_streamed:
             return (*(Stage.FETCH,) * streamed, *(Stage.FETCH_KV,) * kv_streamed, *self.stages(ranks))
-        if ranks == 1:
-            return STAGES_PER_LAYER
-        *regions, mlp_out, residual = STAGES_PER_LAYER
-        if not self.parallel_residual:
-            regions.insert(regions.index(Stage.MLP), Stage.ALL_REDUCE)
-        return (*regions, mlp_out, Stage.ALL_REDUCE, residual)
+        regions, of_mlp, mlp = list(_BEFORE_MLP), list(_FROM_MLP[:-1]), self.layers[0].mlp
+        if isinstance(mlp, MixtureMlp):
+            of_mlp = [*OF_MIXTURE, *(of_mlp if mlp.shared is not None else ())]
+        summed = [Stage.ALL_REDUCE] * (ranks > 1)
+        between = [] if self.parallel_residual else summed
+        return (*regions, *between, *of_mlp, *summed, _FROM_MLP[-1])
 
     @cached_property
     def c_layers(self) -> ctypes.Array[CLayer]:

@@ -16,24 +16,33 @@ namespace labkit {
 // would be too much memory, and experts add their outputs one after the other.
 constexpr int64_t kFewChoices = 128;
 
-// Choices by expert. A place is the number of a choice: row * choices per row + choice.
+// Choices by expert. A place is the number of a choice: row * choices per row + choice. The arrays lie in memory that
+// all threads share.
 struct ExpertTable {
-  int64_t* begin;   // [experts + 1]: the first of each expert's entries in `places`
-  int64_t* active;  // [experts]: the experts that have entries
-  int64_t* places;
-  int64_t experts, active_count = 0;
+  int64_t experts;
+  int64_t* begin;         // [experts + 1]: the first of each expert's entries in `places`
+  int64_t* active;        // [experts]: the experts that have entries
+  int64_t* active_count;  // their number
+  int64_t* places;        // [choices]
+
+  static int64_t numbers(int64_t experts, int64_t choices) { return 2 * experts + 2 + choices; }
+  ExpertTable(int64_t experts, int64_t* memory)
+      : experts(experts),
+        begin(memory),
+        active(begin + experts + 1),
+        active_count(active + experts),
+        places(active_count + 1) {}
 
   // Sorts the choices; an expert's entries are in the order of their places. Numbers that are no expert's are left out.
-  ExpertTable(const int64_t* chosen, int64_t choices, int64_t experts, Scratch& memory) : experts(experts) {
-    begin = memory.get<int64_t>(size_t(2 * experts + 1 + choices));
-    active = begin + experts + 1;
-    places = active + experts;
+  // One thread calls it, and a barrier follows.
+  void fill(const int64_t* chosen, int64_t choices) {
     std::fill(begin, begin + experts + 1, 0);
     const auto is_expert = [&](int64_t number) { return number >= 0 && number < experts; };
     for (int64_t i = 0; i < choices; ++i)
       if (is_expert(chosen[i])) ++begin[chosen[i] + 1];
+    *active_count = 0;
     for (int64_t e = 0; e < experts; ++e) {
-      if (begin[e + 1]) active[active_count++] = e;
+      if (begin[e + 1]) active[(*active_count)++] = e;
       begin[e + 1] += begin[e];
     }
     for (int64_t i = 0; i < choices; ++i)
@@ -51,7 +60,7 @@ struct ExpertTable {
 class ExpertDeal {
  public:
   ExpertDeal(Team& team, int thread, const ExpertTable& table, int64_t blocks)
-      : reading_(team.reading()), table_(table), blocks_(blocks), items_(team, table.active_count * blocks, thread) {
+      : reading_(team.reading()), table_(table), blocks_(blocks), items_(team, *table.active_count * blocks, thread) {
     item_ = items_.next();
   }
 
@@ -91,67 +100,96 @@ void expert_outputs(Deal&& deal, const Linear& out, const Activation<T>* act, in
   });
 }
 
+// Working memory of a mixture for at most `choices` choices, cut by `cut(numbers, bytes of each)`.
+struct ExpertMemory {
+  int64_t* table;
+  int64_t stride, act_stride;
+  Act *x, *act;  // [choices][stride], [choices][act_stride]
+  float* parts;  // outputs of each entry of the table, if these are few
+
+  template <class Cut>
+  ExpertMemory(const ExpertMlps& mlps, int64_t choices, Cut&& cut) {
+    const MlpWeights& first = mlps.regions[0];
+    stride = row_stride(first.up.inputs);
+    act_stride = row_stride(first.gated ? first.up.outputs / 2 : first.up.outputs);
+    table = reinterpret_cast<int64_t*>(cut(ExpertTable::numbers(mlps.count, choices), 8));
+    x = reinterpret_cast<Act*>(cut(choices * stride, sizeof(Act)));
+    act = reinterpret_cast<Act*>(cut(choices * act_stride, sizeof(Act)));
+    parts = reinterpret_cast<float*>(cut(std::min(choices, kFewChoices) * mlps.outs[0].outputs, 4));
+  }
+};
+
+// y: [rows][y_stride] = the sum over the choices of share * (act * out^T + bias), with act as in region 3. shares:
+// [rows][per_row], by place. `gather(row, x)` writes the activations of a row. On all threads, once one of them has
+// filled the table. Ends before a barrier.
+template <class Gather>
+void experts_region(Team& team, int thread, const ExpertMlps& mlps, const float* shares, int64_t rows, int64_t per_row,
+                    const ExpertMemory& memory, Gather&& gather, float* y, int64_t y_stride, ThreadScratch& scratch) {
+  const ExpertTable table(mlps.count, memory.table);
+  const MlpWeights& first = mlps.regions[0];
+  const int64_t outputs = mlps.outs[0].outputs, choices = table.choices();
+  const bool few = choices <= kFewChoices;
+  const Range gathered = team.share(choices, thread), columns = team.share(outputs, thread);
+  const auto add = [&](int64_t entry, int64_t column, int64_t count, const float* part) {
+    const int64_t place = table.places[entry];
+    float* to = y + place / per_row * y_stride + column;
+    for (int64_t i = 0; i < count; ++i) to[i] += shares[place] * part[i];
+  };
+  const auto act_of = [&](int64_t expert) { return memory.act + table.begin[expert] * memory.act_stride; };
+  for (int64_t i = gathered.begin; i < gathered.end; ++i)
+    gather(table.places[i] / per_row, memory.x + i * memory.stride);
+  for (int64_t m = 0; m < rows; ++m) std::fill(y + m * y_stride + columns.begin, y + m * y_stride + columns.end, 0.0f);
+  team.barrier();
+  for (ExpertDeal deal(team, thread, table, blocks_of(first.up.outputs)); !deal.done();) {
+    const int64_t e = deal.expert();
+    mlp_part<Weight>(deal, mlps.regions[e], memory.x + table.begin[e] * memory.stride, memory.stride, table.rows(e),
+                     act_of(e), memory.act_stride, scratch);
+  }
+  team.barrier();
+  if (few) {
+    for (ExpertDeal deal(team, thread, table, blocks_of(outputs)); !deal.done();) {
+      const int64_t e = deal.expert();
+      expert_outputs<Weight>(deal, mlps.outs[e], act_of(e), memory.act_stride, table.rows(e), scratch,
+                             [&](int64_t m, int64_t column, int64_t count, const float* sums) {
+                               std::copy(sums, sums + count, memory.parts + (table.begin[e] + m) * outputs + column);
+                             });
+    }
+    team.barrier();
+    for (int64_t i = 0; i < choices; ++i)
+      add(i, columns.begin, columns.end - columns.begin, memory.parts + i * outputs + columns.begin);
+    return;
+  }
+  for (int64_t i = 0; i < *table.active_count; ++i) {
+    const int64_t e = table.active[i];
+    if (i > 0) team.barrier();
+    expert_outputs<Weight>(TeamDeal{team, thread}, mlps.outs[e], act_of(e), memory.act_stride, table.rows(e), scratch,
+                           [&](int64_t m, int64_t column, int64_t count, const float* sums) {
+                             add(table.begin[e] + m, column, count, sums);
+                           });
+  }
+}
+
 }  // namespace labkit
 
-// y: [rows][outputs] = the sum over the choices of share * (act * out^T + bias), with act as in region 3. h:
-// [rows][hidden]. chosen, shares: [rows][per_row].
+// As `experts_region`, of rows h: [rows][hidden]. chosen: [rows][per_row]. y: [rows][outputs].
 extern "C" int64_t labkit_experts(const labkit::ExpertMlps* mlps, const float* h, const int64_t* chosen,
                                   const float* shares, int64_t rows, int64_t per_row, float* y, int32_t threads) {
   using namespace labkit;
   return guarded([&]() -> int64_t {
     Team team(threads);
-    const MlpWeights& first = mlps->regions[0];
-    const int64_t outputs = mlps->outs[0].outputs, hidden = first.up.inputs;
-    const int64_t stride = row_stride(hidden), padded = padded_depth<Weight>(hidden);
-    const int64_t act_stride = row_stride(first.gated ? first.up.outputs / 2 : first.up.outputs);
+    const int64_t hidden = mlps->regions[0].up.inputs, padded = padded_depth<Weight>(hidden);
     CallBuffers& buffers = call_buffers();
-    const ExpertTable table(chosen, rows * per_row, mlps->count, buffers.h);
-    const int64_t choices = table.choices();
-    const bool few = choices <= kFewChoices;
-    Act* x = buffers.x.get<Act>(choices * stride);
-    Act* act = buffers.context.get<Act>(choices * act_stride);
-    float* parts = buffers.wide.get<float>(few ? choices * outputs : 0);  // outputs of each entry of the table
-    const auto add = [&](int64_t entry, int64_t column, int64_t count, const float* part) {
-      const int64_t place = table.places[entry];
-      float* to = y + place / per_row * outputs + column;
-      for (int64_t i = 0; i < count; ++i) to[i] += shares[place] * part[i];
-    };
+    Scratch* const parts[] = {&buffers.h, &buffers.x, &buffers.context, &buffers.wide};
+    int part = 0;
+    const ExpertMemory memory(*mlps, rows * per_row, [&](int64_t numbers, int64_t size) {
+      return parts[part++]->get<char>(size_t(numbers * size));
+    });
+    ExpertTable(mlps->count, memory.table).fill(chosen, rows * per_row);
     run_team(team, threads, [&](int thread) {
-      ThreadScratch& scratch = thread_scratch();
-      const Range gathered = team.share(choices, thread), columns = team.share(outputs, thread);
-      for (int64_t i = gathered.begin; i < gathered.end; ++i)
-        to_activation(h + table.places[i] / per_row * hidden, hidden, padded, x + i * stride);
-      for (int64_t m = 0; m < rows; ++m)
-        std::fill(y + m * outputs + columns.begin, y + m * outputs + columns.end, 0.0f);
-      team.barrier();
-      for (ExpertDeal deal(team, thread, table, blocks_of(first.up.outputs)); !deal.done();) {
-        const int64_t e = deal.expert(), at = table.begin[e];
-        mlp_part<Weight>(deal, mlps->regions[e], x + at * stride, stride, table.rows(e), act + at * act_stride,
-                         act_stride, scratch);
-      }
-      team.barrier();
-      const auto act_of = [&](int64_t expert) { return act + table.begin[expert] * act_stride; };
-      if (few) {
-        for (ExpertDeal deal(team, thread, table, blocks_of(outputs)); !deal.done();) {
-          const int64_t e = deal.expert();
-          expert_outputs<Weight>(deal, mlps->outs[e], act_of(e), act_stride, table.rows(e), scratch,
-                                 [&](int64_t m, int64_t column, int64_t count, const float* sums) {
-                                   std::copy(sums, sums + count, parts + (table.begin[e] + m) * outputs + column);
-                                 });
-        }
-        team.barrier();
-        for (int64_t i = 0; i < choices; ++i)
-          add(i, columns.begin, columns.end - columns.begin, parts + i * outputs + columns.begin);
-        return;
-      }
-      for (int64_t i = 0; i < table.active_count; ++i) {
-        const int64_t e = table.active[i];
-        expert_outputs<Weight>(TeamDeal{team, thread}, mlps->outs[e], act_of(e), act_stride, table.rows(e), scratch,
-                               [&](int64_t m, int64_t column, int64_t count, const float* sums) {
-                                 add(table.begin[e] + m, column, count, sums);
-                               });
-        team.barrier();
-      }
+      experts_region(
+          team, thread, *mlps, shares, rows, per_row, memory,
+          [&](int64_t row, Act* x) { to_activation(h + row * hidden, hidden, padded, x); }, y, mlps->outs[0].outputs,
+          thread_scratch());
     });
     return 0;
   });

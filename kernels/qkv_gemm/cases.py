@@ -22,7 +22,9 @@ class QkvCase:
 
     def bytes(self, rows: int, sizes: Sizes) -> int:
         """The matrix once, and the norms."""
-        norms = self.shape.norm_numbers + (2 * self.shape.heads.dim if self.shape.qk_norm else 0)
+        heads = self.shape.heads
+        normed = heads.query + heads.kv if self.shape.qk_norm_whole else 2
+        norms = self.shape.norm_numbers + (normed * heads.dim if self.shape.qk_norm else 0)
         matrix = sizes.of_matrix(self.outputs, self.shape.hidden, bias="qkv" in self.shape.biases)
         return sizes.vector * norms + matrix
 

@@ -129,7 +129,8 @@ def page(records: Iterable[SelfComparison]) -> str:
     return page_of(
         f"A side against itself on {environment.machine}",
         "Each comparison is one of `labkit compare` with its defaults: both sides take turns of a few tokens, in "
-        "epochs with weights in new memory, until the rule decides or a minute is spent. A slower side is computed: "
+        "epochs with weights in new memory if the side can move them, until the rule decides or a minute is spent. A "
+        "slower side is computed: "
         "the rule looks at the measured epochs with every ratio multiplied, once in favour of each side.",
         *blocks,
         environment.origin,

@@ -28,8 +28,7 @@ from labkit.harness.roofline import layer_shape, probe_bandwidth, probe_peak
 from labkit.harness.rounds import random_orders
 from labkit.harness.timing import TokenClock
 from labkit.harness.waiting_record import WaitingTime
-from labkit.kernels.decode_step.cases import layer_cases
-from labkit.kernels.layer_ops import Pass
+from labkit.kernels.layer_ops import Pass, layer_cases
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.stages import Phase, Stage

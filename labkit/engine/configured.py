@@ -12,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from labkit.models.policy import unwrapped
+from labkit.models.tensor_names import unwrapped
 from labkit.system.errors import UserError, first_line
 from labkit.weights.source import fill_buffers
 

@@ -17,7 +17,7 @@ from labkit.engine.options import Options, read_options
 from labkit.engine.parallel.ranks import asked_to_join
 from labkit.engine.plan import make_plan
 from labkit.engine.proof import derive
-from labkit.engine.resolve import hf_config_of, resolve
+from labkit.engine.resolve import chosen_impl, hf_config_of, resolve
 from labkit.engine.wrap import wrap
 from labkit.kernels.build import unavailable
 from labkit.models.encoder_policies import encoder_policy_for
@@ -58,8 +58,8 @@ def init_inference(
         if policy is None and read.injection_policy is None:
             derived = derive(model if isinstance(model, PreTrainedModel) else hf_config, engine_with_row)
             policy, refusal = derived.policy, derived.refusal
-            if policy is not None and read.tensor_parallel.ranks > 1 and policy.model_config(hf_config).qk_norm_whole:
-                policy, refusal = None, "its norms over all heads cannot be cut over ranks"
+        if policy is not None and (reason := _without_kernels(policy, hf_config, read)):
+            policy, refusal = None, reason
         if is_sliced(model, read, policy):
             return sliced_engine(model, read, refusal or "it is cut by the flow of data")
         if policy is None:
@@ -68,6 +68,15 @@ def init_inference(
         team = join(plan)
     with team.calls.one("init_inference"):
         return wrap(plan, team, build(plan, team))
+
+
+def _without_kernels(policy: Policy, hf_config: PretrainedConfig, options: Options) -> str | None:
+    """What the kernels of a row lack, so that hooks take its place; None: nothing."""
+    if options.tensor_parallel.ranks > 1 and policy.model_config(hf_config).qk_norm_whole:
+        return "its norms over all heads cannot be cut over ranks"
+    if policy.router is not None and options.impl == "auto" and chosen_impl(options.impl) == "triton":
+        return "the Triton kernels have no experts yet"
+    return None
 
 
 def engine_with_row(model: PreTrainedModel, policy: Policy) -> InferenceEngine:

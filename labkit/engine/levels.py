@@ -92,7 +92,7 @@ def facts_of(config: ModelConfig) -> tuple[str, ...]:
     facts = [
         f"{config.num_layers} layers of {config.hidden_size}, {config.num_heads} heads of {config.head_dim}{kv}",
         f"{norms} {', '.join(filter(None, places))}",
-        f"MLP of {config.intermediate_size}, {config.activation}{', gated' if config.gated else ''}",
+        f"{_mlp_of(config)}, {config.activation}{', gated' if config.gated else ''}",
         f"positions: {config.position}{', ' if rotation else ''}{rotation}",
         f"windows in {windows} layers" if windows else "",
         "attention and MLP side by side" if config.parallel_residual else "",
@@ -101,6 +101,13 @@ def facts_of(config: ModelConfig) -> tuple[str, ...]:
         *(f"{name.replace('_', ' ')} {value:g}" for name in CAPS if (value := getattr(config, name)) is not None),
     ]
     return tuple(filter(None, facts))
+
+
+def _mlp_of(config: ModelConfig) -> str:
+    if (experts := config.experts) is None:
+        return f"MLP of {config.intermediate_size}"
+    shared = f" and one of {experts.shared} for all" if experts.shared else ""
+    return f"{experts.count} experts of {config.intermediate_size}, {experts.chosen} for each token{shared}"
 
 
 def all_levels(progress: Progress = unheard) -> Iterator[Level]:

@@ -43,6 +43,8 @@ def make_plan(request: Request) -> Plan:
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
     if spec.config.qk_norm_whole and impl == "triton":
         raise UnsupportedError("norms over all heads together are not in the Triton kernels yet; pass impl='cpp'")
+    if spec.config.experts is not None and impl == "triton":
+        raise UnsupportedError("experts are not in the Triton kernels yet; pass impl='cpp'")
     if options.offload is not None:
         options.offload.check_for(impl)
     if options.kv_offload is not None:

@@ -93,7 +93,7 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig, policy: P
         policy=policy,
         part=shard(config),
         dtype=_matrix_dtype(options.dtype, model, hf_config),
-        impl=_chosen_impl("triton" if options.use_triton else options.impl),
+        impl=chosen_impl("triton" if options.use_triton else options.impl),
         quant=options.quant,
     )
     return Request(model, hf_config, source, options, spec, generation_config)
@@ -177,7 +177,7 @@ def own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _chosen_impl(requested: str) -> str:
+def chosen_impl(requested: str) -> str:
     """Returns the implementation for this machine. If "auto" does not get a fast one, one line on stderr says why."""
     if requested == "auto" and torch.cuda.is_available() and gpu.unavailable() is None:
         return "triton"

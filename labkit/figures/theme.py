@@ -20,6 +20,8 @@ STAGE_COLORS: dict[Stage, str] = {
     Stage.ATTN_OUT: "#f0b48a",
     Stage.MLP: "#2f8f5b",
     Stage.MLP_OUT: "#98cdb0",
+    Stage.ROUTE: "#c2508f",
+    Stage.EXPERTS: "#1f7a4d",
     Stage.RESIDUAL: "#8159a8",
     Stage.QKV_MLP: "#2b8a96",
     Stage.OUTPUTS: "#c9c19a",

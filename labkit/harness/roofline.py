@@ -17,13 +17,13 @@ from labkit.harness.kept_rate import keep_rate
 from labkit.harness.stored_weights import StoredWeights, Weights
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
-from labkit.kernels.decode_step.cases import HeadCase, StepCase, layer_cases
+from labkit.kernels.decode_step.cases import HeadCase, StepCase
 from labkit.kernels.gpu import CPU
-from labkit.kernels.layer_ops import Pass
+from labkit.kernels.layer_ops import Pass, layer_cases
 from labkit.kernels.probe import Way, fastest_of, peak_gflop_s, rates_now_gb_s, read_bandwidth_gb_s
-from labkit.kernels.shapes import LayerShape, ModelShape, OpCase, Sizes
+from labkit.kernels.shapes import ExpertsShape, LayerShape, ModelShape, OpCase, Sizes
 from labkit.kernels.types import Heads
-from labkit.models.config import ModelConfig
+from labkit.models.config import ExpertsSpec, ModelConfig
 from labkit.stages import Stage
 
 PROBE_SECONDS = 0.05
@@ -183,8 +183,14 @@ def layer_shape(config: ModelConfig) -> LayerShape:
         parallel=config.parallel_residual,
         shared_norm=config.shared_norm,
         qk_norm=config.qk_norm,
+        qk_norm_whole=config.qk_norm_whole,
         output_norms=config.output_norms,
+        experts=None if (mixture := config.experts) is None else _experts_shape(mixture),
     )
+
+
+def _experts_shape(mixture: ExpertsSpec) -> ExpertsShape:
+    return ExpertsShape(mixture.count, mixture.chosen, mixture.shared, mixture.shared_gate)
 
 
 def model_shape(config: ModelConfig) -> ModelShape:

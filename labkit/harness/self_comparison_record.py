@@ -12,7 +12,7 @@ from labkit.harness.environment import Environment
 from labkit.harness.frozen_record import ResultRecord
 from labkit.harness.runs import Case
 from labkit.statistics import Ratio, Verdict
-from labkit.statistics.sequential import EPOCHS, ratio_after, sequential_ratio
+from labkit.statistics.sequential import EPOCHS, Rule, ratio_after, sequential_ratio
 
 
 class SelfComparison(ResultRecord):
@@ -22,6 +22,7 @@ class SelfComparison(ResultRecord):
     logs: logarithm of the ratio of each epoch.
     ends_s: seconds from the beginning of the first epoch to the last turn of each.
     looks: epochs after which the verdict was checked; empty: their number was fixed.
+    rule: what decided; older records had no other one than EPOCHS.
     shares: of the limit of the memory that both sides reached; None: unknown.
     """
 
@@ -34,6 +35,7 @@ class SelfComparison(ResultRecord):
     logs: tuple[float, ...]
     ends_s: tuple[float, ...]
     looks: tuple[int, ...]
+    rule: Rule = EPOCHS
     verdict: Verdict
     shares: tuple[float | None, float | None]
 
@@ -50,6 +52,7 @@ class SelfComparison(ResultRecord):
             logs=comparison.logs("per_token"),
             ends_s=tuple(max(turn.at_s for turn in run.turns) for run in candidate.runs),
             looks=comparison.looks,
+            rule=comparison.rule,
             verdict=comparison.verdict,
             shares=(baseline.floor_share, candidate.floor_share),
         )
@@ -57,7 +60,7 @@ class SelfComparison(ResultRecord):
     @property
     def ratio(self) -> Ratio:
         """The ratio, with its interval at the last look."""
-        return ratio_after(self.logs, len(self.looks), EPOCHS)
+        return ratio_after(self.logs, len(self.looks), self.rule)
 
     def found_after_s(self, factor: float) -> float | None:
         """The seconds after which the rule would have said FASTER, or SLOWER for a `factor` below 1, if the baseline
@@ -66,10 +69,10 @@ class SelfComparison(ResultRecord):
         """
         logs = np.asarray(self.logs) + math.log(factor)
         right = Verdict.FASTER if factor > 1 else Verdict.SLOWER
-        planned, look = EPOCHS.first_look, 1
+        planned, look = self.rule.first_look, 1
         while True:
             epochs = min(planned, len(logs))
-            said = sequential_ratio(logs[:epochs], look, EPOCHS).verdict
+            said = sequential_ratio(logs[:epochs], look, self.rule).verdict
             if said in (Verdict.FASTER, Verdict.SLOWER) or epochs == len(logs):
                 return self.ends_s[epochs - 1] if said is right else None
-            planned, look = EPOCHS.next_look(planned), look + 1
+            planned, look = self.rule.next_look(planned), look + 1

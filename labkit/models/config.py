@@ -45,6 +45,34 @@ class RotarySpec:
             )
 
 
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """The mixture of experts that every layer has in place of an MLP.
+
+    count: number of experts. chosen: how many of them a row passes, those with the largest logits of the router.
+    renormalised: the shares of the chosen experts add up to 1; else they are parts of the softmax over all experts.
+    shared: width of an MLP beside the experts that every row passes; 0: there is none.
+    shared_gate: its output is multiplied by the sigmoid of a gate.
+    """
+
+    count: int
+    chosen: int
+    renormalised: bool
+    shared: int = 0
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("count", "chosen"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise UserError(f"experts.{name} = {value!r}; expected an integer of at least 1")
+        if self.chosen > self.count:
+            raise UserError(f"got {self.chosen} experts for each token of {self.count} experts; expected at most all")
+        if type(self.shared) is not int or self.shared < 0 or (self.shared_gate and not self.shared):
+            raise UserError(
+                f"experts.shared = {self.shared!r}, shared_gate = {self.shared_gate}; expected an MLP's width, or 0"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder-only transformer, or the layers of an encoder: its sizes, and what its layers compute.
@@ -97,6 +125,7 @@ class ModelConfig:
     logit_cap: float | None = None  # the same for a logit
     logit_scale: float = 1.0  # multiplies the logits (Cohere, Granite)
     tied_head: bool = False
+    experts: ExpertsSpec | None = None  # `intermediate_size` is the width of an expert
 
     def __post_init__(self) -> None:
         for field, allowed in (("norm", NORMS), ("activation", ACTIVATIONS), ("position", POSITIONS)):
@@ -119,11 +148,17 @@ class ModelConfig:
             raise UserError("residual_scale and logit_scale need a final norm")
         if self.embedding_norm and self.embedding_size != self.hidden_size:
             raise UserError("an embedding_norm needs an embedding of the hidden size")
+        if self.experts and (self.parallel_residual or self.residual_from_norm or not self.pre_norm):
+            raise UserError("experts need a sequential layer whose residual is not normed")
+        if self.experts and self.biases & {"ff1", "ff2"}:
+            raise UserError("experts with biases are not supported; expected none of 'ff1' and 'ff2'")
         if not self.input_norms and not (self.output_norms and self.norm == "rms"):
             raise UserError("layers without input_norms need output_norms of kind 'rms'")
         for per_layer in PER_LAYER:
             if (got := len(getattr(self, per_layer))) != self.num_layers and (got or per_layer != "rotary_tables"):
                 raise UserError(f"{per_layer} has {got} entries for {self.num_layers} layers; give one per layer")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise UserError(f"windows = {self.windows}; expected at least 1 token, or None")
         if (self.position == "rotary") != (self.rotary is not None):
             raise UserError(
                 f"position = {self.position!r} with rotary = {self.rotary}; give a RotarySpec exactly when 'rotary'"
@@ -153,7 +188,8 @@ class ModelConfig:
         """The weights of one layer: canonical name -> shape; linears are [out, in].
 
         `qkv` holds the rows of all query heads, then all keys, then all values; a gated `ff1` the gate's rows, then
-        the up projection's. Biases that a model does not have are absent, and so is `norm2` when it is shared.
+        the up projection's. With experts `ff1` and `ff2` hold the rows of the first expert, then those of the second
+        one, and so on. Biases that a model does not have are absent, and so is `norm2` when it is shared.
         """
         hidden, inner = self.hidden_size, self.intermediate_size
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -167,8 +203,16 @@ class ModelConfig:
             shapes |= self._norm_shapes("attn_out_norm") | self._norm_shapes("mlp_out_norm")
         if self.input_norms and not self.shared_norm:
             shapes |= self._norm_shapes("norm2")
-        shapes |= self._linear_shapes("ff1", 2 * inner if self.gated else inner, hidden)
-        return shapes | self._linear_shapes("ff2", hidden, inner)
+        wide, experts = 2 if self.gated else 1, self.experts
+        if experts is None:
+            shapes |= self._linear_shapes("ff1", wide * inner, hidden)
+            return shapes | self._linear_shapes("ff2", hidden, inner)
+        shapes |= {"router.weight": (experts.count, hidden)}
+        shapes |= {"ff1.weight": (experts.count * wide * inner, hidden), "ff2.weight": (experts.count * hidden, inner)}
+        if experts.shared:
+            shared = experts.shared
+            shapes |= {"shared_ff1.weight": (wide * shared, hidden), "shared_ff2.weight": (hidden, shared)}
+        return shapes | ({"shared_gate.weight": (1, hidden)} if experts.shared_gate else {})
 
     def top_shapes(self) -> Shapes:
         """The weights outside the layers: canonical name -> shape. A tied head has no `head.weight` of its own, and an

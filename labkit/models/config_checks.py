@@ -18,6 +18,7 @@ MOST_LAYERS = 1 << 12
 MOST_HEADS = 1 << 12
 MOST_HEAD_DIM = 1 << 14
 MOST_WIDTH = 1 << 20  # of hidden states, embeddings and the MLP
+MOST_EXPERTS = 1 << 14
 MOST_VOCABULARY = 1 << 22
 MOST_POSITIONS = 1 << 28
 MOST_LABELS = 1 << 20  # transformers makes a dict of their names
@@ -112,13 +113,15 @@ def _rope(value: Any) -> str | None:
 
 LAYERS, HEADS, WIDTH = _size(MOST_LAYERS), _size(MOST_HEADS), _size(MOST_WIDTH)
 OPTIONAL_WIDTH = _size(MOST_WIDTH, optional=True)
-WINDOW = _size(MOST_POSITIONS, optional=True)
+WINDOW = _size(MOST_POSITIONS, least=0, optional=True)  # 0 in a model without windows (Qwen2-MoE)
 
 DROPOUTS = (  # unused in inference, but PyTorch refuses to build or to call a model with another probability
     *("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "embd_pdrop", "embed_dropout"),
     *("hidden_dropout", "hidden_dropout_prob", "layerdrop", "resid_dropout", "resid_pdrop", "summary_first_dropout"),
     *("classifier_dropout", "qa_dropout", "seq_classif_dropout"),
 )
+
+MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
 
 FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit reads
     dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), LAYERS)
@@ -127,6 +130,9 @@ FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit 
     | dict.fromkeys(("hidden_size", "n_embd", "dim", "ffn_dim", "hidden_dim"), WIDTH)
     | dict.fromkeys(("intermediate_size", "n_inner", "word_embed_proj_dim"), OPTIONAL_WIDTH)
     | {"head_dim": _size(MOST_HEAD_DIM, optional=True), "rotary_dim": _size(MOST_HEAD_DIM)}
+    | dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), _size(MOST_EXPERTS))
+    | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH)
+    | dict.fromkeys(MULTIPLIERS, _number(above=0, most=1e30))
     | {"id2label": _names, "label2id": _names}
     | {"vocab_size": _size(MOST_VOCABULARY), "num_labels": _size(MOST_LABELS, least=0)}
     | dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), _size(MOST_POSITIONS))
@@ -152,6 +158,9 @@ FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit 
             "is_decoder",
             "layer_norm_elementwise_affine",
             "mlp_bias",
+            "norm_topk_prob",
+            "output_router_logits",
+            "qkv_bias",
             "scale_attn_by_inverse_layer_idx",
             "scale_attn_weights",
             "tie_word_embeddings",

@@ -185,7 +185,7 @@ def read_opt(hf: PretrainedConfig) -> Fields:
     )
 
 
-def _llama_like(hf: PretrainedConfig, **fields: Any) -> Fields:
+def llama_like(hf: PretrainedConfig, **fields: Any) -> Fields:
     head_dim = getattr(hf, "head_dim", None) or _head_dim(hf)
     common = {
         "activation": getattr(hf, "hidden_act", None),
@@ -196,36 +196,37 @@ def _llama_like(hf: PretrainedConfig, **fields: Any) -> Fields:
         "norm": "rms",
         "norm_eps": hf.rms_norm_eps,
         "gated": True,
+        "intermediate_size": hf.intermediate_size,
     }
-    return _fields(hf, intermediate_size=hf.intermediate_size, head_dim=head_dim, **(common | fields))
+    return _fields(hf, head_dim=head_dim, **(common | fields))
 
 
 def read_llama(hf: PretrainedConfig) -> Fields:
     attention = {"qkv", "attn_out"} if hf.attention_bias else set()
-    return _llama_like(hf, biases=frozenset(attention | ({"ff1", "ff2"} if hf.mlp_bias else set())))
+    return llama_like(hf, biases=frozenset(attention | ({"ff1", "ff2"} if hf.mlp_bias else set())))
 
 
 def read_mistral(hf: PretrainedConfig) -> Fields:
-    return _llama_like(hf, windows=(hf.sliding_window,) * hf.num_hidden_layers)
+    return llama_like(hf, windows=(hf.sliding_window,) * hf.num_hidden_layers)
 
 
 def read_qwen2(hf: PretrainedConfig) -> Fields:
-    return _llama_like(hf, biases=frozenset({"qkv"}), windows=_layer_windows(hf))
+    return llama_like(hf, biases=frozenset({"qkv"}), windows=layer_windows(hf))
 
 
 def read_qwen3(hf: PretrainedConfig) -> Fields:
     biases = frozenset({"qkv", "attn_out"} if hf.attention_bias else ())
-    return _llama_like(hf, biases=biases, windows=_layer_windows(hf), qk_norm=True)
+    return llama_like(hf, biases=biases, windows=layer_windows(hf), qk_norm=True)
 
 
 def read_gemma2(hf: PretrainedConfig) -> Fields:
     """Gemma 2. Its attention is scaled by a number of its own, and capped; so are its logits."""
     _require(hf, use_bidirectional_attention=False)
-    return _llama_like(
+    return llama_like(
         hf,
         activation=hf.hidden_activation,
         scales=(hf.query_pre_attn_scalar**-0.5,) * hf.num_hidden_layers,
-        windows=_layer_windows(hf),
+        windows=layer_windows(hf),
         biases=frozenset({"qkv", "attn_out"} if hf.attention_bias else ()),
         output_norms=True,
         norm_offset=1.0,
@@ -262,13 +263,14 @@ def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
     return _fields(hf, **(common | fields))
 
 
-def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
+def layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
     kinds, named = {"full_attention": None, "sliding_attention": hf.sliding_window}, hf.layer_types or ()
     if unknown := set(named) - set(kinds):
         raise UserError(f"layer_types names {shown_value(sorted(unknown))}; expected only {shown_value(sorted(kinds))}")
-    if "sliding_attention" in named and hf.sliding_window is None:
+    if "sliding_attention" in named and not hf.sliding_window:
         raise UserError(
-            "layer_types names sliding_attention and sliding_window is null; expected the window's number of tokens"
+            f"layer_types names sliding_attention and sliding_window is {shown_value(hf.sliding_window)}; expected the "
+            "window's number of tokens"
         )
     return tuple(kinds[kind] for kind in named)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from transformers import PretrainedConfig
 
 from labkit.models.config import ModelConfig
+from labkit.models.expert_names import ExpertNames
 from labkit.models.hf_config import (
     read_bloom,
     read_gemma2,
@@ -24,6 +25,14 @@ from labkit.models.hf_config import (
     read_opt,
     read_qwen2,
     read_qwen3,
+)
+from labkit.models.mixture_configs import (
+    has_experts_everywhere,
+    read_granitemoe,
+    read_mixtral,
+    read_olmoe,
+    read_qwen2_moe,
+    read_qwen3_moe,
 )
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError
@@ -149,15 +158,76 @@ GEMMA2 = replace(
     mlp_out_norm="post_feedforward_layernorm",
 )
 
+EXPERTS_OF_QWEN = ExpertNames(
+    stacks=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    apart=(("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj"),
+)
+QWEN3_MOE = replace(
+    QWEN3,
+    architecture="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    read=read_qwen3_moe,
+    ff1=("mlp.experts",),
+    ff2="mlp.experts",
+    router="mlp.gate",
+    experts=EXPERTS_OF_QWEN,
+    covers=has_experts_everywhere,
+)
+OLMOE = replace(QWEN3_MOE, architecture="OlmoeForCausalLM", model_type="olmoe", read=read_olmoe)
+QWEN2_MOE = replace(
+    QWEN3_MOE,
+    architecture="Qwen2MoeForCausalLM",
+    model_type="qwen2_moe",
+    read=read_qwen2_moe,
+    q_norm=None,
+    k_norm=None,
+    shared_ff1=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_ff2="mlp.shared_expert.down_proj",
+    shared_gate="mlp.shared_expert_gate",
+)
+MIXTRAL = replace(
+    QWEN2_MOE,
+    architecture="MixtralForCausalLM",
+    model_type="mixtral",
+    read=read_mixtral,
+    shared_ff1=(),
+    shared_ff2="",
+    shared_gate="",
+    experts=replace(EXPERTS_OF_QWEN, apart=(("mlp.experts.{}.w1", "mlp.experts.{}.w3"), "mlp.experts.{}.w2")),
+    renamed_in_layer=(("block_sparse_moe.", "mlp."),),
+)
+GRANITE_MOE = replace(
+    MIXTRAL,
+    architecture="GraniteMoeForCausalLM",
+    model_type="granitemoe",
+    read=read_granitemoe,
+    ff1=("block_sparse_moe.experts",),
+    ff2="block_sparse_moe.experts",
+    router="block_sparse_moe.router",
+    experts=ExpertNames(
+        stacks=("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+        apart=((), "block_sparse_moe.experts.{}"),  # no checkpoint has them
+    ),
+    renamed_in_layer=(
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+        ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
+        ("block_sparse_moe.router.layer.", "block_sparse_moe.router."),
+    ),
+)
+
 POLICIES: dict[str, Policy] = {
     policy.architecture: policy
-    for policy in (GPT2, GPTJ, GPT_NEO, GPT_NEOX, BLOOM, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2)
+    for policy in (
+        *(GPT2, GPTJ, GPT_NEO, GPT_NEOX, BLOOM, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2),
+        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE),
+    )
 }
 
 
 def find_policy(hf_config: PretrainedConfig) -> Policy | None:
     """The row of a Hugging Face config, as in `policy_for`; None: it has no row."""
-    return next((policy for policy in POLICIES.values() if policy.model_type == hf_config.model_type), None)
+    policy = next((policy for policy in POLICIES.values() if policy.model_type == hf_config.model_type), None)
+    return policy if policy is not None and policy.covers(hf_config) else None
 
 
 def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:

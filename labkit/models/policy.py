@@ -12,36 +12,14 @@ from transformers import PretrainedConfig
 
 from labkit.models.config import ModelConfig
 from labkit.models.config_checks import check_fields
+from labkit.models.expert_names import FIRST, SECOND, ExpertNames
 from labkit.models.hf_config import Fields
 from labkit.models.qkv_rows import by_kind, by_kv_head, heads_of_rank
 from labkit.models.shards import Cut, Shard
+from labkit.models.tensor_names import is_buffer, misfits, remedy
 from labkit.system.errors import UserError
 
 LINEARS = ("qkv", "attn_out", "ff1", "ff2")
-# Parts of names that libraries add to a model's tensors, and the cause and remedy for the error message.
-WRAPPED: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
-        (".lora_A.", ".lora_B.", ".lora_embedding_A.", ".lora_embedding_B.", ".base_layer.", ".base_model."),
-        "an adapter of peft is not merged into them: call merge_and_unload() on the peft model, or unload() to leave "
-        "the adapter out",
-    ),
-    (
-        (".weight_g.", ".weight_v.", ".parametrizations."),
-        "a parametrization such as weight norm is not folded into them: call "
-        "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight'), or remove_weight_norm(module), first",
-    ),
-    (
-        (".weight_orig.", ".weight_mask."),
-        "pruning is not folded into them: call torch.nn.utils.prune.remove(module, 'weight') on the pruned modules "
-        "first",
-    ),
-    (
-        (".qweight.", ".qzeros.", ".SCB.", ".absmax.", ".quant_state.", ".weight_scale.", ".weight_packed."),
-        "these are quantised weights of another library: take the checkpoint in floating point, and quantise it with "
-        "dtype=torch.int8",
-    ),
-)
-
 # Names that torch.compile, FSDP, activation checkpointing and DeepSpeed insert into the names of tensors.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 STATE = "state_dict."  # the weights in a file that a trainer wrote, next to its own state
@@ -87,13 +65,20 @@ class Policy:
     k_norm: str | None = None
     attn_out_norm: str | None = None
     mlp_out_norm: str | None = None
+    router: str | None = None
+    experts: ExpertNames | None = None  # with them `ff1` and `ff2` are the module of the experts
+    shared_ff1: tuple[str, ...] = ()
+    shared_ff2: str = ""
+    shared_gate: str = ""
     transposed: bool = False  # linears are stored [in, out] (GPT-2's Conv1D)
     interleaved_qkv: bool = False  # QKV rows are stored [KV heads, query heads of each + 2, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's
+    renamed_in_layer: tuple[tuple[str, str], ...] = ()  # beginnings of names within a layer -> today's
     positions_from_mask: bool = False
     takes_position_ids: bool = True
     token_types: bool = False  # `forward` adds embeddings of token_type_ids
     unread: tuple[str, ...] = ()  # modules of a layer whose weights no forward of this class reads
+    covers: Callable[[PretrainedConfig], bool] = lambda hf: True  # False: a config that needs another computation
     # Tensors that the kernels need and the class does not have, by their names in a layer or in the model, with the
     # constant that they consist of: 0 for a bias that one of the linears of qkv lacks, 1 for norms without weights.
     filled: tuple[tuple[str, float], ...] = ()
@@ -161,20 +146,29 @@ class Policy:
             names |= {stored for name in of_layer for stored in self.stored_names(name, index)}
         return {name for name in names if self._filling(name) is None}
 
+    def as_stored(self, config: ModelConfig, names: Iterable[str]) -> Policy:
+        """This row, for weights with these names: experts may be in stacks or apart."""
+        if self.experts is None or config.experts is None:
+            return self
+        begin = f"{self.layers}.0."
+        within = {name.removeprefix(begin) for name in names if name.startswith(begin)}
+        return replace(self, experts=self.experts.as_stored(config.experts.count, within))
+
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
         """Raises UserError naming the tensors that a checkpoint's `names` lack, or that the model does not have."""
-        missing, extra = self._misfits(self.expected(config), config, set(names))
+        names = set(names)
+        missing, extra = self._misfits(self.as_stored(config, names).expected(config), config, names)
         if missing or extra:
             raise UserError(
                 f"the tensors do not fit {self.architecture} with {config.num_layers} layers "
                 f"({misfits(missing, extra)}); "
-                f"{self._remedy(missing, extra)}"
+                f"{remedy(missing, extra, architecture=self.architecture, layers=self.layers, head=self.head)}"
             )
 
     def _misfits(self, expected: set[str], config: ModelConfig, stored: set[str]) -> tuple[set[str], set[str]]:
         """The expected names that are not stored, and the stored names that the model does not have."""
         allowed = expected | {f"{self.head}.weight"} if config.tied_head else expected
-        extra = {name for name in stored - allowed if not _is_buffer(name) and not self._is_unread(name)}
+        extra = {name for name in stored - allowed if not is_buffer(name) and not self._is_unread(name)}
         return expected - stored, extra
 
     def within_layer(self, name: str) -> str | None:
@@ -185,27 +179,6 @@ class Policy:
         """Whether a tensor belongs to a module of a layer that no forward reads."""
         within = self.within_layer(stored)
         return within is not None and within.startswith(tuple(f"{name}." for name in self.unread))
-
-    def _remedy(self, missing: set[str], extra: set[str]) -> str:
-        """The advice of the error message about names that do not fit; it depends on how they differ."""
-        for marks, cause in WRAPPED:
-            if any(mark in f".{name}." for mark in marks for name in extra):
-                return cause
-        if missing == {f"{self.head}.weight"}:
-            return (
-                f"these are the weights of a decoder without its head: take the whole {self.architecture}, or set "
-                "tie_word_embeddings to true where the head is the embedding"
-            )
-        if self._is_decoder_alone(missing, extra):
-            return f"this is a decoder without its head: pass the whole model, a {self.architecture}"
-        return "check that the weights and the config belong together"
-
-    def _is_decoder_alone(self, missing: set[str], extra: set[str]) -> bool:
-        """Whether all decoder weights are present, under names that lack the decoder's path in the model."""
-        parents = self.layers.split(".")[:-1]
-        paths = (".".join(parents[: depth + 1]) for depth in range(len(parents)))
-        in_decoder = {name for name in missing if not name.startswith(f"{self.head}.")}
-        return any({f"{path}.{name}" for name in extra} == in_decoder for path in paths)
 
     def current_name(self, stored: str) -> str:
         """Today's name of a tensor in a checkpoint. Older checkpoints have other names. Names of a bare decoder lack
@@ -218,7 +191,13 @@ class Policy:
             if stored.startswith(f"{old}."):
                 stored = new + stored.removeprefix(old)
         prefix = self.layers.split(".")[0]
-        return stored if stored.startswith((f"{prefix}.", f"{self.head}.")) else f"{prefix}.{stored}"
+        if not stored.startswith((f"{prefix}.", f"{self.head}.")):
+            stored = f"{prefix}.{stored}"
+        within = self.within_layer(stored) or ""
+        for old, new in self.renamed_in_layer:
+            if within.startswith(old):
+                return stored.removesuffix(within) + new + within.removeprefix(old)
+        return stored
 
     def current_names(self, config: ModelConfig, stored: Iterable[str]) -> dict[str, str]:
         """Today's names of the tensors of a whole checkpoint, by their stored names.
@@ -239,6 +218,8 @@ class Policy:
         """Hugging Face's names of the tensors of a canonical weight. `index`: its layer; None outside the layers."""
         role, kind = canonical.split(".")
         layer = "" if index is None else f"{self.layers}.{index}."
+        if self.experts is not None and role in (FIRST, SECOND):
+            return tuple(f"{layer}{name}" for name in self.experts.of(role))
         return tuple(f"{layer}{module}.{kind}" for module in self.modules("tokens" if role == "embed" else role))
 
     def modules(self, role: str) -> tuple[str, ...]:
@@ -252,7 +233,10 @@ class Policy:
         """The Hugging Face tensors that make up a whole canonical weight. `index`: its layer; None: outside them."""
         names = self.stored_names(canonical, index)
         role = canonical.split(".")[0]
-        if len(names) == 3:
+        if self.experts is not None and role in (FIRST, SECOND):
+            assert config.experts is not None
+            parts = self.experts.stored(tensor, config.experts.count)
+        elif role == "qkv" and len(names) == 3:
             rows = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
             parts = list(tensor.split([heads * config.head_dim for heads in rows]))
         else:
@@ -272,6 +256,8 @@ class Policy:
     def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
         """The shard's part of each stored tensor of a canonical weight, in the layout of that tensor."""
         cut, config, (role, kind) = shard.cut(name), shard.config, name.split(".")
+        if self.experts is not None and role in (FIRST, SECOND):
+            return self.experts.cuts(shard, role)
         if cut is None:
             return [None] * parts
         if role == "qkv" and parts == 3:
@@ -281,6 +267,8 @@ class Policy:
             cut = shard.of_heads(heads_of_rank(shard), config.num_heads + 2 * config.num_kv_heads)
         if role == "ff1" and parts == 2:
             return [shard.of_inner()] * 2
+        if role == "shared_ff1" and parts == 2:
+            return [shard.of_shared()] * 2
         if self.transposed and role in LINEARS and kind == "weight":
             cut = replace(cut, dim=1 - cut.dim)
         return [cut]
@@ -296,6 +284,8 @@ class Policy:
         ]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
+        if self.experts is not None and role in (FIRST, SECOND) and not self.experts.count:
+            parts = [part.flatten(0, 1) if part.ndim > 2 else part for part in parts]  # a stack
         if len(parts) > 1:
             self._check_joinable(config, name, dict(zip(stored, parts, strict=True)))
         elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == shard.layer_shapes["qkv.weight"][:1]:
@@ -319,30 +309,7 @@ class Policy:
 def _shapes_of_parts(shard: Shard, name: str, parts: int) -> list[tuple[int, ...]]:
     """The shapes of a weight's stored parts on this rank."""
     rows, *columns = (shard.layer_shapes | shard.top_shapes)[name]
-    if parts == 3:
+    if parts == 3 and name.startswith("qkv."):
         heads = (shard.local.num_heads, shard.local.num_kv_heads, shard.local.num_kv_heads)
         return [(number * shard.local.head_dim, *columns) for number in heads]
     return [(rows // parts, *columns)] * parts
-
-
-def unwrapped(name: str) -> str:
-    """The name of a tensor without the wrappers of torch.compile."""
-    return name.replace("_orig_mod.", "")
-
-
-def _is_buffer(name: str) -> bool:
-    """Whether a tensor is a mask or frequencies, which older checkpoints store with the weights."""
-    return name.endswith((".attn.bias", ".attention.bias", ".masked_bias", ".rotary_emb.inv_freq"))
-
-
-def misfits(missing: Iterable[str], extra: Iterable[str]) -> str:
-    """The tensors that a file lacks, and those beyond the model's, with their numbers."""
-    kinds = {"missing": set(missing), "extra": set(extra)}
-    return "; ".join(f"{len(names)} {kind}: {some_of(names)}" for kind, names in kinds.items() if names)
-
-
-def some_of(names: Iterable[str], most: int = 8) -> str:
-    """The first `most` names in alphabetical order, and how many more there are."""
-    names = set(names)
-    shown = sorted(names)[:most]
-    return ", ".join(shown) + (f", … ({len(names) - most} more)" if len(names) > most else "")

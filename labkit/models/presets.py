@@ -15,12 +15,17 @@ from transformers import (
     GPTJConfig,
     GPTNeoConfig,
     GPTNeoXConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
     OPTConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from labkit.models.tokenizer import END_OF_TEXT
@@ -119,6 +124,23 @@ _qwen3 = partial(_llama, family=Qwen3Config, theta=1_000_000.0, positions=40960,
 _gemma2 = partial(
     _llama, family=Gemma2Config, vocab=256000, positions=8192, head_dim=256, tie_word_embeddings=True, rms_norm_eps=1e-6
 )
+_qwen3_moe = partial(
+    _llama,
+    family=Qwen3MoeConfig,
+    theta=1_000_000.0,
+    positions=40960,
+    head_dim=128,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+)
+GRANITE_MOE: dict[str, Any] = {
+    "num_local_experts": 32,
+    "num_experts_per_tok": 8,
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.015625,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6.0,
+}
 SMOLLM2 = _llama(30, 576, 9, 3, 1536, vocab=49152, positions=8192, theta=100_000.0, tie_word_embeddings=True)
 
 PRESETS: dict[str, Preset] = {
@@ -128,8 +150,26 @@ PRESETS: dict[str, Preset] = {
         ("tiny-gptj", None, _gptj(2, 64, 4, 8, vocab_size=512)),
         ("tiny-bloom", None, _bloom(2, 64, 4, vocab=512)),
         ("tiny-llama", None, _llama(2, 64, 4, 2, 176, vocab=512, positions=2048)),
+        (
+            "tiny-moe",
+            None,
+            _qwen3_moe(
+                *(2, 64, 4, 2, 176),
+                vocab=512,
+                positions=2048,
+                head_dim=16,
+                moe_intermediate_size=48,
+                num_experts=8,
+                num_experts_per_tok=2,
+            ),
+        ),
         ("gptj-shape", None, _gptj(12, 1024, 16, 64)),
         ("llama-shape", None, _llama(24, 1024, 16, 16, 2816, positions=2048)),
+        (
+            "qwen3-moe-shape",
+            None,
+            _qwen3_moe(12, 2048, 32, 4, 6144, vocab=32000, num_experts=32, num_experts_per_tok=4),
+        ),
         ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", SMOLLM2),
         ("smollm2-shape", None, SMOLLM2),
         ("distilgpt2", "distilbert/distilgpt2", _gpt2(6, 768, 12)),
@@ -186,6 +226,39 @@ PRESETS: dict[str, Preset] = {
             "gemma-2-27b",
             "google/gemma-2-27b",
             _gemma2(46, 4608, 32, 16, 36864, head_dim=128, query_pre_attn_scalar=144),
+        ),
+        (
+            "mixtral-8x7b",
+            "mistralai/Mixtral-8x7B-v0.1",
+            _llama(32, 4096, 32, 8, 14336, family=MixtralConfig, rms_norm_eps=1e-5, theta=1e6, positions=32768),
+        ),
+        (
+            "granite-3.1-1b-a400m",
+            "ibm-granite/granite-3.1-1b-a400m-base",
+            _llama(
+                *(24, 1024, 16, 8, 512),
+                family=GraniteMoeConfig,
+                vocab=49155,
+                theta=1_500_000.0,
+                positions=131072,
+                tie_word_embeddings=True,
+                **GRANITE_MOE,
+            ),
+        ),
+        (
+            "olmoe-1b-7b",
+            "allenai/OLMoE-1B-7B-0924",
+            _llama(16, 2048, 16, 16, 1024, family=OlmoeConfig, vocab=50304, num_experts=64, num_experts_per_tok=8),
+        ),
+        (
+            "qwen1.5-moe-a2.7b",
+            "Qwen/Qwen1.5-MoE-A2.7B",
+            _llama(24, 2048, 16, 16, 5632, family=Qwen2MoeConfig, vocab=151936, theta=1e6, positions=8192),
+        ),
+        (
+            "qwen3-30b-a3b",
+            "Qwen/Qwen3-30B-A3B",
+            _qwen3_moe(48, 2048, 32, 4, 6144, vocab=151936, num_experts=128, num_experts_per_tok=8),
         ),
     )
 }

@@ -21,7 +21,8 @@ from labkit.system.rounding import BLOCK, ceil_div
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUMMED = ("attn_out.weight", "ff2.weight")  # cut along their inputs, so that each rank has a part of every output
+# Cut along their inputs, so that each rank has a part of every output.
+SUMMED = ("attn_out.weight", "ff2.weight", "shared_ff2.weight")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Shard:
     query: its query heads.
     kv: its KV heads, by their numbers in the model. A KV head is listed more than once where that keeps the query
         heads in groups of equal size.
-    inner: its rows of the MLP.
+    inner: its rows of the MLP, or of each expert.
+    shared: its rows of the MLP beside the experts.
     vocab: its rows of embedding and LM head.
     layers: its layers, by their numbers in the model.
     embedding: whether it holds the embedding.
@@ -73,6 +75,7 @@ class Shard:
     query: range
     kv: tuple[int, ...]
     inner: range
+    shared: range
     vocab: range
     layers: range
     embedding: bool = True
@@ -84,8 +87,10 @@ class Shard:
         """This rank's part as a model of its own, with fewer layers and heads and a narrower MLP. The vocabulary stays
         whole.
         """
+        experts = self.config.experts
         return replace(
             self.config.with_layers(self.layers),
+            experts=None if experts is None else replace(experts, shared=len(self.shared)),
             num_heads=len(self.query),
             num_kv_heads=len(self.kv),
             intermediate_size=len(self.inner),
@@ -95,7 +100,8 @@ class Shard:
     def layer_shapes(self) -> Shapes:
         """As `ModelConfig.layer_shapes`, for the weights that this rank reads."""
         shapes = self.local.layer_shapes()
-        return shapes | {name: self.config.layer_shapes()[name] for name in SUMMED} if self.sums_whole else shapes
+        whole = self.config.layer_shapes()
+        return shapes | {name: whole[name] for name in SUMMED if name in whole} if self.sums_whole else shapes
 
     @cached_property
     def top_shapes(self) -> Shapes:
@@ -131,18 +137,27 @@ class Shard:
             keys, values = config.num_heads, config.num_heads + config.num_kv_heads
             heads = (*self.query, *(keys + head for head in self.kv), *(values + head for head in self.kv))
             return self.of_heads(heads, values + config.num_kv_heads)
+        experts = config.experts
         if role == "ff1":
-            parts = 2 if config.gated else 1
-            starts = [part * config.intermediate_size + self.inner.start for part in range(parts)]
-            ranges = tuple((start, start + len(self.inner)) for start in starts)
-            return Cut(0, ranges, parts * config.intermediate_size)
+            return self._of_parts(self.inner, config.intermediate_size, experts.count if experts else 1)
+        if role == "shared_ff1":
+            assert experts is not None
+            return self._of_parts(self.shared, experts.shared, 1)
         if role in ("embed", "head"):
             return Cut(0, ((self.vocab.start, self.vocab.stop),), config.vocab_size)
         if name == "attn_out.weight":
             return replace(self.of_heads(self.query, config.num_heads), dim=1)
         if name == "ff2.weight":
             return replace(self.of_inner(), dim=1)
+        if name == "shared_ff2.weight":
+            return replace(self.of_shared(), dim=1)
         return None
+
+    def _of_parts(self, inner: range, width: int, experts: int) -> Cut:
+        """The rows `inner` of each part of a first matrix: gate and up rows, of each expert."""
+        parts = experts * (2 if self.config.gated else 1)
+        starts = [part * width + inner.start for part in range(parts)]
+        return Cut(0, tuple((start, start + len(inner)) for start in starts), parts * width)
 
     def of_heads(self, heads: Iterable[int], count: int) -> Cut:
         """The rows of these heads in a matrix of `count` heads."""
@@ -153,6 +168,11 @@ class Shard:
     def of_inner(self) -> Cut:
         """This rank's rows of a matrix that is as wide as the MLP."""
         return Cut(0, ((self.inner.start, self.inner.stop),), self.config.intermediate_size)
+
+    def of_shared(self) -> Cut:
+        """This rank's rows of a matrix that is as wide as the MLP beside the experts."""
+        assert self.config.experts is not None
+        return Cut(0, ((self.shared.start, self.shared.stop),), self.config.experts.shared)
 
 
 def shard(
@@ -186,9 +206,10 @@ def shard(
         raise UnsupportedError("norms over all heads together cannot be cut among ranks yet; use tp_size=1")
     heads = head_shares(config.num_heads, config.num_kv_heads, size)[rank]
     inner = share(config.intermediate_size, size, rank, BLOCK)
+    shared = share(config.experts.shared if config.experts else 0, size, rank, BLOCK)
     vocab = share(config.vocab_size, size, rank, BLOCK)
     embedding, head = embedding and config.causal, head and config.causal
-    return Shard(config, rank, size, heads.query, heads.kv, inner, vocab, layers, embedding, head)
+    return Shard(config, rank, size, heads.query, heads.kv, inner, shared, vocab, layers, embedding, head)
 
 
 def share(count: int, size: int, rank: int, block: int = 1) -> range:

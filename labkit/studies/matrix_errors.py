@@ -135,7 +135,7 @@ def matrix_errors(
     for layer in range(config.num_layers):
         follow(layer, config.num_layers, f"errors of layer {layer + 1} of {config.num_layers}")
         tensors = weights.layer(layer, READ.empty)
-        for matrix in LAYER:
+        for matrix in (name for name in LAYER if name in tensors):
             rows = _matrix(tensors[matrix]).whole()
             for name, precision in precisions.items():
                 errors_by_name[name].append(_error(precision, matrix, RowBlocks.of(rows), layer))
@@ -157,7 +157,8 @@ def head_error(source: ModelSource, name: str) -> MatrixError:
 def layer_bytes(config: ModelConfig, precision: Precision) -> int:
     """Bytes of the matrices of all layers with their scales, without the padding of a layout."""
     shapes, dtype = config.layer_shapes(), precision.dtype or torch.float32
-    return config.num_layers * sum(stored_bytes(shapes[name], dtype, _scheme(precision, name)) for name in LAYER)
+    matrices = [name for name in LAYER if name in shapes]
+    return config.num_layers * sum(stored_bytes(shapes[name], dtype, _scheme(precision, name)) for name in matrices)
 
 
 def spread_of(source: ModelSource, layer: int, matrix: str, group: int = GROUP) -> Spread:

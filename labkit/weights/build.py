@@ -64,8 +64,7 @@ def build_weights(
 
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't support.
     """
-    check_names(spec, source)
-    spec, canonical = canonical_layers(spec, source)
+    spec, canonical = canonical_layers(check_names(spec, source), source)
     size = model_bytes(spec)
     room = max(size, model_bytes(spec.unquantised))  # a file's codes are no larger than floats
     place = Arena.reserved(room) if spec.impl == "cpp" else Heap(device)
@@ -111,8 +110,7 @@ def pack_layers(spec: WeightSpec, source: TensorSource, keep: Keep, progress: Pa
     """Packs the weights of `build_weights` on the CPU as the spec's kernels read them, and passes them to `keep`.
     All layers use the same memory one after the other, so a model may be larger than memory.
     """
-    check_names(spec, source)
-    spec, canonical = canonical_layers(spec, source)
+    spec, canonical = canonical_layers(check_names(spec, source), source)
     types = (spec, spec.unquantised)  # a file's codes are no larger than floats
     sizes = [max(map(size, types)) for size in (outside_bytes, layer_bytes)]
     builder = Builder(spec, Arena.reserved(sizes[0]), packed_at_once(sum(sizes)))
@@ -219,16 +217,20 @@ def has_codes(source: TensorSource) -> bool:
     return isinstance(weights, SavedWeights) and weights.native
 
 
-def check_names(spec: WeightSpec, source: TensorSource) -> None:
-    """Raises ValueError for missing or extra tensors, and for a size that the kernels don't support."""
+def check_names(spec: WeightSpec, source: TensorSource) -> WeightSpec:
+    """The spec with the names of the source. Raises ValueError for missing or extra tensors, and for a size that the
+    kernels don't support.
+    """
     config = spec.config
     check_heads(Heads(config.num_heads, config.num_kv_heads, config.head_dim), spec.impl)
-    spec.policy.check(config, source.names())
+    names = source.names()
+    spec.policy.check(config, names)
+    return replace(spec, policy=spec.policy.as_stored(config, names))
 
 
 def check_weights(spec: WeightSpec, source: TensorSource) -> None:
     """Raises every ValueError of `build_weights`, without building anything."""
-    check_names(spec, source)
+    spec = check_names(spec, source)
     policy, config = spec.policy, spec.config
     for name in sorted(policy.expected(config)):
         finite_tensor(source, name, spec.dtype)

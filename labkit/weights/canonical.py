@@ -13,7 +13,12 @@ from labkit.kernels.types import Linear
 from labkit.models.shards import Shard
 from labkit.system.rounding import BLOCK, ceil_div, round_up
 
-MATRICES = frozenset({"qkv", "attn_out", "ff1", "ff2", "embed", "head", "project_in", "project_out"})
+MATRICES = frozenset({
+    *("qkv", "attn_out", "ff1", "ff2", "embed", "head", "project_in", "project_out"),
+    *("router", "shared_ff1", "shared_ff2", "shared_gate"),
+})  # fmt: skip
+
+OF_EXPERTS = frozenset({"ff1.weight", "ff2.weight"})  # with a mixture, each has the matrices of all experts
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,14 @@ class RowBlocks:
     def whole(self) -> Tensor:
         return self.rows(0, self.shape[0])
 
+    def part(self, number: int, count: int) -> RowBlocks:
+        """One of `count` equal parts of the rows."""
+        size, inputs = self.shape[0] // count, self.shape[1]
+        return RowBlocks((size, inputs), lambda begin, end: self.rows(number * size + begin, number * size + end))
+
     def halves(self) -> tuple[RowBlocks, RowBlocks]:
         """The upper and the lower half of the rows, such as gate rows and up rows."""
-        half, inputs = self.shape[0] // 2, self.shape[1]
-        lower = RowBlocks((half, inputs), lambda begin, end: self.rows(half + begin, half + end))
-        return RowBlocks((half, inputs), self.rows), lower
+        return self.part(0, 2), self.part(1, 2)
 
 
 def interleaved_rows(outputs: int) -> int:

@@ -14,6 +14,7 @@ from labkit.kernels.memory import aligned
 from labkit.kernels.types import float_dtype
 from labkit.models.shards import SUMMED, Shard
 from labkit.system.rounding import BLOCK
+from labkit.weights.canonical import OF_EXPERTS
 from labkit.weights.quantise import Scheme
 from labkit.weights.spec import WeightSpec
 
@@ -62,7 +63,9 @@ def _bytes(spec: WeightSpec, shapes: Mapping[str, tuple[int, ...]]) -> int:
         only_embedding = name == "embed.weight" and not local.config.tied_head
         scheme = None if only_embedding else spec.scheme(name)
         stored = PACKED[scheme.bits] if scheme else float_dtype(spec.dtype)
-        rows = shape[0] + BLOCK
+        experts = local.config.experts
+        parts = experts.count if experts and name in OF_EXPERTS else 1
+        rows = shape[0] + parts * BLOCK
         total += aligned(torch.Size(packed_shape(rows, shape[1], stored)).numel() * stored.itemsize) + _vector(rows)
         if scheme:
             total += aligned(SCALE_BYTES * rows * scheme.numbers * _groups(local, name, shape, scheme))

@@ -35,9 +35,4 @@ class Outside:
 
 def matrices_of(layer: LayerWeights) -> dict[str, Linear]:
     """The packed matrices of a layer by canonical name."""
-    return {
-        "qkv.weight": layer.qkv.proj,
-        "attn_out.weight": layer.attn_out,
-        "ff1.weight": layer.mlp.region.up,
-        "ff2.weight": layer.mlp.out,
-    }
+    return {"qkv.weight": layer.qkv.proj, "attn_out.weight": layer.attn_out, **layer.mlp.matrices}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from labkit.models.policy import unwrapped
 from labkit.models.shards import Cut, cut_of
+from labkit.models.tensor_names import unwrapped
 from labkit.weights.protocol import require_floats
 
 

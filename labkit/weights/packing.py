@@ -19,7 +19,7 @@ from labkit.kernels.gemm import packed as checked_packed
 from labkit.kernels.memory import Place
 from labkit.kernels.types import Linear
 from labkit.models.shards import Cut
-from labkit.system.rounding import BLOCK, ceil_div
+from labkit.system.rounding import BLOCK, ceil_div, round_up
 from labkit.weights.canonical import RowBlocks, Weight, interleaved_rows
 from labkit.weights.quantise import Scheme
 
@@ -60,43 +60,78 @@ class Packer:
         return self.place.empty(shape, dtype) if self.packs else torch.empty(shape, dtype=dtype)
 
     def matrix(
-        self, weight: Weight, scheme: Scheme | None, *, columns: Cut | None = None, gated: bool = False
+        self,
+        weight: Weight,
+        scheme: Scheme | None,
+        *,
+        columns: Cut | None = None,
+        gated: bool = False,
+        experts: int = 1,
     ) -> Linear:
         """A matrix as the implementation reads it, on its device. `with_bias` adds the bias.
 
         scheme: how it is quantised; None: it is stored in floating point.
 
         A `Linear` comes from a file. It is never quantised anew, and it is packed unless its layout is "rows".
-        `columns`: keep only these, after the scales were taken from whole rows. `gated`: gate, then up rows.
+        `columns`: keep only these, after the scales were taken from whole rows. `gated`: gate, then up rows. `experts`:
+        the matrices of this many experts, one below the other; each is packed by itself.
         """
         if isinstance(weight, Linear):
             linear = replace(weight, activation_bits=self.activation_bits)
-            return self._on_device(linear) if linear.layout != "rows" else self._placed(linear, columns, gated)
+            return self._on_device(linear) if linear.layout != "rows" else self._placed(linear, columns, gated, experts)
         matrix = RowBlocks.of(weight)
         if scheme is None:
             if self.packs:
-                return self._packed(matrix, None, None, gated)
+                return self._packed(matrix, None, None, gated, experts)
             rows = matrix.whole().to(self.place.device, self.dtype)
             # Tensors that are on a GPU in the right type are shared with the caller's model.
             rows = rows.contiguous() if self.place.device.type != "cpu" else rows.contiguous().clone()
             return packed(Linear(rows, None, *matrix.shape, "rows"), self.impl)
         if self.packs and scheme.flat is None:
-            return self._packed(matrix, scheme, columns, gated)
+            return self._packed(matrix, scheme, columns, gated, experts)
         rows = matrix.whole().to(self.place.device)
         scales, group = scheme.scales(rows)
         codes = scheme.codes(rows, scales, group)
         linear = Linear(codes, None, *matrix.shape, "rows", scales, group, scheme.bits, self.activation_bits)
-        return self._placed(linear, columns, gated)
+        return self._placed(linear, columns, gated, experts)
 
-    def _packed(self, matrix: RowBlocks, scheme: Scheme | None, columns: Cut | None, gated: bool) -> Linear:
+    def _packed(
+        self, matrix: RowBlocks, scheme: Scheme | None, columns: Cut | None, gated: bool, experts: int
+    ) -> Linear:
         """Packs a matrix, and quantises it if there is a scheme, some rows at a time."""
-        outputs, inputs = matrix.shape
+        outputs, inputs = matrix.shape[0] // experts, matrix.shape[1]
         first, last = columns.ranges[0] if columns else (0, inputs)
+        stored = _stored_rows(outputs, gated, experts)
+        dtype = PACKED[scheme.bits] if scheme else self.dtype
+        panels = self.place.empty(packed_shape(experts * stored, last - first, dtype), dtype)
+        scales: list[Tensor] = []
+        group = 0
+        for number, into in enumerate(panels.chunk(experts)):
+            group = self._pack_into(into, matrix.part(number, experts), scheme, columns, gated, scales)
+        linear = Linear(panels, None, experts * stored, last - first, "panels")
+        if scheme is None:
+            return linear
+        return replace(
+            linear,
+            scales=self._kept(torch.cat(scales)),
+            group=group,
+            bits=scheme.bits,
+            activation_bits=self.activation_bits,
+        )
+
+    def _pack_into(
+        self,
+        panels: Tensor,
+        matrix: RowBlocks,
+        scheme: Scheme | None,
+        columns: Cut | None,
+        gated: bool,
+        scale_panels: list[Tensor],
+    ) -> int:
+        """Packs a matrix into `panels`, and appends its packed scales to `scale_panels`. Returns the group of these."""
+        outputs, inputs = matrix.shape
         parts = matrix.halves() if gated else (matrix,)
         stored = interleaved_rows(outputs) if gated else outputs
-        dtype = PACKED[scheme.bits] if scheme else self.dtype
-        panels = self.place.empty(packed_shape(stored, last - first, dtype), dtype)
-        scale_panels = []
         group = 0
         step = max(BLOCK, self.at_once // inputs // BLOCK * BLOCK)
         for begin in range(0, stored, step):
@@ -104,24 +139,15 @@ class Packer:
             into = panels[begin // BLOCK : ceil_div(end, BLOCK)]
             rows = [part.rows(begin // len(parts), min(end // len(parts), part.shape[0])) for part in parts]
             if scheme is None:
-                pack(*(some.to(dtype) for some in rows), out=into)
+                pack(*(some.to(self.dtype) for some in rows), out=into)
                 continue
             codes, scales, groups = zip(*(_quantised(scheme, some, columns) for some in rows), strict=True)
             pack(*codes, out=into, bits=scheme.bits)
             scale_panels.append(pack_scales(interleave_gate(torch.cat(scales)) if gated else scales[0]))
             group = groups[0]
-        linear = Linear(panels, None, stored, last - first, "panels")
-        if scheme is None:
-            return linear
-        return replace(
-            linear,
-            scales=self._kept(torch.cat(scale_panels)),
-            group=group,
-            bits=scheme.bits,
-            activation_bits=self.activation_bits,
-        )
+        return group
 
-    def _placed(self, linear: Linear, columns: Cut | None, gated: bool) -> Linear:
+    def _placed(self, linear: Linear, columns: Cut | None, gated: bool, experts: int) -> Linear:
         """Lays out a quantised or floating matrix of layout "rows" as the implementation reads it."""
         weight, scales, group = linear.weight, linear.scales, linear.group
         if columns is not None:
@@ -131,15 +157,16 @@ class Packer:
         if not self.packs:
             scales = None if scales is None else scales.to(self.place.device).contiguous()
             return packed(replace(linear, weight=weight.to(self.place.device).contiguous(), scales=scales), self.impl)
-        if gated and scales is not None:
-            scales = interleave_gate(scales)
-        outputs, inputs = interleaved_rows(len(weight)) if gated else len(weight), weight.shape[1]
         bits = linear.bits if scales is not None else 8
         dtype = PACKED[bits] if scales is not None else weight.dtype
-        parts = weight.chunk(2) if gated else (weight,)
-        panels = pack(*parts, out=self.place.empty(packed_shape(outputs, inputs, dtype), dtype), bits=bits)
-        scales = None if scales is None else self._kept(pack_scales(scales))
-        return replace(linear, weight=panels, outputs=outputs, layout="panels", scales=scales)
+        stored = experts * _stored_rows(len(weight) // experts, gated, experts)
+        panels = self.place.empty(packed_shape(stored, weight.shape[1], dtype), dtype)
+        for rows, into in zip(weight.chunk(experts), panels.chunk(experts), strict=True):
+            pack(*(rows.chunk(2) if gated else (rows,)), out=into, bits=bits)
+        if scales is not None:
+            of_experts = [interleave_gate(part) if gated else part for part in scales.chunk(experts)]
+            scales = self._kept(torch.cat([pack_scales(part) for part in of_experts]))
+        return replace(linear, weight=panels, outputs=stored, layout="panels", scales=scales)
 
     def _on_device(self, linear: Linear) -> Linear:
         """Moves a packed matrix to the device."""
@@ -163,6 +190,12 @@ class Packer:
         if tensor is None:
             return None
         return self.place.empty(tuple(tensor.shape), torch.float32).copy_(tensor)
+
+
+def _stored_rows(outputs: int, gated: bool, experts: int) -> int:
+    """Rows of a packed matrix, or of one of several experts, which have whole blocks each."""
+    rows = interleaved_rows(outputs) if gated else outputs
+    return rows if experts == 1 else round_up(rows, BLOCK)
 
 
 def _quantised(scheme: Scheme, rows: Tensor, columns: Cut | None) -> tuple[Tensor, Tensor, int]:

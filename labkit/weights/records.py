@@ -6,6 +6,7 @@ request the LM head, are quantised to 8 or 4 bits from their stored precision; t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,11 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kernels.decode_step import DenseMlp, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from labkit.kernels import Router
+from labkit.kernels.decode_step import (
+    DenseMlp,
+    EmbeddingWeights,
+    HeadWeights,
+    LayerWeights,
+    MixtureMlp,
+    ModelWeights,
+    SharedExpert,
+)
 from labkit.kernels.gemm import interleave_gate
 from labkit.kernels.memory import Place
-from labkit.kernels.types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
-from labkit.models.config import ModelConfig
+from labkit.kernels.types import NO_NORM, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
+from labkit.models.config import ExpertsSpec, ModelConfig
 from labkit.models.shards import SUMMED, Cut
 from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
 from labkit.weights.matrices import Outside
@@ -56,9 +66,9 @@ class Builder:
         """Memory for a matrix that its file holds packed."""
         return self.packer.empty(shape, dtype)
 
-    def linear(self, name: str, weight: Weight, *, columns: Cut | None = None, gated: bool = False) -> Linear:
-        """The matrix of this canonical name, see `Packer.matrix`."""
-        return self.packer.matrix(weight, self.spec.scheme(name), columns=columns, gated=gated)
+    def linear(self, name: str, weight: Weight, **options: Any) -> Linear:
+        """The matrix of this canonical name, with the options of `Packer.matrix`."""
+        return self.packer.matrix(weight, self.spec.scheme(name), **options)
 
     def norm(self, tensors: dict[str, Tensor], name: str) -> Norm:
         """The norm of this canonical name; an empty `Norm` where the model has none."""
@@ -97,11 +107,21 @@ class Builder:
             up_bias = interleave_gate(up_bias)
         slopes = self.packer.vector(torch.tensor(self.spec.part.alibi_slopes)) if config.position == "alibi" else None
         whole = self.spec.part.sums_whole
-        cuts = {name: replace(self.spec.part, sums_whole=False).cut(name) if whole else None for name in SUMMED}
+        cut = replace(self.spec.part, sums_whole=False).cut
+        cuts = {name: cut(name) if whole and name in tensors else None for name in SUMMED}
         attn_bias, mlp_bias = vectors.get("attn_out.bias"), vectors.get("ff2.bias")
         if config.parallel_residual and self.spec.part.size > 1:  # one sum of the ranks for both
             attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
-        up = self.packer.with_bias(matrix("ff1.weight", gated=config.gated), up_bias)
+        if config.experts is not None:
+            mlp: DenseMlp | MixtureMlp = self._mixture(config.experts, matrix, cuts, norm2, vectors)
+        else:
+            up = self.packer.with_bias(matrix("ff1.weight", gated=config.gated), up_bias)
+            mlp = DenseMlp(
+                MlpWeights(norm2, up, config.activation, config.gated, self.norm(vectors, "attn_out_norm")),
+                out=matrix("ff2.weight", columns=cuts["ff2.weight"]),
+                out_bias=self.packer.vector(mlp_bias),
+                out_norm=self.norm(vectors, "mlp_out_norm"),
+            )
         head_norms = {name: self.gain(vectors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
         qkv = self.packer.with_bias(matrix("qkv.weight"), vectors.get("qkv.bias"))
         return LayerWeights(
@@ -118,13 +138,37 @@ class Builder:
             ),
             attn_out=matrix("attn_out.weight", columns=cuts["attn_out.weight"]),
             attn_bias=self.packer.vector(attn_bias),
-            mlp=DenseMlp(
-                MlpWeights(norm2, up, config.activation, config.gated, self.norm(vectors, "attn_out_norm")),
-                out=matrix("ff2.weight", columns=cuts["ff2.weight"]),
-                out_bias=self.packer.vector(mlp_bias),
-                out_norm=self.norm(vectors, "mlp_out_norm"),
-            ),
+            mlp=mlp,
             shared_norm=config.shared_norm,
+        )
+
+    def _mixture(
+        self,
+        experts: ExpertsSpec,
+        matrix: Callable[..., Linear],
+        cuts: Mapping[str, Cut | None],
+        norm: Norm,
+        vectors: dict[str, Tensor],
+    ) -> MixtureMlp:
+        """The mixture of a layer. norm: of its input. `matrix` makes the matrix of a canonical name."""
+        config, shared = self.config, None
+        if experts.shared:
+            up = matrix("shared_ff1.weight", gated=config.gated)
+            shared = SharedExpert(
+                MlpWeights(NO_NORM, up, config.activation, config.gated),
+                matrix("shared_ff2.weight", columns=cuts["shared_ff2.weight"]),
+                matrix("shared_gate.weight") if experts.shared_gate else None,
+            )
+        router = matrix("router.weight")
+        return MixtureMlp(
+            Router(norm, router, experts.chosen, experts.renormalised, self.norm(vectors, "attn_out_norm")),
+            ups=matrix("ff1.weight", gated=config.gated, experts=experts.count),
+            outs=matrix("ff2.weight", columns=cuts["ff2.weight"], experts=experts.count),
+            activation=config.activation,
+            gated=config.gated,
+            hidden=config.hidden_size,
+            out_norm=self.norm(vectors, "mlp_out_norm"),
+            shared=shared,
         )
 
     def outside(self, tensors: Canonical) -> Outside:
@@ -188,7 +232,7 @@ class Builder:
             layers=tuple(layers),
             heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=config.experts.shared or 1 if config.experts else config.intermediate_size,
             embedding=outside.embedding,
             final_norm=(outside.final_norm or last_norm) if ends else Norm(),
             head=outside.head,

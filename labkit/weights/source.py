@@ -25,8 +25,9 @@ from labkit.models.config import ModelConfig
 from labkit.models.config_file import read_config
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
 from labkit.models.policies import known_policy, policy_for
-from labkit.models.policy import Policy, some_of
+from labkit.models.policy import Policy
 from labkit.models.shards import Cut, cut_of
+from labkit.models.tensor_names import some_of
 from labkit.models.token_ids import check_token_ids
 from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError, first_line

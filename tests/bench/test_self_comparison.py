@@ -28,8 +28,10 @@ def compared(scatter: float, epochs: int = 20, *, seed: int = 0, factor: float =
     )
 
 
-def test_a_record_keeps_the_interval_and_the_verdict_of_its_comparison(tmp_path: Path) -> None:
-    of = compared(0.01)
+@pytest.mark.parametrize("placed_anew", [True, False])
+def test_a_record_keeps_the_interval_and_the_verdict_of_its_comparison(placed_anew: bool, tmp_path: Path) -> None:
+    of = compared(0.001)
+    of = of.model_copy(update={"candidate": of.candidate.model_copy(update={"placed_anew": placed_anew})})
     record = SelfComparison.of(of)
     assert record.ratio == of.ratio("per_token")
     assert record.verdict is of.verdict is Verdict.SAME

@@ -25,7 +25,7 @@ def test_a_derived_row_says_what_was_recognised() -> None:
 
 
 def test_hooks_say_why_there_is_no_row_and_what_they_replace() -> None:
-    config = config_of_class("Qwen3MoeForCausalLM")
+    config = config_of_class("PhimoeForCausalLM")
     assert config is not None
     level = level_of(config)
     assert (level.level, level.why) == (HOOKS, "no MLP of two or three linears and a known activation")

@@ -7,7 +7,7 @@ rows rounded to bfloat16. Vanilla models round every intermediate result, so the
 import pytest
 import torch
 from helpers.models.engines import IMPLS, distance, greedy, prompt
-from helpers.models.small_models import SMALL_CONFIGS, small_model
+from helpers.models.small_models import ALL_EXPERTS, SMALL_CONFIGS, small_model
 from helpers.sweeps import crossed
 
 import labkit
@@ -19,7 +19,7 @@ dtypes = pytest.mark.parametrize("dtype", BOUND, ids=["bf16", "fp16"])
 
 def pair(name: str, dtype: torch.dtype, impl: str) -> tuple[InferenceEngine, InferenceEngine]:
     """(16-bit engine, float32 engine) with the same weights."""
-    rounded = small_model(name, dtype=dtype)
+    rounded = small_model(name, dtype=dtype, **ALL_EXPERTS.get(name, {}))
     return (
         labkit.init_inference(rounded, impl=impl),
         labkit.init_inference(rounded, impl=impl, dtype=torch.float32),
@@ -37,7 +37,7 @@ def test_logits_are_near_float32_and_nearer_than_vanilla(name: str, dtype: torch
     assert out.past_key_values.heads.keys[0].dtype == dtype
     expected = single(ids).logits
     with torch.no_grad():
-        vanilla_logits = small_model(name, dtype=dtype)(ids).logits.float()
+        vanilla_logits = small_model(name, dtype=dtype, **ALL_EXPERTS.get(name, {}))(ids).logits.float()
     difference = distance(torch.cat((out.logits, steps), dim=1), expected)
     assert 0 < difference < min(BOUND[dtype], distance(vanilla_logits, expected))
 

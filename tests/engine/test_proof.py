@@ -130,7 +130,7 @@ def test_a_folder_of_such_a_class_is_loaded_with_its_row(name: str, tmp_path: Pa
 
 
 def test_a_folder_without_a_row_is_run_by_transformers(tmp_path: Path) -> None:
-    model = any_model("qwen3_moe")
+    model = any_model("phimoe")
     model.save_pretrained(tmp_path)
     engine = labkit.init_inference(tmp_path)
     assert (engine.level, engine.dtype) == ("hooks", torch.float32)
@@ -138,8 +138,8 @@ def test_a_folder_without_a_row_is_run_by_transformers(tmp_path: Path) -> None:
 
 
 def test_the_policy_of_a_class_that_no_row_describes_says_why() -> None:
-    with pytest.raises(ValueError, match=r"'qwen3_moe', from whose class no row can be derived \(no MLP of two"):
-        policy_for(any_model("qwen3_moe").config)
+    with pytest.raises(ValueError, match=r"'phimoe', from whose class no row can be derived \(no MLP of two"):
+        policy_for(any_model("phimoe").config)
 
 
 def test_a_number_that_two_fields_explain_is_traced_to_one_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,12 @@
 """The physical limit: each device has its probe, and every byte and FLOP of a step is counted once, in its op."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from helpers.models.small_models import SMALL_CONFIGS, WINDOW, small_config
+from helpers.models.small_models import SMALL_CONFIGS, WINDOW, WITH_EXPERTS, small_config
 from transformers import GPT2Config
 
 from labkit.harness import roofline
@@ -22,7 +23,7 @@ from labkit.harness.roofline import (
     region_bytes,
     region_flops,
 )
-from labkit.kernels.decode_step import STAGES_PER_LAYER
+from labkit.kernels.layer_ops import Pass, layer_cases
 from labkit.kernels.probe import Way
 from labkit.kernels.shapes import REAL, LayerShape
 from labkit.models.config import ModelConfig
@@ -30,7 +31,6 @@ from labkit.models.policies import POLICIES, model_config_of
 from labkit.models.presets import PRESETS
 from labkit.stages import Stage
 
-REGIONS = tuple(Stage(name) for name in STAGES_PER_LAYER)
 # One sequence with 129 tokens, the new one included: bytes of a step in float32, bfloat16 and int8, FLOPs of a step,
 # FLOPs of a prompt of that length. The figures are older than the counts of the ops.
 COUNTED = {
@@ -99,7 +99,23 @@ def test_every_weight_of_every_architecture_is_counted_once(name: str) -> None:
     looked_up += config.top_shapes().get("positions.weight", (0,))[0] * config.hidden_size
     rows = config.embedding_size + (config.hidden_size if config.position == "learned" else 0)
     cache = config.kv_bytes_per_token(torch.float32)
+    if experts := config.experts:
+        of_all = sum(math.prod(config.layer_shapes()[f"{role}.weight"]) for role in ("ff1", "ff2"))
+        read -= 4 * config.num_layers * of_all * (experts.count - experts.chosen) // experts.count
     assert decode_bytes(config, torch.float32, batch=1, context=1) == read + 4 * (rows - looked_up) + cache
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_many_rows_read_all_experts_and_few_rows_those_that_they_choose(name: str) -> None:
+    config = small(name)
+    assert config.experts is not None
+    count, share = config.experts.count, config.experts.chosen / config.experts.count
+    read = [region_bytes(config, Stage.EXPERTS, torch.float32, batch, 7) for batch in (1, 2, 5, 10_000)]
+    assert read[-1] == 4 * 3 * count * config.hidden_size * config.intermediate_size
+    for rows, some in zip((1, 2, 5), read, strict=False):
+        assert some == round(read[-1] * (1 - (1 - share) ** rows))
+    flops = [region_flops(config, Stage.EXPERTS, batch, 7) for batch in (1, 5)]
+    assert flops[1] == 5 * flops[0] == 5 * 2 * 3 * config.experts.chosen * config.hidden_size * config.intermediate_size
 
 
 @each_model
@@ -109,13 +125,14 @@ def test_the_regions_of_a_layer_come_to_its_share_of_a_step(name: str) -> None:
     one_layer, two_layers = (
         replace(config, num_layers=n, windows=(9,) * n, attention_scales=(1.0,) * n) for n in (1, 2)
     )
+    regions = [Stage(stage) for stage in layer_cases(layer_shape(config), Pass(context))]
     expected = [decode_bytes(config, torch.float32, batch, context + 1) for config in (one_layer, two_layers)]
     assert (
-        sum(region_bytes(one_layer, region, torch.float32, batch, context) for region in REGIONS)
+        sum(region_bytes(one_layer, region, torch.float32, batch, context) for region in regions)
         == expected[1] - expected[0]
     )
     expected = [decode_flops(config, batch, context + 1) for config in (one_layer, two_layers)]
-    assert sum(region_flops(one_layer, region, batch, context) for region in REGIONS) == expected[1] - expected[0]
+    assert sum(region_flops(one_layer, region, batch, context) for region in regions) == expected[1] - expected[0]
 
 
 def test_a_window_limits_what_a_step_reads_and_computes() -> None:

@@ -253,7 +253,7 @@ class Model:
         qkv_gemm(hidden, w.qkv, heads, self.rotary, rows, cache, queries, None, launch)
         attention_impl.attention(queries, w.attention, heads, rows, cache, queries, launch)
         gemm(queries, w.attn_out, hidden, launch, bias=w.attn_bias, residual=hidden)
-        mlp_gemm(hidden, hidden, w.attn_bias, w.mlp.region, act, hidden, launch)
+        mlp_gemm(hidden, hidden, w.attn_bias, w.dense.region, act, hidden, launch)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from torch import Tensor
 from labkit.kernels.attention.cases import CASES as ATTENTION_CASES
 from labkit.kernels.attention.cases import AttentionCase, seen_pairs
 from labkit.kernels.decode_step import STAGES_PER_LAYER
-from labkit.kernels.decode_step.cases import StepCase, layer_cases
+from labkit.kernels.decode_step.cases import StepCase
 from labkit.kernels.gemm.cases import SMALL as GEMM_CASES
 from labkit.kernels.gemm.cases import GemmCase
 from labkit.kernels.int8_cache import quantised
-from labkit.kernels.layer_ops import Pass
+from labkit.kernels.layer_ops import Pass, layer_cases
 from labkit.kernels.mlp_gemm.cases import SMALL as MLP_CASES
 from labkit.kernels.mlp_gemm.cases import MlpCase
 from labkit.kernels.qkv_gemm.cases import SMALL as QKV_CASES

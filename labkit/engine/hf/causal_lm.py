@@ -74,7 +74,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     def __init__(self, hf_config: PretrainedConfig, runner: Runner, layers: Sequence[FusedLayer]) -> None:
         """layers: modules that replace the layers of the original model."""
         hf_config = copy.deepcopy(hf_config)
-        hf_config._attn_implementation = "eager"  # chooses among transformers' kernels, which are not used
+        for choice in ("_attn_implementation", "_experts_implementation"):  # among transformers' kernels, not used here
+            setattr(hf_config, choice, "eager")
         super().__init__(hf_config)
         layer_range, policy = runner.layer_range, runner.layer_range.spec.policy
         self.model_config, self.runner, self.weights = runner.config, runner, layer_range.weights

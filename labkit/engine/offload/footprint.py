@@ -37,13 +37,17 @@ class Footprint:
         heads = row_stride((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
         context, inner = row_stride(config.num_heads * config.head_dim), row_stride(config.intermediate_size)
         stored = kv_dtype or float_dtype(spec.dtype)
+        mixture = 0
+        if experts := config.experts:
+            inner = max(inner, row_stride(experts.shared))
+            mixture = experts.chosen * (2 * wide + row_stride(config.intermediate_size) + 4) + 2 * experts.count
         numbers = padded_head_dim(config.head_dim) * stored.itemsize + (2 if stored == torch.int8 else 0)
         return cls(
             outside=outside_bytes(spec),
             layer=layer_bytes(spec),
             layers=config.num_layers,
             kv_per_token=2 * config.num_layers * config.num_kv_heads * numbers,
-            row=4 * (ROWS_OF_H * wide + heads + context + inner),
+            row=4 * (ROWS_OF_H * wide + heads + context + inner + mixture),
             kept_row=4 * wide,
             logits_row=4 * config.vocab_size,
         )

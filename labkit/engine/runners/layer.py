@@ -3,6 +3,8 @@
 N rows (tokens of all sequences), H hidden, I intermediate, Hq query heads, D head_dim.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,8 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from labkit.kernels import LayerWeights
+from labkit.kernels.decode_step import MixtureMlp
 from labkit.kernels.layer import Sum, run_layer
-from labkit.kernels.layer_ops import LAYER_OPS
+from labkit.kernels.layer_ops import LAYER_OPS, MIXTURE_OPS
 from labkit.kernels.types import Heads, LayerCache, Rotary, Rows
 from labkit.stages import Phase, stage
 
@@ -23,7 +26,8 @@ Ops = Mapping[str, Callable[..., Any]]
 @cache
 def ops(impl: str, threads: int) -> Ops:
     """Returns the ops of `impl` on `threads` threads."""
-    return {layer_op.op: partial(layer_op.trusting, impl=impl, threads=threads) for layer_op in LAYER_OPS}
+    all_ops = (*LAYER_OPS, *MIXTURE_OPS)
+    return {layer_op.op: partial(layer_op.trusting, impl=impl, threads=threads) for layer_op in all_ops}
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,50 @@ class Wiring:
     parallel: bool
     from_norm: bool
     add_up: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Rows with their experts: normed [N, H], chosen int64 [N, K], shares [N, K]."""
+
+    normed_NH: Tensor
+    chosen_NK: Tensor
+    shares_NK: Tensor
+
+
+@dataclass(frozen=True)
+class OpMixture:
+    """A mixture of experts as ops. attn_bias: of the attention's output."""
+
+    ops: Ops
+    weights: MixtureMlp
+    attn_bias: Tensor | None
+
+    @property
+    def shares_one(self) -> bool:
+        return self.weights.shared is not None
+
+    def route(self, attended: Sum) -> tuple[Routed, Sum]:
+        residual_NH, (attn_out_NH,) = attended
+        normed, residual, *choice = self.ops["route"](residual_NH, attn_out_NH, self.attn_bias, self.weights.router)
+        return Routed(normed, *choice), Sum(residual)
+
+    def experts(self, routed: Routed, onto: Sum) -> Sum:
+        out = self.ops["experts"](routed.normed_NH, routed.chosen_NK, routed.shares_NK, self.weights.experts)
+        return Sum(onto.residual, (out,))
+
+    def mlp(self, routed: Routed) -> Tensor:
+        assert self.weights.shared is not None
+        act_NI, _ = self.ops["mlp_gemm"](routed.normed_NH, None, None, self.weights.shared.region)
+        return act_NI
+
+    def mlp_out(self, act: Tensor, routed: Routed, onto: Sum) -> Sum:
+        (out,), shared, gemm = onto.products, self.weights.shared, self.ops["gemm"]
+        assert shared is not None
+        beside = gemm(act[:, : shared.out.inputs].contiguous(), shared.out)
+        if shared.gate is not None:
+            beside *= gemm(routed.normed_NH, shared.gate).sigmoid()
+        return Sum(onto.residual, (out + beside,))
 
 
 @dataclass(frozen=True)
@@ -75,19 +123,24 @@ class OpRegions:
     def attn_out(self, context: Tensor, residual: Tensor) -> Sum:
         return Sum(residual, (self.ops["gemm"](context, self.weights.attn_out),))
 
+    @property
+    def mixture(self) -> OpMixture | None:
+        mlp = self.weights.mlp
+        return OpMixture(self.ops, mlp, self.weights.attn_bias) if isinstance(mlp, MixtureMlp) else None
+
     def mlp(self, attended: Sum) -> tuple[Tensor, Sum]:
         w, mlp_gemm = self.weights, self.ops["mlp_gemm"]
         if self.parallel:
-            act_NI, _ = mlp_gemm(self.hidden_NH, None, None, w.mlp.region)
+            act_NI, _ = mlp_gemm(self.hidden_NH, None, None, w.dense.region)
             return act_NI, attended
         residual_NH, (attn_out_NH,) = attended
         act_NI, residual_NH = mlp_gemm(
-            residual_NH, attn_out_NH, w.attn_bias, w.mlp.region, residual_from_norm=self.wiring.from_norm
+            residual_NH, attn_out_NH, w.attn_bias, w.dense.region, residual_from_norm=self.wiring.from_norm
         )
         return act_NI, Sum(residual_NH)
 
     def mlp_out(self, act: Tensor, onto: Sum) -> Sum:
-        out = self.weights.mlp.out
+        out = self.weights.dense.out
         return Sum(onto.residual, (*onto.products, self.ops["gemm"](act[:, : out.inputs].contiguous(), out)))
 
     def residual_add(self, total: Sum) -> Tensor:

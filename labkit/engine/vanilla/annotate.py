@@ -141,6 +141,18 @@ def _layer_boundaries(policy: Policy) -> list[Boundary]:
     return [
         ("", Stage.QKV, None),
         (policy.qkv[-1], None, Stage.ATTENTION),
-        (policy.attn_out, Stage.ATTN_OUT, Stage.MLP),
-        (policy.ff2, Stage.MLP_OUT, Stage.RESIDUAL),
+        *_mlp_boundaries(policy),
     ]
+
+
+def _mlp_boundaries(policy: Policy) -> list[Boundary]:
+    """The boundaries of an MLP, or of a mixture of experts. transformers computes a shared expert before the others,
+    and its gate after them: the gate's time is that of RESIDUAL.
+    """
+    attended = policy.attn_out, Stage.ATTN_OUT
+    if policy.router is None:
+        return [(*attended, Stage.MLP), (policy.ff2, Stage.MLP_OUT, Stage.RESIDUAL)]
+    experts = policy.ff2, Stage.EXPERTS, Stage.RESIDUAL
+    if not policy.shared_ff2:
+        return [(*attended, Stage.ROUTE), experts]
+    return [(*attended, Stage.MLP), (policy.shared_ff2, Stage.MLP_OUT, Stage.ROUTE), experts]

@@ -67,7 +67,11 @@ class RandomLayers:
 
 
 def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> RandomLayers:
-    """`case.layers` random layers of the shape of `config`, with matrices of `dtype` on the fused side."""
+    """`case.layers` random layers of the shape of `config`, with matrices of `dtype` on the fused side.
+
+    Raises UserError for a model with experts.
+    """
+    _require_one_mlp(config)
     device = gpu.default_device() if case.impl == "triton" else CPU
     layers = (number % config.num_layers for number in range(case.layers))
     config = replace(config.with_layers(layers), vocab_size=VOCABULARY)
@@ -95,12 +99,24 @@ def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> R
 
 
 def random_model(config: ModelConfig, dtype: torch.dtype, impl: str, device: torch.device) -> ModelWeights:
-    """Random weights of a shape in the format of `impl`, the same in all layers. With int8 the LM head is int8 too."""
+    """Random weights of a shape in the format of `impl`, the same in all layers. With int8 the LM head is int8 too.
+
+    Raises UserError for a model with experts.
+    """
+    _require_one_mlp(config)
     generator = torch.Generator().manual_seed(0)
     layer, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
     quant = Quantization(lm_head=dtype == torch.int8)
     spec = WeightSpec(policy=POLICIES[config.architecture], part=shard(config), dtype=dtype, impl=impl, quant=quant)
     return _build(spec, layer, top, device)
+
+
+def _require_one_mlp(config: ModelConfig) -> None:
+    if config.experts is not None:
+        raise UserError(
+            f"{config.architecture} has experts, and the regions are those of a layer with one MLP; expected a dense "
+            "model, such as llama-shape"
+        )
 
 
 def gpu_step(layers: RandomLayers) -> Callable[[], object]:
@@ -177,7 +193,9 @@ def _build(spec: WeightSpec, layer: dict[str, Tensor], top: dict[str, Tensor], d
 
 def _with_own_gemm(fused: LayerWeights, plain: LayerWeights) -> LayerWeights:
     """The fused layer with the up matrix after the gate matrix, as the unfused sequence expects them."""
-    return replace(fused, mlp=replace(fused.mlp, region=replace(fused.mlp.region, up=packed(plain.mlp.region.up))))
+    return replace(
+        fused, mlp=replace(fused.dense, region=replace(fused.dense.region, up=packed(plain.dense.region.up)))
+    )
 
 
 def _draw(shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, Tensor]:

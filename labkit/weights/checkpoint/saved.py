@@ -22,10 +22,10 @@ from labkit.system.errors import UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.system.rounding import ceil_div
 from labkit.system.shown import shown_value
-from labkit.weights.canonical import CanonicalLayers, Empty, RowBlocks, Weight, is_matrix
+from labkit.weights.canonical import OF_EXPERTS, CanonicalLayers, Empty, RowBlocks, Weight, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
-from labkit.weights.checkpoint.shard_file import ShardFile
+from labkit.weights.checkpoint.shard_file import RowParts, ShardFile
 from labkit.weights.checkpoint.tensor_stream import AGAIN
 from labkit.weights.listed_files import listed_path
 from labkit.weights.spec import WeightSpec
@@ -234,14 +234,14 @@ class MergedWeights(CanonicalLayers):
 
     def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: HeldRange) -> None:
         """Copies a piece of the matrix to its place in `out`, some rows at a time."""
-        file, halves = self._saved.file(piece.holder), self._halves(name, piece.holder)
+        file, parts = self._saved.file(piece.holder), self._parts(name, piece.holder)
         taken, (outputs, inputs) = (piece.begin, piece.end), out.shape
         (begin, end), columns = (taken, (0, inputs)) if dim == 0 else ((0, outputs), taken)
         target = out.narrow(dim, piece.at, piece.end - piece.begin)
         step = max(1, AT_ONCE // (columns[1] - columns[0]))
         for first in range(begin, end, step):
             last = min(first + step, end)
-            target[first - begin : last - begin].copy_(file.block(key, (first, last), columns, halves))
+            target[first - begin : last - begin].copy_(file.block(key, (first, last), columns, parts))
 
     def _scales(
         self, key: str, name: str, dim: int, parts: list[HeldRange], shape: tuple[int, ...]
@@ -250,7 +250,7 @@ class MergedWeights(CanonicalLayers):
         files = {piece.holder: self._saved.file(piece.holder) for piece in parts}
         if dim == 0:
             rows = [
-                files[piece.holder].scales(key, (piece.begin, piece.end), self._halves(name, piece.holder))
+                files[piece.holder].scales(key, (piece.begin, piece.end), self._parts(name, piece.holder))
                 for piece in parts
             ]
             return torch.cat(rows), next(iter(files.values())).record.matrices[key].group
@@ -260,7 +260,7 @@ class MergedWeights(CanonicalLayers):
         record = self._saved.file(0).record.matrices[key]
         groups = ceil_div(whole, record.row_group)
         starts, size = cut_groups(begin, end, record.row_group, groups, record.bits)
-        scales = {holder: file.scales(key, (0, shape[0]), None) for holder, file in files.items()}
+        scales = {holder: file.scales(key, (0, shape[0]), self._parts(name, holder)) for holder, file in files.items()}
         columns = [
             self._group(key, scales, piece, start - begin) for start in starts for piece in _at(parts, start - begin)
         ]
@@ -271,10 +271,15 @@ class MergedWeights(CanonicalLayers):
         group = self._saved.file(piece.holder).record.matrices[key].group
         return scales[piece.holder][:, (piece.begin + column - piece.at) // group]
 
-    def _halves(self, name: str, holder: int) -> int | None:
-        """How many rows of the gate, and of the up projection, a holder has; None for a matrix without a gate."""
-        gated = self._saved.config.gated and name == "ff1.weight"
-        return len(self._saved.shards[holder].inner) if gated else None
+    def _parts(self, name: str, holder: int) -> RowParts | None:
+        """The parts of a holder's rows; None: they are one."""
+        config, shard = self._saved.config, self._saved.shards[holder]
+        firsts = {"ff1.weight": shard.inner, "shared_ff1.weight": shard.shared}
+        interleaved = 2 if config.gated and name in firsts else 1
+        experts = config.experts.count if config.experts and name in OF_EXPERTS else 1
+        if interleaved == experts == 1:
+            return None
+        return RowParts(len(firsts[name]) if name in firsts else config.hidden_size, interleaved, experts)
 
 
 def key_of(name: str, index: int | None) -> str:

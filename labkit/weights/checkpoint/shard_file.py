@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +26,17 @@ from labkit.weights.checkpoint.tensor_writer import PAGE
 def scales_of(key: str) -> str:
     """The key of a matrix's scales."""
     return f"{key.removesuffix('.weight')}.scales"
+
+
+@dataclass(frozen=True)
+class RowParts:
+    """The rows of a matrix: `rows` of each part. The gate and the up projection of an MLP are two parts, which are
+    interleaved in blocks. With several experts each has parts of its own, whose packed rows end with a whole block.
+    """
+
+    rows: int
+    interleaved: int = 1
+    experts: int = 1
 
 
 class ShardFile:
@@ -99,10 +111,8 @@ class ShardFile:
             tensor(key), None, matrix.outputs, matrix.inputs, matrix.layout, scales, matrix.group, matrix.bits
         )
 
-    def block(self, key: str, rows: Interval, columns: Interval, halves: int | None) -> Tensor:
-        """These rows and columns of a matrix. `halves`: number of gate rows of a gated MLP; the same number of up rows
-        follows them.
-        """
+    def block(self, key: str, rows: Interval, columns: Interval, parts: RowParts | None) -> Tensor:
+        """These rows and columns of a matrix. parts: None: it has one."""
         matrix = self._matrix(key)
         first, last = columns
         if matrix.layout == "rows":
@@ -112,12 +122,12 @@ class ShardFile:
         lanes = DEPTH[matrix.bits] if matrix.group else LANES.get(self._stream.tensors[key].dtype, 1)
         within = (first // lanes, ceil_div(last, lanes))
         skipped = first - within[0] * lanes
-        return self._unpacked(key, rows, within, halves)[:, skipped : skipped + last - first]
+        return self._unpacked(key, rows, within, parts)[:, skipped : skipped + last - first]
 
-    def scales(self, key: str, rows: Interval, halves: int | None) -> Tensor:
+    def scales(self, key: str, rows: Interval, parts: RowParts | None) -> Tensor:
         """The scales of these rows, [rows, groups, 1 or 2]; `matrices[key].group` inputs make a group."""
         if self._matrix(key).layout == "panels":
-            return self._unpacked(scales_of(key), rows, None, halves, unpack_scales)
+            return self._unpacked(scales_of(key), rows, None, parts, unpack_scales)
         return self._stream.slab(scales_of(key), rows)
 
     def _unpacked(
@@ -125,19 +135,21 @@ class ShardFile:
         key: str,
         rows: Interval,
         within: Interval | None,
-        halves: int | None,
+        parts: RowParts | None,
         unpack: Callable[[Tensor], Tensor] = unpack,
     ) -> Tensor:
-        width = BLOCK if halves is None else BLOCK // 2  # consecutive rows in a block; a gated block has gate, then up
+        parts = parts or RowParts(rows[1])
+        width = BLOCK // parts.interleaved  # consecutive rows in a block; a gated block has gate, then up
         taken = []
-        for half, start in enumerate((0,) if halves is None else (0, halves)):
-            begin, end = (max(0, row - start) for row in rows)
-            end = end if halves is None else min(end, halves)
+        for part in range(parts.interleaved * parts.experts):
+            start, expert = part * parts.rows, part // parts.interleaved
+            begin, end = max(0, rows[0] - start), min(rows[1] - start, parts.rows)
             if begin < end:
-                blocks = (begin // width, ceil_div(end, width))
-                lanes = unpack(self._stream.slab(key, blocks, within)).unflatten(0, (-1, BLOCK // width, width))
-                skipped = begin - blocks[0] * width
-                taken.append(lanes[:, half].flatten(0, 1)[skipped : skipped + end - begin])
+                first = expert * ceil_div(parts.rows, width)
+                blocks = (first + begin // width, first + ceil_div(end, width))
+                lanes = unpack(self._stream.slab(key, blocks, within)).unflatten(0, (-1, parts.interleaved, width))
+                skipped = begin % width
+                taken.append(lanes[:, part % parts.interleaved].flatten(0, 1)[skipped : skipped + end - begin])
         return taken[0] if len(taken) == 1 else torch.cat(taken)
 
     def _matrix(self, key: str) -> MatrixRecord:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from transformers import GenerationConfig, PretrainedConfig
 
 from labkit.models.policies import policy_for
-from labkit.models.policy import Policy, misfits
+from labkit.models.policy import Policy
+from labkit.models.tensor_names import misfits
 from labkit.system.errors import UserError
 from labkit.weights.gguf.architectures import ARCHITECTURES
 from labkit.weights.gguf.config import ROPE_FACTORS, read_config

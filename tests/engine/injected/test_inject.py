@@ -18,11 +18,11 @@ from labkit.models.observed.calls import distance
 from labkit.system.errors import UserError
 from labkit.weights.quantise import Quantization
 
-MODELS = ("falcon", "qwen3_moe", "deepseek_v3", "mamba", "qwen3_5_text", "nemotron_h", "gpt_oss", "opt")
+MODELS = ("falcon", "phimoe", "deepseek_v3", "mamba", "qwen3_5_text", "nemotron_h", "gpt_oss", "opt")
 FLOATS = Quantization()
 
 
-@pytest.mark.parametrize("name", swept(list(MODELS), ["falcon", "qwen3_moe"]))
+@pytest.mark.parametrize("name", swept(list(MODELS), ["falcon", "phimoe"]))
 def test_tokens_are_transformers_own(name: str) -> None:
     model = any_model(name)
     injected = inject(model, torch.float32, FLOATS)
@@ -67,7 +67,7 @@ def test_other_types_stay_near(options: dict[str, Any], most: float) -> None:
 
 
 def test_the_engine_says_its_level_and_what_was_replaced() -> None:
-    engine = labkit.init_inference(any_model("qwen3_moe"), dtype=torch.float32)
+    engine = labkit.init_inference(any_model("phimoe"), dtype=torch.float32)
     assert (engine.level, engine.impl) == ("hooks", "cpp")
     assert isinstance(engine, InjectedEngine)
     assert "no MLP" in engine.why
@@ -133,7 +133,7 @@ def test_a_linear_that_may_choose_experts_is_not_quantised() -> None:
     assert [part.matrices[0].scales is None for part in (layer.in_proj_qkv, layer.out_proj)] == [False, False]
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["phimoe", "gpt_oss"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
 def test_experts_are_packed(name: str, dtype: torch.dtype) -> None:
     """GPT-OSS stores transposed matrices with biases, and has an activation of its own."""
@@ -141,17 +141,17 @@ def test_experts_are_packed(name: str, dtype: torch.dtype) -> None:
     mixtures = [made for made in injected.replaced if made.kind == "experts"]
     assert len(mixtures) == injected.model.config.num_hidden_layers
     experts = injected.model.get_submodule(mixtures[0].paths[0])
-    assert isinstance(experts, InjectedExperts if name == "qwen3_moe" else ExpertsApart)
+    assert isinstance(experts, InjectedExperts if name == "phimoe" else ExpertsApart)
     assert (experts.matrices[0].scales is None) == dtype.is_floating_point
     assert not any(tensor.dim() == 3 for tensor in injected.model.parameters())
 
 
 def test_a_mixture_that_computes_something_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Doubled(type(any_model("qwen3_moe").model.layers[0].mlp.experts)):  # type: ignore[misc]
+    class Doubled(type(any_model("phimoe").model.layers[0].mlp.experts)):  # type: ignore[misc]
         def forward(self, *args: Any) -> torch.Tensor:
             return super().forward(*args) * 2
 
-    model = any_model("qwen3_moe")
+    model = any_model("phimoe")
     model.model.layers[1].mlp.experts.__class__ = Doubled
     injected = inject(model, torch.float32, FLOATS)
     assert [made.kind for made in injected.replaced].count("experts") == 3
@@ -164,12 +164,12 @@ def test_a_mixture_that_computes_something_else_stays(monkeypatch: pytest.Monkey
 
 
 def test_experts_of_a_loaded_or_consumed_model_are_freed() -> None:
-    loaded = any_model("qwen3_moe")
-    for source, options in ((lambda: loaded, {}), (any_model("qwen3_moe"), {"consume": True})):
+    loaded = any_model("phimoe")
+    for source, options in ((lambda: loaded, {}), (any_model("phimoe"), {"consume": True})):
         injected = inject(source, torch.float32, FLOATS, **options)
         model = loaded if callable(source) and not isinstance(source, PreTrainedModel) else source
         assert all(not tensor.numel() for tensor in model.model.layers[0].mlp.experts.parameters())
-        assert torch.equal(texts(injected.model), texts(any_model("qwen3_moe")))
+        assert torch.equal(texts(injected.model), texts(any_model("phimoe")))
 
 
 def small_qwen3() -> PreTrainedModel:
@@ -249,7 +249,7 @@ def test_a_norm_that_computes_something_else_stays() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_dtype": torch.int8}, "kv_dtype needs a row, and Qwen3MoeForCausalLM has none"),
+        ({"kv_dtype": torch.int8}, "kv_dtype needs a row, and PhimoeForCausalLM has none"),
         ({"offload": {"device": "nvme", "nvme_path": "/tmp"}}, "offload"),
         ({"pipeline_parallel": {"pp_size": 2}}, "pipeline_parallel needs a row"),
         ({"impl": "reference"}, "run on the C\\+\\+ kernels; leave impl"),
@@ -258,9 +258,9 @@ def test_a_norm_that_computes_something_else_stays() -> None:
 )
 def test_options_that_need_a_row_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        labkit.init_inference(any_model("qwen3_moe"), **options)
+        labkit.init_inference(any_model("phimoe"), **options)
 
 
 def test_weights_without_memory_are_refused() -> None:
     with pytest.raises(UserError, match=r"has no memory .* load the weights first"):
-        labkit.init_inference(any_model("qwen3_moe").to("meta"))
+        labkit.init_inference(any_model("phimoe").to("meta"))

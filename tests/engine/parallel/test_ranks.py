@@ -33,7 +33,7 @@ def test_the_weights_of_a_rank_go_to_the_gpu_that_it_has_taken(monkeypatch: pyte
         )
 
     monkeypatch.setattr(build.gpu, "default_device", lambda: current[0])
-    monkeypatch.setattr(resolve, "_chosen_impl", lambda requested: "triton")
+    monkeypatch.setattr(resolve, "chosen_impl", lambda requested: "triton")
     monkeypatch.setattr(build, "join_ranks", join)
     options = read_options(None, {"tensor_parallel": {"tp_size": 2}})
     plan = make_plan(resolve.resolve(model, options, model.config, policy_for(model.config)))

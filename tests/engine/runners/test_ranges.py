@@ -78,8 +78,8 @@ def test_layers_can_pass_through_one_piece_of_memory(name: str, dtype: torch.dty
             single_layer = replace(part, layers=range(index, index + 1))
             outputs.append(through(builder, single_layer, layer, rows_NH))
             if not outputs[1:]:
-                addresses.add((layer.qkv.proj.weight.data_ptr(), layer.mlp.out.weight.data_ptr()))
-                assert slot.data_ptr() <= layer.mlp.out.weight.data_ptr() < slot.data_ptr() + len(slot)
+                addresses.add((layer.qkv.proj.weight.data_ptr(), layer.dense.out.weight.data_ptr()))
+                assert slot.data_ptr() <= layer.dense.out.weight.data_ptr() < slot.data_ptr() + len(slot)
         assert torch.equal(*outputs)
         rows_NH = outputs[0]
     assert len(addresses) == 1

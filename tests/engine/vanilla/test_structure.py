@@ -12,7 +12,7 @@ from labkit.engine.vanilla.structure import boundaries_of, layers_of
 from labkit.stages import Phase, Stage
 
 LAYERED = {
-    "qwen3_moe": [("", "attention", None), ("self_attn", None, "mlp"), ("mlp", None, "residual")],
+    "phimoe": [("", "attention", None), ("self_attn", None, "mlp"), ("mlp", None, "residual")],
     "mamba": [("", "attention", None)],
     "opt": [("", "attention", None), ("self_attn", None, "mlp"), ("fc2", None, "residual")],
     "gpt_neox_japanese": [("", "attention", None), ("attention", None, "mlp"), ("mlp", None, "residual")],
@@ -34,7 +34,7 @@ def test_the_last_part_of_a_layer_is_its_mlp(name: str) -> None:
     assert [(part, *(stage and str(stage) for stage in both)) for part, *both in boundaries_of(layer)] == LAYERED[name]
 
 
-@pytest.mark.parametrize("name", swept(["qwen3_moe", "qwen3_5_text", "mamba", "deepseek_v3"], ["qwen3_moe"]))
+@pytest.mark.parametrize("name", swept(["phimoe", "qwen3_5_text", "mamba", "deepseek_v3"], ["phimoe"]))
 def test_hooks_have_the_stages_of_transformers(name: str) -> None:
     model = any_model(name)
     engine = labkit.init_inference(model, dtype=torch.float32)

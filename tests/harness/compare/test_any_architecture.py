@@ -94,7 +94,8 @@ def test_experts_are_read_as_far_as_they_are_chosen(side: str, dtype: torch.dtyp
     matrices = 3 * config.hidden_size * config.moe_intermediate_size
     numbers = matrix_numbers(loaded.model)
     assert numbers is not None
-    assert numbers.experts == config.num_hidden_layers * config.num_experts * matrices
+    layers = config.num_hidden_layers - len(config.mlp_only_layers)
+    assert numbers.experts == layers * config.num_experts * matrices
     assert numbers.chosen == config.num_experts_per_tok / config.num_experts
     one, many = (work_of_matrices(numbers, loaded.weights, batch=batch, prompt=7) for batch in (1, 1000))
     assert numbers.read(1) == pytest.approx(numbers.of_a_token)

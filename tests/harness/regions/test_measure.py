@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.models.small_models import SMALL_CONFIGS, small_config
+from helpers.models.small_models import DENSE, small_config
 from helpers.sweeps import crossed, sweep
 from torch import Tensor
 
@@ -30,9 +30,10 @@ from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.statistics.sequential import centre
+from labkit.system.errors import UserError
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 2e-2, "int8": 0.1}
-each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
+each_model = pytest.mark.parametrize("name", DENSE)
 
 
 def config_of(name: str) -> ModelConfig:
@@ -49,7 +50,7 @@ def results(stack: LayerStack) -> dict[str, Tensor]:
         return {side.name: side.step(RegionClock().around).float() for side in stack.sides}
 
 
-@pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), TOLERANCES.keys()))
+@pytest.mark.parametrize(("name", "dtype"), crossed(DENSE, TOLERANCES.keys()))
 def test_all_sides_compute_the_same(name: str, dtype: str) -> None:
     outputs = results(stack_of(name, dtype))
     scale = outputs[UNFUSED].abs().max()
@@ -105,7 +106,7 @@ def test_layers_that_do_not_fit_in_memory_are_refused() -> None:
         layers_beyond_caches(huge, torch.float32)
 
 
-@pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), TOLERANCES.keys()))
+@pytest.mark.parametrize(("name", "dtype"), crossed(DENSE, TOLERANCES.keys()))
 def test_every_rung_of_the_ladder_computes_the_same(name: str, dtype: str) -> None:
     stack = stack_of(name, dtype)
     expected = results(stack)[UNFUSED]
@@ -143,7 +144,7 @@ def test_a_fused_region_brings_its_own_weights_and_nothing_else() -> None:
         fused_ops = {name for name, op in partly_fused.ops.items() if op is fast.ops[name]}
         assert fused_ops == {op}
         assert (partly_fused.layers[0].qkv is fast.layers[0].qkv) == (region is Stage.QKV)
-        assert (partly_fused.layers[0].mlp.out is slow.layers[0].mlp.out) == (region is not Stage.ATTN_OUT)
+        assert (partly_fused.layers[0].dense.out is slow.layers[0].dense.out) == (region is not Stage.ATTN_OUT)
 
 
 def test_the_weights_of_all_sides_are_placed_anew() -> None:
@@ -324,3 +325,8 @@ def test_what_cannot_be_is_refused_before_anything_is_waited_for_or_built(
     with pytest.raises(ValueError, match=message):
         measure_regions("tiny-gpt2", wait_quiet_s=5, output=tmp_path / "runs", **changes)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_with_experts_is_refused() -> None:
+    with pytest.raises(UserError, match=r"MixtralForCausalLM has experts, .*; expected a dense model, such as llama"):
+        stack_of("mixtral")

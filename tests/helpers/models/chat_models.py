@@ -36,7 +36,7 @@ def chat_model(name: str = "llama", *, only_letters: bool = False, layers: int =
 
 @cache
 def chat_model_without_a_row() -> PreTrainedModel:
-    """A mixture of experts."""
+    """A mixture of experts whose first layer has none."""
     config = Qwen3MoeConfig(
         **(TOKENS | {"vocab_size": VOCABULARY, "eos_token_id": END_OF_TEXT}),
         hidden_size=32,
@@ -45,6 +45,7 @@ def chat_model_without_a_row() -> PreTrainedModel:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
+        mlp_only_layers=[0],
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=32,

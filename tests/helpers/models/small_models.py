@@ -18,15 +18,22 @@ from transformers import (
     GPTJConfig,
     GPTNeoConfig,
     GPTNeoXConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
     OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.pytorch_utils import Conv1D
+
+from labkit.models.policies import model_config_of
 
 VOCAB = 131
 POSITIONS = 192
@@ -76,6 +83,47 @@ GEMMA2 = partial(
     query_pre_attn_scalar=15,
     attn_logit_softcapping=3.0,
     final_logit_softcapping=2.0,
+)
+
+MIXTRAL = partial(
+    MixtralConfig,
+    **GROUPED | {"intermediate_size": 56},
+    hidden_size=72,
+    head_dim=20,
+    num_local_experts=5,
+    num_experts_per_tok=2,
+)
+QWEN2_MOE = partial(
+    Qwen2MoeConfig,
+    **GROUPED,
+    hidden_size=120,
+    moe_intermediate_size=56,
+    shared_expert_intermediate_size=44,
+    num_experts=7,
+    num_experts_per_tok=3,
+)
+QWEN3_MOE = partial(
+    Qwen3MoeConfig,
+    **GROUPED,
+    hidden_size=72,
+    head_dim=20,
+    moe_intermediate_size=56,
+    num_experts=6,
+    num_experts_per_tok=2,
+)
+OLMOE = partial(
+    OlmoeConfig, **GROUPED | {"intermediate_size": 56}, hidden_size=120, num_experts=6, num_experts_per_tok=3
+)
+GRANITE_MOE = partial(
+    GraniteMoeConfig,
+    **GROUPED | {"intermediate_size": 56},
+    hidden_size=120,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    embedding_multiplier=3.0,
+    attention_multiplier=0.3,
+    residual_multiplier=0.5,
+    logits_scaling=2.0,
 )
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.5}
@@ -146,6 +194,25 @@ SMALL_CONFIGS: dict[str, Callable[..., PretrainedConfig]] = {
         rope_parameters=LINEAR_ROPE,
         tie_word_embeddings=False,
     ),
+    "mixtral": MIXTRAL,
+    "mixtral-windowed": partial(MIXTRAL, sliding_window=WINDOW, num_experts_per_tok=3, tie_word_embeddings=True),
+    "qwen2-moe": QWEN2_MOE,
+    "qwen3-moe": partial(QWEN3_MOE, norm_topk_prob=True),
+    "qwen3-moe-shares": partial(
+        QWEN3_MOE, num_experts_per_tok=1, attention_bias=True, use_sliding_window=True, sliding_window=WINDOW
+    ),
+    "olmoe": OLMOE,
+    "granite-moe": GRANITE_MOE,
+}
+
+
+WITH_EXPERTS = ("mixtral", "mixtral-windowed", "qwen2-moe", "qwen3-moe", "qwen3-moe-shares", "olmoe", "granite-moe")
+DENSE = [name for name in SMALL_CONFIGS if name not in WITH_EXPERTS]
+# Rounding changes the choice of experts where two are nearly equal, and so the logits at once. Not if all are chosen.
+ALL_EXPERTS: dict[str, Any] = {
+    name: {"num_experts_per_tok": experts.count}
+    for name in WITH_EXPERTS
+    if (experts := model_config_of(SMALL_CONFIGS[name]()).experts)
 }
 
 
@@ -173,7 +240,7 @@ def randomised(model: PreTrainedModel, seed: int = 5) -> PreTrainedModel:
         for parameter_name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             embeds = "emb" in parameter_name or ".wte" in parameter_name or ".wpe" in parameter_name
-            if parameter_name in linears:
+            if parameter_name in linears or parameter.ndim == 3:  # stacks of experts
                 parameter.copy_(noise * (2.0 / model.config.hidden_size**0.5))
             elif parameter.ndim == 2:
                 parameter.copy_(noise * 0.15)

@@ -32,7 +32,7 @@ def without_a_row(folder: str) -> dict[str, bool]:
     with torch.no_grad():
         expected, actual = (model(**padded_batch("bert"))[0] for model in (bert, cut))
     equal["BERT"] = torch.allclose(expected, actual, atol=1e-4) and len(cut.model_times()) == 1
-    for name in ("olmo2", "gpt_oss", "qwen3_moe"):
+    for name in ("olmo2", "gpt_oss", "phimoe"):
         model = any_model(name)
         cut = labkit.init_inference(model, dtype=torch.float32, tensor_parallel={"tp_size": 2})
         packed = [part for part in cut.module.modules() if isinstance(part, InjectedModule)]
@@ -41,6 +41,6 @@ def without_a_row(folder: str) -> dict[str, bool]:
     dist.barrier()
     cut = labkit.init_inference(f"{folder}/experts", dtype=torch.float32, tensor_parallel={"tp_size": 2})
     equal["folder"] = torch.equal(texts(cut), texts(model))
-    cut = labkit.init_inference(any_model("qwen3_moe"), dtype=torch.int8, tensor_parallel={"tp_size": 2})
+    cut = labkit.init_inference(any_model("phimoe"), dtype=torch.int8, tensor_parallel={"tp_size": 2})
     equal["int8"] = all(matrix.scales is not None for matrix in cut.module.model.layers[0].mlp.experts.matrices)
     return equal

@@ -19,6 +19,7 @@ from labkit.models.shards import shard
 from labkit.weights.checkpoint.tensor_stream import TensorStream
 from labkit.weights.resolve import resolve
 
+CUT = [name for name in SMALL_CONFIGS if name != "olmoe"]  # its norms over all heads cannot be cut
 EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 160, "intermediate_size": 192}
 WIDE: dict[str, dict[str, Any]] = {
     "gpt2": {"n_head": 8, "n_embd": 160},
@@ -43,7 +44,7 @@ def small(name: str) -> PreTrainedModel:
     return small_model(name)
 
 
-@pytest.mark.parametrize(("name", "sizes"), paired(SMALL_CONFIGS.keys(), [(2, 3), (1, 3), (3, 1), (3, 3)]))
+@pytest.mark.parametrize(("name", "sizes"), paired(CUT, [(2, 3), (1, 3), (3, 1), (3, 3)]))
 def test_every_architecture_is_what_the_original_would_have_been(
     name: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
