@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from helpers.kernels.choices import for_greedy, greedy, plain_greedy
 from helpers.kernels.ops import QUANTISED, WEIGHTS, Draw, rows_of
-from helpers.kernels.ops_of_hooks import for_delta_step, for_experts, for_norm_rows
+from helpers.kernels.ops_of_hooks import for_delta_step, for_experts, for_norm_rows, for_route
 from helpers.kernels.places import at, leaves, put
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from labkit.kernels import attention, delta_step, experts, gemm, mlp_gemm, norm_rows, qkv_gemm, residual_add
+from labkit.kernels import attention, delta_step, experts, gemm, mlp_gemm, norm_rows, qkv_gemm, residual_add, route
 from labkit.kernels.attention.reference import attention as plain_attention
 from labkit.kernels.experts.reference import experts as plain_experts
 from labkit.kernels.gemm import unpack_rows
@@ -32,6 +32,7 @@ from labkit.kernels.mlp_gemm.reference import mlp_gemm as plain_mlp_gemm
 from labkit.kernels.norm_rows.reference import norm_rows as plain_norm_rows
 from labkit.kernels.qkv_gemm.reference import qkv_gemm as plain_qkv_gemm
 from labkit.kernels.residual_add.reference import residual_add as plain_residual_add
+from labkit.kernels.route.reference import route as plain_route
 from labkit.kernels.types import (
     ACTIVATIONS,
     NORM_KINDS,
@@ -147,6 +148,7 @@ OPS: Mapping[str, Op] = {
     "norm_rows": (norm_rows, plain_norm_rows, for_norm_rows),
     "delta_step": (delta_step, plain_delta_step, for_delta_step),
     "experts": (experts, plain_experts, for_experts),
+    "route": (route, plain_route, for_route),
     "choose": (greedy, plain_greedy, for_greedy),
 }
 

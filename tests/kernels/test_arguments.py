@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 from helpers.sweeps import sweep
 
-OPS = ("gemm", "residual_add", "mlp_gemm", "attention", "qkv_gemm", "norm_rows", "delta_step", "experts", "choose")
+OPS = (
+    "gemm",
+    "residual_add",
+    "mlp_gemm",
+    "attention",
+    "qkv_gemm",
+    "norm_rows",
+    "delta_step",
+    "experts",
+    "route",
+    "choose",
+)
 SCRIPT = Path(__file__).with_name("argument_mutants.py")
 FEW, MANY = 25, 400
 pytestmark = pytest.mark.timeout(900)  # kernels of four weight types may be compiled first

@@ -1,4 +1,4 @@
-"""Valid calls of the ops that only models with hooks need."""
+"""Valid calls of the ops of hooks and of experts."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from helpers.kernels.ops import Draw
 from hypothesis import strategies as st
 
 from labkit.kernels.experts import ExpertMlps
+from labkit.kernels.route import Router
 from labkit.kernels.types import ACTIVATIONS, NO_NORM, NORM_KINDS, MlpWeights
 
 WIDTH = 36
@@ -43,4 +44,15 @@ def for_experts(data: st.DataObject) -> Arguments:
         "chosen": torch.tensor([data.draw(st.permutations(range(4)))[:choices] for _ in range(rows)]),
         "shares": draw.normal(rows, choices),
         "weights": ExpertMlps(regions, outs),
+    }
+
+
+def for_route(data: st.DataObject) -> Arguments:
+    draw, rows, kinds = Draw(), data.draw(st.sampled_from([1, 5])), st.sampled_from(NORM_KINDS)
+    norms = [draw.norm(data.draw(kinds), WIDTH) for _ in range(2)]
+    return {
+        "hidden": draw.normal(rows, WIDTH),
+        "addend": draw.normal(rows, WIDTH),
+        "addend_bias": draw.normal(WIDTH),
+        "router": Router(norms[0], draw.linear(7, WIDTH)[1], 3, data.draw(st.booleans()), norms[1]),
     }
