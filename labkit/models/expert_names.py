@@ -1,56 +1,86 @@
-"""Where a class keeps the matrices of its experts: in two stacks, or each by itself, as most checkpoints do."""
+"""Where a class, a checkpoint or a GGUF file keeps the matrices of its experts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from torch import Tensor
 
 from labkit.models.shards import Cut, Shard
 
 FIRST, SECOND = "ff1", "ff2"  # canonical roles
+# Names for the tensors of a GGUF file, which the maps of the package gguf know for every architecture.
+GATE_APART = (("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"), "mlp.experts.down_proj.weight")
+ROUTER_IN_GGUF = "mlp.gate"
+
+
+class Stored(StrEnum):
+    """The ways to keep the matrices of experts."""
+
+    STACKS = "stacks"  # two tensors [E, outputs, inputs]; a first matrix has the gate's rows, then those of up
+    APART = "apart"  # each matrix by itself, as most checkpoints do
+    GATE_APART = "gate apart"  # GGUF: three tensors [E * outputs, inputs], of the gate, of up and of down
 
 
 @dataclass(frozen=True)
 class ExpertNames:
     """Names within a layer.
 
-    stacks: of the tensors [E, outputs, inputs] of the first and of the second matrices. A first matrix has the rows of
-    the gate, then those of the up projection.
+    stacks: of the two tensors.
     apart: of the modules of one expert, whose number takes the place of the braces: gate and up, then down.
-    count: number of experts if their matrices are stored apart; 0: they are in stacks.
+    way: how the tensors at hand are stored.
+    count: number of experts.
     """
 
     stacks: tuple[str, str]
     apart: tuple[tuple[str, ...], str]
+    way: Stored = Stored.STACKS
     count: int = 0
 
     def as_stored(self, experts: int, within_first_layer: set[str]) -> ExpertNames:
         """The names of a model of `experts` experts, as the names in its first layer show."""
-        first = f"{self.apart[1].format(0)}.weight"
-        return replace(self, count=experts if first in within_first_layer else 0)
+        ways = {f"{self.apart[1].format(0)}.weight": Stored.APART, GATE_APART[1]: Stored.GATE_APART}
+        way = next((way for name, way in ways.items() if name in within_first_layer), Stored.STACKS)
+        return replace(self, way=way, count=experts)
 
     def of(self, role: str) -> tuple[str, ...]:
         """The stored tensors of a canonical role."""
-        if not self.count:
+        if self.way is Stored.STACKS:
             return (self.stacks[role == SECOND],)
+        if self.way is Stored.GATE_APART:
+            return GATE_APART[0] if role == FIRST else GATE_APART[1:]
         modules = self.apart[0] if role == FIRST else self.apart[1:]
         return tuple(f"{module.format(expert)}.weight" for expert in range(self.count) for module in modules)
 
     def cuts(self, shard: Shard, role: str) -> list[Cut | None]:
         """The shard's part of each stored tensor."""
-        name = f"{role}.weight"
-        whole = shard.cut(name)
+        whole, stored = shard.cut(f"{role}.weight"), len(self.of(role))
         if whole is None:
-            return [None] * len(self.of(role))
-        inner = shard.of_inner()
-        if self.count:
-            return [inner if role == FIRST else replace(inner, dim=1)] * len(self.of(role))
+            return [None] * stored
         if role == SECOND:
-            return [replace(inner, dim=2)]
-        halves = 2 if shard.config.gated else 1
-        return [Cut(1, whole.ranges[:halves], halves * shard.config.intermediate_size)]
+            return [replace(whole, dim=2 if self.way is Stored.STACKS else 1)] * stored
+        inner, width = shard.of_inner(), shard.config.intermediate_size
+        if self.way is Stored.APART:
+            return [inner] * stored
+        if self.way is Stored.STACKS:
+            halves = 2 if shard.config.gated else 1
+            return [Cut(1, whole.ranges[:halves], halves * width)]
+        (begin, end), *_ = inner.ranges
+        ranges = tuple((expert * width + begin, expert * width + end) for expert in range(self.count))
+        return [Cut(0, ranges, self.count * width)] * stored
+
+    def arranged(self, role: str, parts: list[Tensor]) -> list[Tensor]:
+        """The stored tensors of a role in pieces: their rows one after the other are those of the canonical weight.
+        They may have further dimensions, such as the scales of rows.
+        """
+        if self.way is Stored.STACKS:
+            return [part.flatten(0, 1) if part.ndim > 2 else part for part in parts]
+        if self.way is Stored.GATE_APART and role == FIRST:
+            of_experts = [part.chunk(self.count) for part in parts]
+            return [part for of_expert in zip(*of_experts, strict=True) for part in of_expert]
+        return parts
 
     def stored(self, tensor: Tensor, experts: int) -> list[Tensor]:
-        """The stored tensors of a canonical weight [E * outputs, inputs], in the order of `of`."""
-        return list(tensor.chunk(self.count)) if self.count else [tensor.unflatten(0, (experts, -1))]
+        """The stored tensors of a canonical weight [E * outputs, inputs], in the order of `of`: stacks, or apart."""
+        return [tensor.unflatten(0, (experts, -1))] if self.way is Stored.STACKS else list(tensor.chunk(self.count))

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from labkit.models.config import ModelConfig
 from labkit.models.config_checks import check_fields
-from labkit.models.expert_names import FIRST, SECOND, ExpertNames
+from labkit.models.expert_names import FIRST, GATE_APART, ROUTER_IN_GGUF, SECOND, ExpertNames, Stored
 from labkit.models.hf_config import Fields
 from labkit.models.qkv_rows import by_kind, by_kv_head, heads_of_rank
 from labkit.models.shards import Cut, Shard
@@ -152,7 +152,13 @@ class Policy:
             return self
         begin = f"{self.layers}.0."
         within = {name.removeprefix(begin) for name in names if name.startswith(begin)}
-        return replace(self, experts=self.experts.as_stored(config.experts.count, within))
+        experts = self.experts.as_stored(config.experts.count, within)
+        router = ROUTER_IN_GGUF if experts.way is Stored.GATE_APART else self.router
+        return replace(self, experts=experts, router=router)
+
+    def in_gguf(self, config: ModelConfig) -> Policy:
+        """This row, with the names of experts in a GGUF file."""
+        return self.as_stored(config, [f"{self.layers}.0.{GATE_APART[1]}"])
 
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
         """Raises UserError naming the tensors that a checkpoint's `names` lack, or that the model does not have."""
@@ -284,18 +290,19 @@ class Policy:
         ]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        if self.experts is not None and role in (FIRST, SECOND) and not self.experts.count:
-            parts = [part.flatten(0, 1) if part.ndim > 2 else part for part in parts]  # a stack
         if len(parts) > 1:
             self._check_joinable(config, name, dict(zip(stored, parts, strict=True)))
         elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == shard.layer_shapes["qkv.weight"][:1]:
             parts = [by_kind(parts[0], config)]
+        if self.experts is not None and role in (FIRST, SECOND):
+            parts = self.experts.arranged(role, parts)
         return parts
 
     def _check_joinable(self, config: ModelConfig, name: str, parts: Mapping[str, Tensor]) -> None:
         """Raises UserError for parts of different widths: their rows cannot make one matrix. parts: by stored name."""
         if len({(part.ndim, part.shape[1:]) for part in parts.values()}) > 1 or not next(iter(parts.values())).ndim:
-            width = [] if name.endswith(".bias") else [config.hidden_size]
+            width = [config.intermediate_size] if name == "ff2.weight" else [config.hidden_size]
+            width = [] if name.endswith(".bias") else width
             shapes = {part: list(tensor.shape) for part, tensor in parts.items()}
             expected = ", ".join(["rows", *map(str, width)])
             wrong = [part for part, shape in shapes.items() if not shape or shape[1:] != width]

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -37,6 +37,7 @@ from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
 from labkit.weights.gguf.tokenizer import read_tokenizer
+from labkit.weights.hf_tensors import fill
 from labkit.weights.listed_files import index_files
 from labkit.weights.of_transformers import OfTransformers
 from labkit.weights.protocol import TensorSource, identity_of_files, require_tied
@@ -121,13 +122,7 @@ class ModelSource:
         if isinstance(self.weights, OfTransformers):
             return self.weights.model(dtype)
         model = empty_model(self.hf_config, dtype)
-        for name, parameter in list(model.named_parameters()):
-            module, _, leaf = name.rpartition(".")
-            tensor = self.get(name, dtype)
-            if tensor.shape != parameter.shape:
-                raise UserError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
-            mapped = isinstance(self.weights, Checkpoint)
-            setattr(model.get_submodule(module), leaf, nn.Parameter(tensor.clone() if mapped else tensor))
+        fill(model, self.weights, copies=isinstance(self.weights, Checkpoint))
         model.tie_weights()
         if self.generation_config is not None:
             model.generation_config = self.generation_config

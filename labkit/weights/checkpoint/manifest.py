@@ -6,7 +6,7 @@ It is written last: a folder that has it has all files of the checkpoint.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,6 +104,12 @@ def described_model(config: ModelConfig) -> dict[str, Any]:
     described: dict[str, Any] = json.loads(json.dumps(asdict(config), default=sorted))
     del described["positions_from_mask"], described["takes_position_ids"]
     return described
+
+
+def stored_description(manifest: Manifest) -> dict[str, Any]:
+    """The description in a manifest. Fields that `ModelConfig` got later have the values that they have by default."""
+    defaults = {field.name: field.default for field in fields(ModelConfig) if field.default is not MISSING}
+    return json.loads(json.dumps(defaults, default=sorted)) | manifest.model
 
 
 def read_manifest(folder: Path) -> Manifest | None:

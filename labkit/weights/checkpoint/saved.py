@@ -23,7 +23,7 @@ from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.system.rounding import ceil_div
 from labkit.system.shown import shown_value
 from labkit.weights.canonical import OF_EXPERTS, CanonicalLayers, Empty, RowBlocks, Weight, is_matrix
-from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
+from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest, stored_description
 from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
 from labkit.weights.checkpoint.shard_file import RowParts, ShardFile
 from labkit.weights.checkpoint.tensor_stream import AGAIN
@@ -43,11 +43,10 @@ def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWei
         if next(folder.glob("rank-*-of-*.safetensors"), None):
             raise UserError(f"{folder} has files of ranks but no {MANIFEST}: its save was interrupted; save it again")
         return None
-    if manifest.model != (model := described_model(config)):
-        different = [key for key in model if manifest.model.get(key) != model[key]]
+    stored, model = stored_description(manifest), described_model(config)
+    if different := [key for key in model if stored.get(key) != model[key]]:
         got = ", ".join(
-            f"{key} = {shown_value(manifest.model.get(key))}, expected {shown_value(model[key])}"
-            for key in different[:3]
+            f"{key} = {shown_value(stored.get(key))}, expected {shown_value(model[key])}" for key in different[:3]
         )
         raise UserError(f"{folder / MANIFEST} is of another model than the config given with it: {got}")
     if len(manifest.files) != manifest.tp_size:

@@ -19,6 +19,7 @@ GEMMA_WINDOWS = {"gemma2": 4096, "gemma3": 1024}
 LOCAL_THETA = 10_000.0  # of Gemma 3's layers with a window
 # llama.cpp computes with these. An architecture that does not name them as its own cannot have them.
 SCALES = ("attention.scale", "attention.clamp_kqv", "logit_scale", "embedding_scale", "residual_scale")
+EXPERTS = ("expert_count", "expert_shared_feed_forward_length", "leading_dense_block_count", "expert_group_count")
 QUERY_BIAS = "blk.0.attn_q.bias"
 LONG_FACTORS = "rope_factors_long.weight"
 
@@ -97,14 +98,17 @@ def _bloom(file: Described) -> Fields:
     }
 
 
-def _sizes(file: Described, *, scales: tuple[str, ...] = (), partial: bool = False) -> Fields:
+def _sizes(
+    file: Described, *, scales: tuple[str, ...] = (), partial: bool = False, experts: tuple[str, ...] = ()
+) -> Fields:
     """The sizes of a model with rotary positions.
 
     scales: the keys of SCALES that the caller reads.
     partial: a part of a head may be rotated.
+    experts: the keys of EXPERTS that the caller reads.
     """
     present = [key for key in SCALES if key not in scales and file.number(key)]
-    present += ["expert_count"] if file.size("expert_count") else []
+    present += [key for key in EXPERTS if key not in experts and file.size(key)]
     present += ["attention.causal"] if file.flag("attention.causal") is False else []
     path = file.metadata.path
     if present:
@@ -139,7 +143,50 @@ def _rms(file: Described) -> Fields:
 
 
 def _llama(file: Described) -> Fields:
-    return _sizes(file) | _rms(file)
+    """A LLaMA or a Mistral, or with experts a Mixtral."""
+    if not file.size("expert_count"):
+        return _sizes(file) | _rms(file)
+    return (
+        _sizes(file, experts=EXPERTS[:1]) | _rms(file) | _experts(file, "num_local_experts") | {"model_type": "mixtral"}
+    )
+
+
+def _experts(file: Described, name: str) -> Fields:
+    """name: transformers' name of the number of experts."""
+    used = file.needed_size("expert_used_count")
+    return {name: file.needed_size("expert_count"), "num_experts_per_tok": used}
+
+
+def _qwen3_moe(file: Described) -> Fields:
+    inner = {"moe_intermediate_size": file.needed_size("expert_feed_forward_length"), "norm_topk_prob": True}
+    return _sizes(file, experts=EXPERTS[:1]) | _rms(file) | _experts(file, "num_experts") | inner
+
+
+def _qwen2_moe(file: Described) -> Fields:
+    """llama.cpp takes other widths from the tensors where the file does not say them."""
+    sizes = _sizes(file, experts=EXPERTS[:2])
+    sizes.pop("head_dim")  # transformers' config has none
+    return (
+        sizes
+        | _rms(file)
+        | _experts(file, "num_experts")
+        | {
+            "moe_intermediate_size": file.needed_size("expert_feed_forward_length"),
+            "shared_expert_intermediate_size": file.needed_size("expert_shared_feed_forward_length"),
+            "norm_topk_prob": False,
+            "qkv_bias": QUERY_BIAS in file.tensors,
+        }
+    )
+
+
+def _olmoe(file: Described) -> Fields:
+    sizes = _sizes(file, experts=EXPERTS[:1])
+    sizes.pop("head_dim")
+    return sizes | _rms(file) | _experts(file, "num_experts") | {"norm_topk_prob": False}
+
+
+def _granite_moe(file: Described) -> Fields:
+    return _granite(file, experts=EXPERTS[:1]) | _experts(file, "num_local_experts")
 
 
 def _gemma2(file: Described) -> Fields:
@@ -195,8 +242,10 @@ def _olmo2(file: Described) -> Fields:
     return _llama(file) | {"model_type": "olmo3", "sliding_window": window, "layer_types": kinds}
 
 
-def _granite(file: Described) -> Fields:
-    sizes = _sizes(file, scales=("attention.scale", "logit_scale", "embedding_scale", "residual_scale"))
+def _granite(file: Described, experts: tuple[str, ...] = ()) -> Fields:
+    sizes = _sizes(
+        file, experts=experts, scales=("attention.scale", "logit_scale", "embedding_scale", "residual_scale")
+    )
     scales = file.numbers(
         attention_multiplier="attention.scale",
         embedding_multiplier="embedding_scale",
@@ -266,6 +315,10 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "glm4": GgufArchitecture("glm4", _glm4),
     "seed_oss": GgufArchitecture("seed_oss", _seed_oss),
     "nemotron": GgufArchitecture("nemotron", _nemotron),
+    "qwen2moe": GgufArchitecture("qwen2_moe", _qwen2_moe),
+    "qwen3moe": GgufArchitecture("qwen3_moe", _qwen3_moe),
+    "olmoe": GgufArchitecture("olmoe", _olmoe),
+    "granitemoe": GgufArchitecture("granitemoe", _granite_moe, pairs_together=True),
     "gpt2": GgufArchitecture("gpt2", _gpt2, rotary=False),
     "bloom": GgufArchitecture("bloom", _bloom, rotary=False),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from transformers import PretrainedConfig
 
 from labkit.kernels.codes import quantize
 from labkit.kernels.types import Linear
-from labkit.models.config import Shapes
+from labkit.models.config import ModelConfig, Shapes
 from labkit.models.policy import LINEARS, Policy
 from labkit.models.shards import Cut, Shard
 from labkit.system.errors import UserError
@@ -30,9 +31,14 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor as the file has it: [outputs, inputs], or a vector."""
+    """A tensor as the file has it: [outputs, inputs], or a vector.
+
+    shape: as a matrix or a vector. A file has the matrices of experts in three dimensions, and a matrix of one row as a
+    vector.
+    """
 
     tensor: StoredTensor
+    shape: tuple[int, ...]
     order: Tensor | None  # the row of the file for each of Hugging Face's rows; None: the same
     transposed: bool  # Hugging Face has it as [inputs, outputs]
 
@@ -40,15 +46,19 @@ class FileTensor:
     def kind(self) -> str:
         return str(self.tensor.kind.name)
 
+    @property
+    def matrix(self) -> bool:
+        return len(self.shape) == 2
+
     def rows(self, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         """The stored rows that a cut of Hugging Face's tensor takes, in Hugging Face's order, and the remaining cut of
         their inputs.
         """
-        data = self.tensor.rows
+        data = self.tensor.rows.reshape(-1, self.tensor.rows.shape[-1]) if self.matrix else self.tensor.rows
         if cut is not None and self.transposed:
             cut = Cut(1 - cut.dim, cut.ranges, cut.whole)
-        if cut is not None and cut.whole != self.tensor.shape[cut.dim]:
-            raise UserError(f"has {self.tensor.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
+        if cut is not None and cut.whole != self.shape[cut.dim]:
+            raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
         if cut is None or cut.dim != 0:
             return data if self.order is None else data[self.order.numpy()], cut
         if self.order is not None:
@@ -65,14 +75,15 @@ class GgufTensors:
 
         Raises UserError for tensors of a type that cannot be dequantised, and for shapes that are not the model's.
         """
-        self.file, self.policy = file, policy
         self.identity = identity_of_files(file.files)
         config = policy.model_config(file.config)
+        self.file, self.policy = file, (policy := policy.in_gguf(config))
         names = file.names(policy)  # before a model of as many layers as the metadata claims is described
-        shapes = shapes_of(file.config)
+        shapes = shapes_of(file.config) | _shapes_of_experts(policy, config)
         _check_kinds(file)
         self._heads = (config.num_heads, config.num_kv_heads)
         self._norm_offset = config.norm_offset
+        self._experts = config.experts.count if config.experts else 0
         self._stored = {
             name: self._described(name, file.tensors[stored], shapes[name]) for name, stored in names.items()
         }
@@ -146,7 +157,7 @@ class GgufTensors:
     def _blocks(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         """The stored blocks, uint8 [outputs, blocks, bytes of a block], and the remaining cut of the inputs."""
         rows, rest = self._rows(name, cut)
-        return rows.reshape(len(rows), self._stored[name].tensor.shape[1] // GROUP, -1), rest
+        return rows.reshape(len(rows), self._stored[name].shape[1] // GROUP, -1), rest
 
     def _rows(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         try:
@@ -161,7 +172,8 @@ class GgufTensors:
         linear = name.endswith(".weight") and any(f".{module}." in name for module in linears)
         transposed = self.policy.transposed and linear
         expected = shape[::-1] if transposed else shape
-        if tensor.shape != expected:
+        flat = (math.prod(tensor.shape[:-1]), tensor.shape[-1]) if len(expected) == 2 else tensor.shape
+        if flat != expected or (len(tensor.shape) == 3 and tensor.shape[0] != self._experts):
             raise UserError(
                 f"{self.file.path}: {tensor.name} is of shape {list(tensor.shape)}, expected {list(expected)} as the "
                 "file's metadata says; download or convert it again"
@@ -171,7 +183,7 @@ class GgufTensors:
                 f"{self.file.path}: the vector {tensor.name} is stored as {tensor.kind.name}; expected "
                 f"{', '.join(FLOATS)}: convert it again"
             )
-        return FileTensor(tensor, self._order(name, shape[0]), transposed)
+        return FileTensor(tensor, expected, self._order(name, shape[0]), transposed)
 
     def _order(self, name: str, rows: int) -> Tensor | None:
         """The file's order of rows: llama.cpp puts the two rows of a rotary pair next to each other for LLaMA and its
@@ -218,6 +230,21 @@ class NativeWeights(CanonicalLayers):
 
     def _floats(self, name: str, cut: Cut | None) -> Tensor:
         return finite(self._tensors.get(name, None, cut), name)
+
+
+def _shapes_of_experts(policy: Policy, config: ModelConfig) -> Shapes:
+    """The shapes of the tensors of experts, by the names that the row has for them in a file."""
+    if (experts := config.experts) is None:
+        return {}
+    hidden, rows = config.hidden_size, experts.count * config.intermediate_size
+    shapes: Shapes = {}
+    for index in range(config.num_layers):
+        shapes |= dict.fromkeys(policy.stored_names("ff1.weight", index), (rows, hidden))
+        shapes |= dict.fromkeys(
+            policy.stored_names("ff2.weight", index), (experts.count * hidden, config.intermediate_size)
+        )
+        shapes |= dict.fromkeys(policy.stored_names("router.weight", index), (experts.count, hidden))
+    return shapes
 
 
 def _check_kinds(file: GgufFile) -> None:

@@ -43,7 +43,32 @@ DERIVED: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", _WIDE | {"head_dim": 24}),
     "nemotron": ("nemotron", _WIDE | {"head_dim": 24, "partial_rotary_factor": 0.5}),
 }
-_ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "cohere": "command-r"}
+_EXPERTS: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2}
+# Models with experts, which have rows.
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", _WIDE | {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "qwen2_moe",
+        _WIDE | _EXPERTS | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128},
+    ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        _WIDE | _EXPERTS | {"head_dim": 32, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
+    "olmoe": ("olmoe", _WIDE | _EXPERTS),
+    "granite-moe": (
+        "granitemoe",
+        _WIDE | _SCALES | {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+}
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
+    "cohere": "command-r",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
 _LAYER_NORMS = {
     "gpt2": "layer_norm_epsilon",
     "bloom": "layer_norm_epsilon",
@@ -52,7 +77,7 @@ _LAYER_NORMS = {
     "cohere": "layer_norm_eps",
     "nemotron": "norm_eps",
 }
-_PAIRS_TOGETHER = ("llama", "granite", "smollm3")
+_PAIRS_TOGETHER = ("llama", "mixtral", "granite", "granitemoe", "smollm3")
 _ADDED_TO_NORMS = ("gemma2", "gemma3_text", "nemotron")
 
 
@@ -87,7 +112,14 @@ def describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     if kind in ("gemma2", "gemma3_text"):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if kind == "granite":
+    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if kind in ("qwen2_moe", "qwen3_moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if kind == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if kind in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -106,6 +138,22 @@ def _describe_heads(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
+
+
+def stored_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a model, with the gate and the up projection of experts apart, under names that gguf maps."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        name = name.replace("block_sparse_moe.experts", "mlp.experts").replace("block_sparse_moe.router", "mlp.gate")
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            begin = name.removesuffix("gate_up_proj")
+            stored |= {f"{begin}gate_proj.weight": gate, f"{begin}up_proj.weight": up}
+        elif name.endswith("experts.down_proj"):
+            stored[f"{name}.weight"] = tensor
+        else:
+            stored[name] = tensor.squeeze() if name.endswith("shared_expert_gate.weight") else tensor
+    return stored
 
 
 def stored_rows(config: PretrainedConfig, name: str, tensor: Tensor) -> Tensor:

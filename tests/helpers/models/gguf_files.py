@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from helpers.models.gguf_descriptions import DERIVED, architecture_of, describe, stored_rows
+from helpers.models.gguf_descriptions import DERIVED, MIXTURES, architecture_of, describe, stored_experts, stored_rows
 from helpers.models.small_models import randomised, small_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -48,7 +48,7 @@ def gguf_model(name: str) -> PreTrainedModel:
     if name in SIZES:
         model = small_model(name, vocab_size=VOCAB, **SIZES[name])
     else:
-        model_type, sizes = DERIVED[name]
+        model_type, sizes = (DERIVED | MIXTURES)[name]
         config = AutoConfig.for_model(model_type, vocab_size=VOCAB, **SPECIALS, **sizes)
         model = randomised(AutoModelForCausalLM.from_config(config))
     for parameter in model.parameters():
@@ -92,7 +92,11 @@ def write_gguf(
     for stored, tensor in (tensors_of(model) | dict(extra or {})).items():
         if stored in without:
             continue
-        matrix = tensor.ndim == 2 and stored.startswith(("blk.", "token_embd.weight", "output.weight"))
+        matrix = (
+            tensor.ndim >= 2
+            and "gate_inp" not in stored
+            and stored.startswith(("blk.", "token_embd.weight", "output.weight"))
+        )
         type_name = (kinds or {}).get(stored, kind if matrix else "F32")
         quantization = GGMLQuantizationType[type_name]
         numbers = tensor.numpy()
@@ -118,7 +122,7 @@ def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
     architecture = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(config))
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     tensors = {}
-    for name, parameter in model.state_dict().items():
+    for name, parameter in stored_experts(model.state_dict()).items():
         spellings = (name, name.removeprefix("transformer."))
         gguf_names = [names.get_name(spelling, try_suffixes=(".weight", ".bias")) for spelling in spellings]
         stored = next((gguf_name for gguf_name in gguf_names if gguf_name), None)

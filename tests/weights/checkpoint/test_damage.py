@@ -122,6 +122,13 @@ def test_the_manifest_of_another_model_is_refused(folder: Path) -> None:
         load(folder, other_config)
 
 
+def test_a_manifest_from_before_a_field_of_the_model_is_read(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["model"]["experts"], manifest["model"]["logit_scale"]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert load(folder, CONFIG).names()
+
+
 @pytest.mark.parametrize("kind", ["Megatron", "tp"])
 def test_shards_of_two_models_are_told_apart(kind: str, tmp_path: Path) -> None:
     tensors = {"transformer.layers.0.mlp.dense_h_to_4h.weight": torch.zeros(120, 60)}

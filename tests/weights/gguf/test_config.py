@@ -90,7 +90,7 @@ def test_factors_of_frequencies_become_llama_3_or_stay(original: int, expected: 
         ),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0.5}, "expected 1"),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale, which is not supported"),
-        ({"llama.expert_count": 8}, "llama.expert_count, which is not supported"),
+        ({"llama.expert_group_count": 8}, "llama.expert_group_count, which is not supported"),
         ({"llama.block_count": "2"}, 'block_count is "2", expected a whole number'),
         ({"llama.block_count": 2.0}, "block_count is 2.0, expected a whole number"),
         ({"llama.block_count": True}, "block_count is true, expected a whole number"),

@@ -1,0 +1,61 @@
+"""The tensors of transformers' own model, from a source that may keep the matrices of experts in another way."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from labkit.models.policies import find_policy
+from labkit.models.policy import Policy
+from labkit.models.shards import Cut, shard
+from labkit.system.errors import UserError
+from labkit.weights.protocol import TensorSource
+
+OF_EXPERTS = ("ff1.weight", "ff2.weight", "router.weight")
+
+
+def fill(model: PreTrainedModel, source: TensorSource, *, copies: bool) -> None:
+    """Gives an empty model the tensors of a source, one after the other. copies: they are copied, because they are
+    mapped from a file.
+    """
+    tensors = HfTensors(source, model.config)
+    for name, parameter in list(model.named_parameters()):
+        module, _, leaf = name.rpartition(".")
+        tensor = tensors.get(name, parameter.dtype)
+        if tensor.shape != parameter.shape:
+            raise UserError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
+        setattr(model.get_submodule(module), leaf, nn.Parameter(tensor.clone() if copies else tensor))
+
+
+class HfTensors:
+    """The tensors of a source, by the names of the class of `hf_config`."""
+
+    def __init__(self, source: TensorSource, hf_config: PretrainedConfig) -> None:
+        self._source, self._names = source, source.names()
+        policy = find_policy(hf_config)
+        self._policy = policy if policy is not None and policy.experts is not None else None
+        self._hf_config = hf_config
+
+    def get(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Raises KeyError for a tensor that the model does not have."""
+        if name in self._names or self._policy is None or name not in self._of_experts:
+            return self._source.get(name, dtype)
+        canonical, index = self._of_experts[name]
+        policy, config = self._policy, self._policy.model_config(self._hf_config)
+
+        def get(stored: str, cut: Cut | None) -> Tensor:
+            return self._source.get(stored, dtype, cut)
+
+        tensor = policy.as_stored(config, self._names).tensor(shard(config), canonical, index, get)
+        return policy.stored(config, canonical, tensor, index)[name].contiguous()
+
+    @cached_property
+    def _of_experts(self) -> dict[str, tuple[str, int]]:
+        """The canonical weight and the layer of each tensor of experts."""
+        assert isinstance(self._policy, Policy)
+        layers = range(self._policy.model_config(self._hf_config).num_layers)
+        places = [(canonical, index) for index in layers for canonical in OF_EXPERTS]
+        return {name: place for place in places for name in self._policy.stored_names(*place)}
