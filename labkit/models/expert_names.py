@@ -15,7 +15,7 @@ GATE_APART = (("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"), "m
 ROUTER_IN_GGUF = "mlp.gate"
 
 
-class Stored(StrEnum):
+class ExpertStorage(StrEnum):
     """The ways to keep the matrices of experts."""
 
     STACKS = "stacks"  # two tensors [E, outputs, inputs]; a first matrix has the gate's rows, then those of up
@@ -35,20 +35,20 @@ class ExpertNames:
 
     stacks: tuple[str, str]
     apart: tuple[tuple[str, ...], str]
-    way: Stored = Stored.STACKS
+    way: ExpertStorage = ExpertStorage.STACKS
     count: int = 0
 
     def as_stored(self, experts: int, within_first_layer: set[str]) -> ExpertNames:
         """The names of a model of `experts` experts, as the names in its first layer show."""
-        ways = {f"{self.apart[1].format(0)}.weight": Stored.APART, GATE_APART[1]: Stored.GATE_APART}
-        way = next((way for name, way in ways.items() if name in within_first_layer), Stored.STACKS)
+        ways = {f"{self.apart[1].format(0)}.weight": ExpertStorage.APART, GATE_APART[1]: ExpertStorage.GATE_APART}
+        way = next((way for name, way in ways.items() if name in within_first_layer), ExpertStorage.STACKS)
         return replace(self, way=way, count=experts)
 
     def of(self, role: str) -> tuple[str, ...]:
         """The stored tensors of a canonical role."""
-        if self.way is Stored.STACKS:
+        if self.way is ExpertStorage.STACKS:
             return (self.stacks[role == SECOND],)
-        if self.way is Stored.GATE_APART:
+        if self.way is ExpertStorage.GATE_APART:
             return GATE_APART[0] if role == FIRST else GATE_APART[1:]
         modules = self.apart[0] if role == FIRST else self.apart[1:]
         return tuple(f"{module.format(expert)}.weight" for expert in range(self.count) for module in modules)
@@ -59,11 +59,11 @@ class ExpertNames:
         if whole is None:
             return [None] * stored
         if role == SECOND:
-            return [replace(whole, dim=2 if self.way is Stored.STACKS else 1)] * stored
+            return [replace(whole, dim=2 if self.way is ExpertStorage.STACKS else 1)] * stored
         inner, width = shard.of_inner(), shard.config.intermediate_size
-        if self.way is Stored.APART:
+        if self.way is ExpertStorage.APART:
             return [inner] * stored
-        if self.way is Stored.STACKS:
+        if self.way is ExpertStorage.STACKS:
             halves = 2 if shard.config.gated else 1
             return [Cut(1, whole.ranges[:halves], halves * width)]
         (begin, end), *_ = inner.ranges
@@ -74,13 +74,16 @@ class ExpertNames:
         """The stored tensors of a role in pieces: their rows one after the other are those of the canonical weight.
         They may have further dimensions, such as the scales of rows.
         """
-        if self.way is Stored.STACKS:
+        if self.way is ExpertStorage.STACKS:
             return [part.flatten(0, 1) if part.ndim > 2 else part for part in parts]
-        if self.way is Stored.GATE_APART and role == FIRST:
+        if self.way is ExpertStorage.GATE_APART and role == FIRST:
             of_experts = [part.chunk(self.count) for part in parts]
             return [part for of_expert in zip(*of_experts, strict=True) for part in of_expert]
         return parts
 
-    def stored(self, tensor: Tensor, experts: int) -> list[Tensor]:
-        """The stored tensors of a canonical weight [E * outputs, inputs], in the order of `of`: stacks, or apart."""
-        return [tensor.unflatten(0, (experts, -1))] if self.way is Stored.STACKS else list(tensor.chunk(self.count))
+    def stored(self, role: str, tensor: Tensor, experts: int) -> list[Tensor]:
+        """The stored tensors of a canonical weight [E * outputs, inputs], in the order of `of`: a stack, or apart."""
+        assert self.way is not ExpertStorage.GATE_APART
+        if self.way is ExpertStorage.STACKS:
+            return [tensor.unflatten(0, (experts, -1))]
+        return list(tensor.chunk(len(self.of(role))))

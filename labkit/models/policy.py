@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from labkit.models.config import ModelConfig
 from labkit.models.config_checks import check_fields
-from labkit.models.expert_names import FIRST, GATE_APART, ROUTER_IN_GGUF, SECOND, ExpertNames, Stored
+from labkit.models.expert_names import FIRST, GATE_APART, ROUTER_IN_GGUF, SECOND, ExpertNames, ExpertStorage
 from labkit.models.hf_config import Fields
 from labkit.models.qkv_rows import by_kind, by_kv_head, heads_of_rank
 from labkit.models.shards import Cut, Shard
@@ -153,8 +153,14 @@ class Policy:
         begin = f"{self.layers}.0."
         within = {name.removeprefix(begin) for name in names if name.startswith(begin)}
         experts = self.experts.as_stored(config.experts.count, within)
-        router = ROUTER_IN_GGUF if experts.way is Stored.GATE_APART else self.router
+        router = ROUTER_IN_GGUF if experts.way is ExpertStorage.GATE_APART else self.router
         return replace(self, experts=experts, router=router)
+
+    def in_checkpoint(self, config: ModelConfig) -> Policy:
+        """This row, with the names of experts in a checkpoint of transformers."""
+        if self.experts is None or not self.experts.apart[0]:
+            return self
+        return self.as_stored(config, [f"{self.layers}.0.{self.experts.apart[1].format(0)}.weight"])
 
     def in_gguf(self, config: ModelConfig) -> Policy:
         """This row, with the names of experts in a GGUF file."""
@@ -205,6 +211,14 @@ class Policy:
                 return stored.removesuffix(within) + new + within.removeprefix(old)
         return stored
 
+    def published_name(self, name: str) -> str:
+        """The name in a checkpoint of a tensor of today's class, where `current_name` renames parts of layers."""
+        within = self.within_layer(name) or ""
+        for old, new in self.renamed_in_layer:
+            if within.startswith(new):
+                return name.removesuffix(within) + old + within.removeprefix(new)
+        return name
+
     def current_names(self, config: ModelConfig, stored: Iterable[str]) -> dict[str, str]:
         """Today's names of the tensors of a whole checkpoint, by their stored names.
 
@@ -241,7 +255,7 @@ class Policy:
         role = canonical.split(".")[0]
         if self.experts is not None and role in (FIRST, SECOND):
             assert config.experts is not None
-            parts = self.experts.stored(tensor, config.experts.count)
+            parts = self.experts.stored(role, tensor, config.experts.count)
         elif role == "qkv" and len(names) == 3:
             rows = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
             parts = list(tensor.split([heads * config.head_dim for heads in rows]))

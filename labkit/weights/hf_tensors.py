@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from labkit.models.config import ModelConfig, Shapes
 from labkit.models.policies import find_policy
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, shard
@@ -59,3 +60,54 @@ class HfTensors:
         layers = range(self._policy.model_config(self._hf_config).num_layers)
         places = [(canonical, index) for index in layers for canonical in OF_EXPERTS]
         return {name: place for place in places for name in self._policy.stored_names(*place)}
+
+
+class CheckpointTensors:
+    """The tensors of a source by the names that `save_pretrained` gives them: it writes most experts each by itself."""
+
+    def __init__(self, source: TensorSource, hf_config: PretrainedConfig, shapes: Shapes) -> None:
+        """shapes: of the tensors of transformers' class, by name."""
+        self._tensors, self._stack = HfTensors(source, hf_config), ("", dict[str, Tensor]())
+        self.shapes: Shapes = {}
+        self._stacks: dict[str, tuple[str, str, int]] = {}  # stack, canonical weight and layer of an expert's matrix
+        self._classes: dict[str, str] = {}  # names in the class
+        policy = find_policy(hf_config)
+        if policy is None:
+            self.shapes = shapes
+            self._classes = dict(zip(shapes, shapes, strict=True))
+            return
+        self._config = config = policy.model_config(hf_config)
+        self._policy = policy.in_checkpoint(config)
+        stacks = _stacks(policy, self._policy, config)
+        for name, shape in shapes.items():
+            if name not in stacks:
+                published = policy.published_name(name)
+                self.shapes[published], self._classes[published] = shape, name
+                continue
+            for part in self._policy.stored_names(*stacks[name]):
+                published = policy.published_name(part)
+                self.shapes[published], self._classes[published] = _shape_of_one(stacks[name][0], config), part
+                self._stacks[published] = name, *stacks[name]
+
+    def get(self, name: str, dtype: torch.dtype) -> Tensor:
+        if name not in self._stacks:
+            return self._tensors.get(self._classes[name], dtype)
+        stack, canonical, index = self._stacks[name]
+        if self._stack[0] != stack:  # one is in memory at a time
+            whole = self._tensors.get(stack, dtype).flatten(0, 1)
+            self._stack = stack, self._policy.stored(self._config, canonical, whole, index)
+        return self._stack[1][self._classes[name]].contiguous()
+
+
+def _stacks(policy: Policy, published: Policy, config: ModelConfig) -> dict[str, tuple[str, int]]:
+    """The canonical weight and the layer of each stack of experts that is published in parts."""
+    if policy.experts is None or published.experts == policy.experts:
+        return {}
+    places = [(canonical, index) for index in range(config.num_layers) for canonical in OF_EXPERTS[:2]]
+    return {policy.stored_names(*place)[0]: place for place in places}
+
+
+def _shape_of_one(canonical: str, config: ModelConfig) -> tuple[int, int]:
+    """The shape of an expert's gate, up or down projection."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return (inner, hidden) if canonical == OF_EXPERTS[0] else (hidden, inner)

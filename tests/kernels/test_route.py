@@ -64,10 +64,9 @@ def test_the_largest_logits_are_chosen_in_their_order(chosen: int, renormalised:
 
 def with_logits(logits: Tensor, chosen: int, impl: str) -> tuple[Tensor, Tensor]:
     """The choice of rows with these logits [N, E]: the rows are the logits, and the matrix is the identity."""
-    eye = Draw().linear(logits.shape[1], logits.shape[1], bias=False)
-    matrix = replace(eye[0], weight=torch.eye(logits.shape[1]))
-    if impl == "cpp":
-        matrix = packed_matrix(Linear(matrix.weight, None, *matrix.weight.shape, "rows"))
+    experts = logits.shape[1]
+    matrix = Linear(torch.eye(experts), None, experts, experts, "rows")
+    matrix = packed_matrix(matrix) if impl == "cpp" else matrix
     _, _, numbers, shares = route(logits, None, None, Router(NO_NORM, matrix, chosen, True), impl=impl)
     return numbers, shares
 

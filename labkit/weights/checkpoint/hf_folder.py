@@ -14,6 +14,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from labkit.models.policies import policy_for
 from labkit.system.whole_file import write_whole
 from labkit.weights.checkpoint.tensor_writer import TensorWriter
+from labkit.weights.hf_tensors import CheckpointTensors
 from labkit.weights.source import ModelSource, hf_shapes
 
 SHARD_BYTES = 2_000_000_000  # most bytes of a file, unless a single tensor is larger
@@ -32,14 +33,15 @@ def write_checkpoint(
     config.save_pretrained(folder)
     if source.generation_config is not None:
         source.generation_config.save_pretrained(folder)
-    shapes = hf_shapes(source.hf_config)
+    tensors = CheckpointTensors(source, source.hf_config, hf_shapes(source.hf_config))
+    shapes = tensors.shapes
     shards = list(_shards({name: dtype.itemsize * math.prod(shape) for name, shape in shapes.items()}, shard_bytes))
     files: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         with TensorWriter(folder / file, len(names), alignment=1) as writer:
             for name in names:
-                writer.add(name, source.get(name, dtype))
+                writer.add(name, tensors.get(name, dtype))
             writer.finish({"format": "pt"})
         files |= dict.fromkeys(names, file)
     size = sum(dtype.itemsize * math.prod(shape) for shape in shapes.values())
