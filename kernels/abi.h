@@ -110,7 +110,8 @@ struct Router {
 // What a layer has instead of an MLP that every row passes.
 struct Mixture {
   Router router;
-  ExpertMlps experts;
+  ExpertMlps experts;  // of this rank
+  int64_t first;       // the number of the first of them
   Linear shared_gate;  // the output of the shared expert is multiplied by the sigmoid of this one's; null weight: by 1
 };
 
@@ -118,7 +119,7 @@ struct Layer {
   QkvWeights qkv;
   AttentionParams attention;
   Linear attn_out;
-  DenseMlp mlp;            // with a mixture the shared expert, null weights: none; its norms are those of the mixture
+  DenseMlp mlp;            // with a mixture: the shared expert, if it has weights; its norms are the mixture's
   const Mixture* mixture;  // null: `mlp` alone
 };
 

@@ -78,7 +78,7 @@ class CRouter(ctypes.Structure):
 
 @mirrors("Mixture")
 class CMixture(ctypes.Structure):
-    _fields_ = fields((CRouter, "router"), (CExpertMlps, "experts"), (CLinear, "shared_gate"))
+    _fields_ = fields((CRouter, "router"), (CExpertMlps, "experts"), (LONG, "first"), (CLinear, "shared_gate"))
 
 
 @mirrors("Layer")

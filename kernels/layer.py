@@ -32,11 +32,11 @@ class JoinedRegions(Protocol):
 
 
 class Mixture(Protocol):
-    """The experts of a layer, and an MLP beside them."""
+    """The experts of a layer, and its shared expert."""
 
     @property
     def shares_one(self) -> bool:
-        """Whether there is an MLP beside them that every row passes."""
+        """Whether there is a shared expert, an MLP that every row passes."""
 
     def route(self, attended: Sum) -> tuple[Any, Sum]:
         """Returns rows with their experts, and what the experts' output is added to."""
@@ -44,7 +44,7 @@ class Mixture(Protocol):
     def experts(self, routed: Any, onto: Sum) -> Sum: ...
 
     def mlp(self, routed: Any) -> Tensor:
-        """Returns the activations [N, I] of the MLP beside the experts."""
+        """Returns the activations [N, I] of the shared expert."""
 
     def mlp_out(self, act: Tensor, routed: Any, onto: Sum) -> Sum: ...
 

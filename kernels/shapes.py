@@ -60,7 +60,7 @@ class OpCase(Protocol):
 class ExpertsShape:
     """A mixture of experts. The width of an expert is `LayerShape.intermediate`.
 
-    shared: width of an MLP beside them that every row passes; 0: there is none.
+    shared: width of the shared expert, an MLP that every row passes; 0: the mixture has none.
     shared_gate: whether its output is multiplied by a gate's.
     """
 

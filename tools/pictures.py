@@ -25,6 +25,7 @@ FIGURES = {  # by notebook, the position on its page of the figure that is taken
     "05_precision": 0,
     "06_larger_than_memory": 0,
     "07_pipeline": 0,
+    "08_experts": 2,
 }
 # By notebook, the heading from which on it is taken.
 LIVE = {"01_vanilla_vs_fused": "What is measured", "02_kernel_by_kernel": "One after another"}

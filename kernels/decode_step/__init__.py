@@ -69,7 +69,7 @@ class CStepArgs(ctypes.Structure):
         (INT, "own_logits reading"),
         (POINTER, "stream blocks first_slot kv_stream"),
         (LONG, "kv_turn"),
-        (POINTER, "kv_slot"),
+        (POINTER, "kv_slot experts_read chosen"),
     )
 
 
@@ -143,6 +143,8 @@ class DecodeStep:
     times: nanoseconds of the latest call in the embedding, in each of LAYER_STAGES of each layer, in the head, and in
     the choice of tokens by rules.
 
+    experts_read: number of experts that the latest call read in each layer, summed over its steps; empty: no mixture.
+
     One instance must not run two steps at a time.
     """
 
@@ -156,11 +158,11 @@ class DecodeStep:
         self.model, self.exchange, self.streamed, self.kv_streamed = model, exchange, streamed, kv_streamed
         self.library = build.in_use(model.weight_type)
         self.times = no_times(len(model.layers))
+        self.experts_read = np.zeros(len(model.layers) if model.experts_of_a_row else 0, dtype=np.int64)
         self._workspace, self._workspace_at = torch.empty(0, dtype=torch.uint8), 0
         self._sized_for = (0, 0, 0)
-        self._args = CStepArgs(
-            times=self.times.ctypes.data, exchange=ctypes.addressof(exchange.c) if exchange else None
-        )
+        self._args = CStepArgs(times=self.times.ctypes.data, experts_read=self.experts_read.ctypes.data)
+        self._args.exchange = ctypes.addressof(exchange.c) if exchange else None
         if streamed:
             assert isinstance(streamed.stream, LayerStream)
             self._blocks = (LONG * len(streamed.blocks))(*streamed.blocks)
@@ -196,16 +198,18 @@ class DecodeStep:
         own_logits: bool = False,
         reading: int = USUAL,
         kv_pass: CachePass | None = None,
+        chosen: Tensor | None = None,
     ) -> None:
         """Runs the chunks in order; each sees the keys and values of the chunks before it. Layers may share a cache.
 
         `reading`: how the weights are read, an index into READINGS. `own_logits`: fill in only the columns of this
-        rank's vocabulary. `kv_pass`: a pass over keys and values in a file; `caches` point into its first slot. Raises
+        rank's vocabulary. `kv_pass`: a pass over keys and values in a file; `caches` point into its first slot.
+        `chosen`: of a mixture, gets the experts of all rows, int64 [layers, rows, experts of a row]. Raises
         RuntimeError if another rank has ended, and RunError if a streamed layer, or its keys and values, can't be read.
         """
         assert (kv_pass is not None) == self.kv_streamed
         args, _alive = self._set(chunks, rotary, caches, threads, reading)
-        args.own_logits = own_logits
+        args.own_logits, args.chosen = own_logits, pointer(chosen)
         if kv_pass is not None:
             assert isinstance(kv_pass.stream, CacheStream)
             args.kv_stream, args.kv_turn = kv_pass.stream.address, kv_pass.first
@@ -248,15 +252,15 @@ class DecodeStep:
         chosen = torch.empty(most, chunk.rows.batch, dtype=torch.int64)
         tensors, c_pad = (pointer(marks), pointer(ended), pointer(chosen)), -1 if pad is None else pad
         args, _alive = self._set([chunk], rotary, caches, threads, reading)
-        args.own_logits = False
+        args.own_logits, args.chosen = False, None
         with c_address(choice, most) as (c_choice, random_state):
 
             def after_step(step: int) -> bool:
                 assert put is not None
-                times = self.times.copy()
+                times, experts_read = self.times.copy(), self.experts_read.copy()
                 with in_generator(random_state):
                     goes_on = put(chosen[step])
-                self.times[:] = times
+                self.times[:], self.experts_read[:] = times, experts_read
                 return goes_on
 
             c_put = AfterStep(after_step) if put else AfterStep()
@@ -333,6 +337,7 @@ class DecodeStep:
         args.threads, args.reading = threads, reading
         args.workspace = self._workspace_for(sum(counts), max(counts), threads)
         self.times.fill(0)
+        self.experts_read.fill(0)
         return args, (c_chunks, self._workspace)
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:

@@ -99,7 +99,7 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   clock.stamp(LayerStage::kResidual);
 }
 
-// A streamed layer with its matrices in its slot. experts: memory for those of a mixture.
+// A streamed layer with its matrices in its slot. experts: memory for the moved experts of a mixture.
 inline Layer shifted(Layer layer, const char* from, const char* to, MovedMixture& experts) {
   const auto move = [&](Linear& linear) {
     for (const void** at : {&linear.weight, &linear.scales})
@@ -139,11 +139,16 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
     }
     const int64_t begin = (args.stream || args.kv_stream) && thread == 0 ? now_ns() : 0;
     work.h = first_h;
+    if (work.mixture) {
+      if (args.experts_read) work.mixture->experts_read = args.experts_read + l;
+      if (args.chosen) work.mixture->noted = args.chosen + l * args.rows() * layer.mixture->router.chosen;
+    }
     for (int64_t c = 0; c < args.num_chunks; ++c) {
       const Chunk& chunk = args.chunks[c];
       layer_step(team, thread, ranks, model, layer, cache_of(args, model.heads, chunk, l, kv_slot), args.rotary, chunk,
                  work, stride, clock, scratch);
       work.h += chunk.count() * stride;
+      if (args.chosen && work.mixture) work.mixture->noted += chunk.count() * layer.mixture->router.chosen;
     }
     if (thread != 0) continue;
     const int64_t end = args.stream || args.kv_stream ? now_ns() : 0;  // before slots are released and refilled

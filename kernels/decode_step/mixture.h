@@ -18,7 +18,12 @@ inline void mixture_step(Team& team, int thread, const Layer& layer, const Norma
     gemm_into<Weight>(team, thread, mixture.shared_gate, input.x, input.stride, rows, memory.gates, 1, scratch);
   route_rows(team, thread, mixture.router, input, rows, memory.logits, memory.chosen, memory.shares, scratch);
   const int64_t per_row = mixture.router.chosen;
-  if (thread == 0) ExpertTable(mixture.experts.count, memory.experts.table).fill(memory.chosen, rows * per_row);
+  if (thread == 0) {
+    ExpertTable table(mixture.experts.count, memory.experts.table);
+    table.fill(memory.chosen, rows * per_row, mixture.first);
+    if (memory.experts_read) *memory.experts_read += *table.active_count;
+    if (memory.noted) std::copy(memory.chosen, memory.chosen + rows * per_row, memory.noted);
+  }
   team.barrier();
   clock.stamp(LayerStage::kRoute);
 

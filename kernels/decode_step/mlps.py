@@ -58,11 +58,13 @@ class SharedExpert:
 class MixtureMlp:
     """A mixture of experts.
 
+    own: the experts of this rank, by their numbers. A row's other experts are on other ranks.
     ups, outs: the first, and the second, matrices of all experts, one expert after the other. With layout "panels" each
     expert's rows are padded to whole blocks.
     """
 
     router: Router
+    own: range
     ups: Linear
     outs: Linear
     activation: str
@@ -75,7 +77,7 @@ class MixtureMlp:
 
     @cached_property
     def experts(self) -> ExpertMlps:
-        count = self.router.matrix.outputs
+        count = len(self.own)
         regions = tuple(MlpWeights(NO_NORM, up, self.activation, self.gated) for up in _parts(self.ups, count))
         return ExpertMlps(regions, tuple(replace(out, outputs=self.hidden) for out in _parts(self.outs, count)))
 
@@ -109,7 +111,7 @@ class MixtureMlp:
     @cached_property
     def c_mixture(self) -> CMixture:
         gate = None if self.shared is None else self.shared.gate
-        return CMixture(self.router.c, self.experts.c, CLinear() if gate is None else gate.c)
+        return CMixture(self.router.c, self.experts.c, self.own.start, CLinear() if gate is None else gate.c)
 
 
 def _parts(stack: Linear, count: int) -> list[Linear]:

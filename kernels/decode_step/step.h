@@ -45,6 +45,14 @@ struct StepArgs {
   SlotStream* kv_stream;   // of keys and values; null: they are resident
   int64_t kv_turn;         // of the first layer's keys and values, in a pass that has begun
   const char* kv_slot;     // the first slot; the caches point into it
+  int64_t* experts_read;   // [layers]: number of experts that were read, to which the step adds; or null
+  int64_t* chosen;         // [layers][rows of all chunks][chosen]: the experts of each row; or null
+
+  int64_t rows() const {
+    int64_t rows = 0;
+    for (int64_t c = 0; c < num_chunks; ++c) rows += chunks[c].count();
+    return rows;
+  }
 };
 
 // Choice of the tokens of several steps from the logits of their chunk.
@@ -78,15 +86,17 @@ inline int64_t widest(const Model& model) {
 
 // Working memory of the mixtures of a model, for the rows of a chunk.
 struct MixtureMemory {
-  float* logits;    // [rows][experts]
+  float* logits;    // [rows][experts of all ranks]
   int64_t* chosen;  // [rows][chosen]
   float* shares;    // [rows][chosen]
   float* gates;     // [rows], of the shared expert
   ExpertMemory experts;
+  int64_t* experts_read = nullptr;  // of the layer: see StepArgs
+  int64_t* noted = nullptr;         // where the choices of the layer's next rows are noted
 
   template <class Cut>
   MixtureMemory(const Mixture& mixture, int64_t rows, Cut&& cut)
-      : logits(reinterpret_cast<float*>(cut(rows * mixture.experts.count, 4))),
+      : logits(reinterpret_cast<float*>(cut(rows * mixture.router.matrix.outputs, 4))),
         chosen(reinterpret_cast<int64_t*>(cut(rows * mixture.router.chosen, 8))),
         shares(reinterpret_cast<float*>(cut(rows * mixture.router.chosen, 4))),
         gates(reinterpret_cast<float*>(cut(rows, 4))),

@@ -182,6 +182,12 @@ class ModelWeights:
         """The type of unquantised keys and values."""
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
+    @property
+    def experts_of_a_row(self) -> int:
+        """Number of experts that a row chooses in each layer; 0: the layers have no mixtures."""
+        mlp = self.layers[0].mlp
+        return mlp.router.chosen if isinstance(mlp, MixtureMlp) else 0
+
     def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[Stage, ...]:
         """The stages of one layer in running order. Several ranks have sums, and a stream of layers or of keys and
         values has a wait.

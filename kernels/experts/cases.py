@@ -58,12 +58,12 @@ class ExpertsCase:
 
 
 def shared_shape(shape: LayerShape) -> LayerShape:
-    """The shape of the MLP beside the experts. Its norm is that of the choice."""
+    """The shape of the shared expert. Its norm is that of the choice."""
     return replace(
         shape, intermediate=_experts(shape).shared, experts=None, shared_norm=True, output_norms=False, parallel=True
     )
 
 
 def shared_case(shape: LayerShape) -> MlpCase:
-    """Region 3 of the MLP beside the experts."""
+    """Region 3 of the shared expert."""
     return MlpCase(shared_shape(shape))

@@ -33,20 +33,20 @@ struct ExpertTable {
         active_count(active + experts),
         places(active_count + 1) {}
 
-  // Sorts the choices; an expert's entries are in the order of their places. Numbers that are no expert's are left out.
-  // One thread calls it, and a barrier follows.
-  void fill(const int64_t* chosen, int64_t choices) {
+  // Sorts the choices; an expert's entries are in the order of their places. The experts here have the numbers from
+  // `first` on, and all other numbers are left out. One thread calls it, and a barrier follows.
+  void fill(const int64_t* chosen, int64_t choices, int64_t first) {
     std::fill(begin, begin + experts + 1, 0);
-    const auto is_expert = [&](int64_t number) { return number >= 0 && number < experts; };
+    const auto is_expert = [&](int64_t number) { return number >= first && number < first + experts; };
     for (int64_t i = 0; i < choices; ++i)
-      if (is_expert(chosen[i])) ++begin[chosen[i] + 1];
+      if (is_expert(chosen[i])) ++begin[chosen[i] - first + 1];
     *active_count = 0;
     for (int64_t e = 0; e < experts; ++e) {
       if (begin[e + 1]) active[(*active_count)++] = e;
       begin[e + 1] += begin[e];
     }
     for (int64_t i = 0; i < choices; ++i)
-      if (is_expert(chosen[i])) places[begin[chosen[i]]++] = i;
+      if (is_expert(chosen[i])) places[begin[chosen[i] - first]++] = i;
     for (int64_t e = experts; e > 0; --e) begin[e] = begin[e - 1];
     begin[0] = 0;
   }
@@ -184,7 +184,7 @@ extern "C" int64_t labkit_experts(const labkit::ExpertMlps* mlps, const float* h
     const ExpertMemory memory(*mlps, rows * per_row, [&](int64_t numbers, int64_t size) {
       return parts[part++]->get<char>(size_t(numbers * size));
     });
-    ExpertTable(mlps->count, memory.table).fill(chosen, rows * per_row);
+    ExpertTable(mlps->count, memory.table).fill(chosen, rows * per_row, 0);
     run_team(team, threads, [&](int thread) {
       experts_region(
           team, thread, *mlps, shares, rows, per_row, memory,

@@ -3,8 +3,8 @@
 python -P -m labkit.bench.experts [--model qwen3-moe-shape] [--epochs 6]
 
 It is no part of `make bench`, since the model takes 9 GB of memory and each case two minutes. The files are rewritten
-after each case, and a stopped bench goes on where it was. The limit counts the experts that a token chooses, and for
-several tokens as many as they would choose if every choice were equally likely.
+after each case, and a stopped bench goes on where it was. The limit counts the experts that a token chooses; for
+several tokens it counts their number on average if all choices are equally likely.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def join(plan: Plan) -> Team:
         pipeline = options.pipeline_parallel
         stage = join_stages(plan.stages, pipeline, tp, spec.impl, device, lambda: _facts(request), most_bytes)
         tp, layers = stage.tp, stage.layers[stage.number]
-    ranks = join_ranks(spec.config, tp, spec.impl, device, CHUNK_ROWS, lambda: _facts(request), layers)
+    ranks = join_ranks(
+        spec.config, tp, spec.impl, device, CHUNK_ROWS, lambda: _facts(request), layers, options.moe.parts
+    )
     if (ranks or stage) and device.type == "cuda":  # on joining, each rank chose its own GPU as the current one
         device = gpu.default_device()
     spec = replace(spec, part=ranks.shard if ranks else shard(spec.config, layers=layers))

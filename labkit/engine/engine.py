@@ -1,6 +1,7 @@
 """Engines, as returned by `init_inference`: models with DeepSpeed's engine interface and Hugging Face's attributes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Self
 
@@ -13,15 +14,16 @@ from labkit.engine.hf.encoder import FusedEncoder
 from labkit.engine.options import Options
 from labkit.engine.parallel.pipeline_stage import PipelineStage
 from labkit.engine.parallel.ranks import draw_alike
+from labkit.engine.runners.one_call import OneCallRunner
 from labkit.engine.runners.runner import Runner, RunnerInfo
-from labkit.engine.runners.stage_clock import StageTime
+from labkit.engine.runners.stage_clock import ExpertsRead, StageTime
 from labkit.engine.runners.step import Node
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
 from labkit.models.level_names import DERIVED, HOOKS, ROW, kernels_in_words
 from labkit.models.policies import find_policy
-from labkit.system.errors import RunError, UserTypeError
+from labkit.system.errors import RunError, UserError, UserTypeError
 
 
 class InferenceEngine(nn.Module):
@@ -200,6 +202,32 @@ class DecoderEngine(FusedEngine):
     @property
     def runner_info(self) -> RunnerInfo:
         return self.fused.runner.info
+
+    def experts_read(self) -> list[ExpertsRead]:
+        """Returns how many experts the steps read, by phase, since `stage_times` was last reset. The one-call C++
+        step counts them. Empty for a model without mixtures.
+        """
+        return self.timed.clock.experts_read()
+
+    @contextmanager
+    def noting_experts(self) -> Iterator[list[torch.Tensor]]:
+        """Context with a list to which every pass of the one-call C++ step appends the experts of its rows, int64
+        [layers, rows, experts of a row]. A row is a token of a sequence; the tokens of a sequence follow each other.
+
+        Raises UserError for a model without mixtures, and without the one-call step.
+        """
+        runner = getattr(self.timed, "fast", self.timed)
+        if not isinstance(runner, OneCallRunner) or not self.weights.experts_of_a_row:
+            raise UserError(
+                f"got {type(self.module.config).__name__} with impl={self.impl!r}; expected a model with experts and "
+                "impl='cpp', whose steps know them"
+            )
+        chosen: list[torch.Tensor] = []
+        runner.chosen_experts = chosen
+        try:
+            yield chosen
+        finally:
+            runner.chosen_experts = None
 
 
 class EncoderEngine(FusedEngine):

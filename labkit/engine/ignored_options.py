@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, BeforeValidator, Field, create_model
+from pydantic import Field, create_model
 
 from labkit.system.errors import UnsupportedError
 from labkit.system.validation import Strict
 
 log = logging.getLogger("labkit")
 AtLeastOne = Annotated[int, Field(ge=1)]
-
-
-class MixtureOfExperts(Strict):
-    """DeepSpeed's experts, which labkit runs only where the model has them."""
-
-    enabled: bool = True
-    ep_size: int = 1
-    moe_experts: list[int] = Field(default=[1], validation_alias=AliasChoices("moe_experts", "num_experts"))
-    type: Literal["standard", "residual"] = "standard"
-
-
-def _switched_off(value: Any) -> Any:
-    return {"enabled": False} if value is None or value is False else value
 
 
 class IgnoredOption(NamedTuple):
@@ -40,9 +27,6 @@ class IgnoredOption(NamedTuple):
 IGNORED = {
     "max_out_tokens": IgnoredOption(AtLeastOne, 1024, "the KV cache grows as needed"),
     "min_out_tokens": IgnoredOption(AtLeastOne, 1, "the KV cache grows as needed"),
-    "moe": IgnoredOption(
-        Annotated[MixtureOfExperts, BeforeValidator(_switched_off)], MixtureOfExperts(), "no experts are made"
-    ),
     "replace_method": IgnoredOption(str | None, None, "the engine always runs on its kernels"),
     "replace_with_kernel_inject": IgnoredOption(bool, False, "the engine always runs on its kernels"),
     "return_tuple": IgnoredOption(bool, True, "outputs are transformers' own"),
@@ -69,6 +53,4 @@ def without_ignored(options: Mapping[str, Any]) -> dict[str, Any]:
         if row.required and value != row.default:
             raise UnsupportedError(f"{name}={value!r} is not supported yet; leave it at {row.default!r}")
         log.info("labkit: the option %s has no effect: %s", name, row.why)
-    if values.moe.enabled and (values.moe.ep_size > 1 or values.moe.moe_experts != [1]):
-        raise UnsupportedError("moe is not supported yet; leave it out")
     return {name: value for name, value in options.items() if name not in IGNORED}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from labkit.engine.ignored_options import IGNORED, without_ignored
 from labkit.engine.offload.deepspeed import offload_of, without_training
@@ -44,6 +44,33 @@ class TensorParallel(Strict):
     def ranks(self) -> int:
         """Number of ranks that share the model."""
         return self.tp_size if self.enabled else 1
+
+
+class ExpertParallel(Strict):
+    """DeepSpeed's `moe`. The ranks of `tensor_parallel` are divided into `ep_size` parts with different experts.
+
+    moe_experts: the numbers of experts, which the model knows: [1], or the model's own number.
+    """
+
+    enabled: bool = True
+    ep_size: int = Field(default=1, ge=1, le=MOST_RANKS)
+    moe_experts: list[int] = Field(default=[1], validation_alias=AliasChoices("moe_experts", "num_experts"))
+    type: Literal["standard", "residual"] = "standard"
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of the experts."""
+        return self.ep_size if self.enabled else 1
+
+    @model_validator(mode="after")
+    def _standard(self) -> Self:
+        if self.enabled and self.type == "residual":
+            raise UnsupportedError("moe: type='residual' is not supported yet; leave it out")
+        return self
+
+
+def _switched_off(value: Any) -> Any:
+    return {"enabled": False} if value is None or value is False else value
 
 
 class MicroBatches(Strict):
@@ -133,6 +160,7 @@ class Options(Strict):
     DeepSpeed's `zero_optimization` and `aio` are translated to it.
     kv_offload: keys and values on disk, or with a GPU in the host's memory, with a few layers resident, see
     `KvOffload`.
+    moe: experts on different ranks, see `ExpertParallel`; `ep_size` alone stands for it, too.
     pipeline_parallel: layers on several ranks, which work on different micro-batches at a time, see `PipelineParallel`.
     """
 
@@ -140,6 +168,7 @@ class Options(Strict):
     kv_dtype: torch.dtype | None = None
     tensor_parallel: TensorParallel = TensorParallel()
     pipeline_parallel: PipelineParallel = PipelineParallel()
+    moe: Annotated[ExpertParallel, BeforeValidator(_switched_off)] = ExpertParallel()
     quant: Quantization = Quantization()
     checkpoint: Annotated[dict[str, Any] | str | Path | None, one_problem("a path or a dict")] = None
     base_dir: str = ""
@@ -207,6 +236,9 @@ class Options(Strict):
                 "at fixed addresses; leave one of them out"
             )
         self._refuse_with_pipeline()
+        for name in ("offload", "save_mp_checkpoint_path"):
+            if self.moe.parts > 1 and getattr(self, name) is not None:
+                raise UnsupportedError(f"{name} together with moe is not supported yet; leave one out")
         if self.tensor_parallel.mpu is not None:
             raise UnsupportedError(
                 "tensor_parallel.mpu is not supported yet; pass its group, mpu.get_model_parallel_group(), as tp_group"
@@ -278,6 +310,8 @@ def _translated(key: str, value: Any) -> tuple[str, Any]:
     """Returns today's name and value of an option that may have an old spelling."""
     if key == "mp_size":
         return "tensor_parallel", {"tp_size": value}
+    if key == "ep_size":
+        return "moe", {"ep_size": value}
     return ALIASES.get(key, key), value
 
 

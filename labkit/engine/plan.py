@@ -8,9 +8,11 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from labkit.engine.options import ExpertParallel
 from labkit.engine.resolve import Request
 from labkit.kernels import gpu
 from labkit.kernels.types import float_dtype
+from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly, shard
 from labkit.system.errors import UnsupportedError, UserError
 from labkit.weights.capacity import layer_bytes, outside_bytes
@@ -43,6 +45,7 @@ def make_plan(request: Request) -> Plan:
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
     if spec.config.qk_norm_whole and impl == "triton":
         raise UnsupportedError("norms over all heads together are not in the Triton kernels yet; pass impl='cpp'")
+    _check_experts(options.moe, spec.config)
     if spec.config.experts is not None and impl == "triton":
         raise UnsupportedError("experts are not in the Triton kernels yet; pass impl='cpp'")
     if options.offload is not None:
@@ -54,6 +57,13 @@ def make_plan(request: Request) -> Plan:
     pipeline = options.pipeline_parallel
     stages = split_layers(spec, pipeline.stages, pipeline.layers) if pipeline.stages > 1 else None
     return Plan(request, kv_dtype, device, stages)
+
+
+def _check_experts(moe: ExpertParallel, config: ModelConfig) -> None:
+    """Raises UserError for other numbers of experts than the model's."""
+    count = config.experts.count if config.experts else 1
+    if moe.enabled and set(moe.moe_experts) - {1, count}:
+        raise UserError(f"got moe_experts={moe.moe_experts}, expected [{count}] for {config.architecture}, or [1]")
 
 
 def _stored_dtype(requested: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:

@@ -27,6 +27,8 @@ def refuse_options_of_fused_steps(options: Options, model: str, reason: str, *, 
     refuse_checkpoints(options, model)
     if options.pipeline_parallel.stages > 1:
         raise UserError(f"pipeline_parallel {reason}; {pipeline}")
+    if options.moe.parts > 1:
+        raise UserError(f"moe {reason}; leave it out")
     for name in ("offload", "kv_offload", "kv_dtype"):
         if getattr(options, name) is not None:
             raise UserError(f"{name} {reason}; leave it out")

@@ -51,8 +51,9 @@ class ExpertsSpec:
 
     count: number of experts. chosen: how many of them a row passes, those with the largest logits of the router.
     renormalised: the shares of the chosen experts add up to 1; else they are parts of the softmax over all experts.
-    shared: width of an MLP beside the experts that every row passes; 0: there is none.
+    shared: width of the shared expert, an MLP that every row passes; 0: the mixture has none.
     shared_gate: its output is multiplied by the sigmoid of a gate.
+    held: the experts of a rank, [first, end); None: all. The router chooses among all of them.
     """
 
     count: int
@@ -60,6 +61,12 @@ class ExpertsSpec:
     renormalised: bool
     shared: int = 0
     shared_gate: bool = False
+    held: tuple[int, int] | None = None
+
+    @property
+    def own(self) -> range:
+        """The experts of a rank."""
+        return range(self.count) if self.held is None else range(*self.held)
 
     def __post_init__(self) -> None:
         for name in ("count", "chosen"):
@@ -188,8 +195,8 @@ class ModelConfig:
         """The weights of one layer: canonical name -> shape; linears are [out, in].
 
         `qkv` holds the rows of all query heads, then all keys, then all values; a gated `ff1` the gate's rows, then
-        the up projection's. With experts `ff1` and `ff2` hold the rows of the first expert, then those of the second
-        one, and so on. Biases that a model does not have are absent, and so is `norm2` when it is shared.
+        the up projection's. With experts `ff1` and `ff2` hold the rows of the first expert, then the rows of the
+        second, and so on. Biases that a model does not have are absent, and so is `norm2` when it is shared.
         """
         hidden, inner = self.hidden_size, self.intermediate_size
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -208,7 +215,8 @@ class ModelConfig:
             shapes |= self._linear_shapes("ff1", wide * inner, hidden)
             return shapes | self._linear_shapes("ff2", hidden, inner)
         shapes |= {"router.weight": (experts.count, hidden)}
-        shapes |= {"ff1.weight": (experts.count * wide * inner, hidden), "ff2.weight": (experts.count * hidden, inner)}
+        own = len(experts.own)
+        shapes |= {"ff1.weight": (own * wide * inner, hidden), "ff2.weight": (own * hidden, inner)}
         if experts.shared:
             shared = experts.shared
             shapes |= {"shared_ff1.weight": (wide * shared, hidden), "shared_ff2.weight": (hidden, shared)}

@@ -1,4 +1,4 @@
-"""Where a class, a checkpoint or a GGUF file keeps the matrices of its experts."""
+"""Names of the tensors in which a class, a checkpoint or a GGUF file keeps the matrices of its experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUTER_IN_GGUF = "mlp.gate"
 class ExpertStorage(StrEnum):
     """The ways to keep the matrices of experts."""
 
-    STACKS = "stacks"  # two tensors [E, outputs, inputs]; a first matrix has the gate's rows, then those of up
+    STACKS = "stacks"  # two tensors [E, outputs, inputs]; a first matrix has the gate's rows, then up's
     APART = "apart"  # each matrix by itself, as most checkpoints do
     GATE_APART = "gate apart"  # GGUF: three tensors [E * outputs, inputs], of the gate, of up and of down
 
@@ -53,9 +53,16 @@ class ExpertNames:
         modules = self.apart[0] if role == FIRST else self.apart[1:]
         return tuple(f"{module.format(expert)}.weight" for expert in range(self.count) for module in modules)
 
-    def cuts(self, shard: Shard, role: str) -> list[Cut | None]:
-        """The shard's part of each stored tensor."""
-        whole, stored = shard.cut(f"{role}.weight"), len(self.of(role))
+    def held(self, role: str, stored: tuple[str, ...], shard: Shard) -> tuple[str, ...]:
+        """Returns the stored tensors that have experts of the shard."""
+        if self.way is not ExpertStorage.APART:
+            return stored
+        each = len(self.apart[0]) if role == FIRST else 1
+        return stored[shard.experts.start * each : shard.experts.stop * each]
+
+    def cuts(self, shard: Shard, role: str, stored: int) -> list[Cut | None]:
+        """The shard's part of each of the `stored` tensors that it holds. `arranged` takes its experts out of it."""
+        whole = shard.cut(f"{role}.weight")
         if whole is None:
             return [None] * stored
         if role == SECOND:
@@ -70,14 +77,15 @@ class ExpertNames:
         ranges = tuple((expert * width + begin, expert * width + end) for expert in range(self.count))
         return [Cut(0, ranges, self.count * width)] * stored
 
-    def arranged(self, role: str, parts: list[Tensor]) -> list[Tensor]:
-        """The stored tensors of a role in pieces: their rows one after the other are those of the canonical weight.
-        They may have further dimensions, such as the scales of rows.
+    def arranged(self, shard: Shard, role: str, parts: list[Tensor]) -> list[Tensor]:
+        """The stored tensors of a role in pieces: their rows one after the other are the rows of the shard's canonical
+        weight. They may have further dimensions, such as the scales of rows.
         """
+        own = slice(shard.experts.start, shard.experts.stop)
         if self.way is ExpertStorage.STACKS:
-            return [part.flatten(0, 1) if part.ndim > 2 else part for part in parts]
-        if self.way is ExpertStorage.GATE_APART and role == FIRST:
-            of_experts = [part.chunk(self.count) for part in parts]
+            return [part[own].flatten(0, 1) if part.ndim > 2 else part for part in parts]
+        if self.way is ExpertStorage.GATE_APART:
+            of_experts = [part.chunk(self.count)[own] for part in parts]
             return [part for of_expert in zip(*of_experts, strict=True) for part in of_expert]
         return parts
 

@@ -25,7 +25,7 @@ def read_mixtral(hf: PretrainedConfig) -> Fields:
 
 
 def read_qwen2_moe(hf: PretrainedConfig) -> Fields:
-    """Qwen2-MoE: a gated expert that every row passes stands beside the others."""
+    """Qwen2-MoE: a gated shared expert, which every row passes, adds its output."""
     shared = hf.shared_expert_intermediate_size
     return _qwen_moe(
         hf,

@@ -277,7 +277,7 @@ class Policy:
         """The shard's part of each stored tensor of a canonical weight, in the layout of that tensor."""
         cut, config, (role, kind) = shard.cut(name), shard.config, name.split(".")
         if self.experts is not None and role in (FIRST, SECOND):
-            return self.experts.cuts(shard, role)
+            return self.experts.cuts(shard, role, parts)
         if cut is None:
             return [None] * parts
         if role == "qkv" and parts == 3:
@@ -296,6 +296,8 @@ class Policy:
     def _arranged(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> list[Tensor]:
         """The stored tensors of a canonical weight in the engine's layout, for this rank."""
         stored, config, role = self.stored_names(name, index), shard.local, name.split(".")[0]
+        if self.experts is not None and role in (FIRST, SECOND):
+            stored = self.experts.held(role, stored, shard)
         parts = [
             get(part, cut) if (number := self._filling(part)) is None else torch.full(shape, number)
             for part, cut, shape in zip(
@@ -309,7 +311,7 @@ class Policy:
         elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == shard.layer_shapes["qkv.weight"][:1]:
             parts = [by_kind(parts[0], config)]
         if self.experts is not None and role in (FIRST, SECOND):
-            parts = self.experts.arranged(role, parts)
+            parts = self.experts.arranged(shard, role, parts)
         return parts
 
     def _check_joinable(self, config: ModelConfig, name: str, parts: Mapping[str, Tensor]) -> None:

@@ -166,6 +166,18 @@ PRESETS: dict[str, Preset] = {
         ("gptj-shape", None, _gptj(12, 1024, 16, 64)),
         ("llama-shape", None, _llama(24, 1024, 16, 16, 2816, positions=2048)),
         (
+            "moe-shape",
+            None,
+            _qwen3_moe(
+                *(12, 768, 12, 4, 2304),
+                vocab=32000,
+                head_dim=64,
+                moe_intermediate_size=384,
+                num_experts=32,
+                num_experts_per_tok=4,
+            ),
+        ),
+        (
             "qwen3-moe-shape",
             None,
             _qwen3_moe(12, 2048, 32, 4, 6144, vocab=32000, num_experts=32, num_experts_per_tok=4),

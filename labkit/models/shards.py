@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import gcd
 from typing import TYPE_CHECKING
 
-from labkit.models.config import ModelConfig, Shapes, alibi_slopes
+from labkit.models.config import ExpertsSpec, ModelConfig, Shapes, alibi_slopes
 from labkit.system.errors import UnsupportedError, UserError
 from labkit.system.rounding import BLOCK, ceil_div
 
@@ -61,7 +61,8 @@ class Shard:
     kv: its KV heads, by their numbers in the model. A KV head is listed more than once where that keeps the query
         heads in groups of equal size.
     inner: its rows of the MLP, or of each expert.
-    shared: its rows of the MLP beside the experts.
+    experts: its experts; of a model without experts 0 to 1.
+    shared: its rows of the shared expert.
     vocab: its rows of embedding and LM head.
     layers: its layers, by their numbers in the model.
     embedding: whether it holds the embedding.
@@ -75,6 +76,7 @@ class Shard:
     query: range
     kv: tuple[int, ...]
     inner: range
+    experts: range
     shared: range
     vocab: range
     layers: range
@@ -90,18 +92,27 @@ class Shard:
         experts = self.config.experts
         return replace(
             self.config.with_layers(self.layers),
-            experts=None if experts is None else replace(experts, shared=len(self.shared)),
+            experts=None if experts is None else self._local(experts),
             num_heads=len(self.query),
             num_kv_heads=len(self.kv),
             intermediate_size=len(self.inner),
         )
 
+    def _local(self, experts: ExpertsSpec) -> ExpertsSpec:
+        held = None if len(self.experts) == experts.count else (self.experts.start, self.experts.stop)
+        return replace(experts, shared=len(self.shared), held=held)
+
     @cached_property
     def layer_shapes(self) -> Shapes:
         """As `ModelConfig.layer_shapes`, for the weights that this rank reads."""
         shapes = self.local.layer_shapes()
-        whole = self.config.layer_shapes()
-        return shapes | {name: whole[name] for name in SUMMED if name in whole} if self.sums_whole else shapes
+        if not self.sums_whole:
+            return shapes
+        whole, own = self.config, self.local.experts
+        if whole.experts and own:
+            whole = replace(whole, experts=replace(whole.experts, held=own.held))
+        uncut = whole.layer_shapes()
+        return shapes | {name: uncut[name] for name in SUMMED if name in uncut}
 
     @cached_property
     def top_shapes(self) -> Shapes:
@@ -138,8 +149,10 @@ class Shard:
             heads = (*self.query, *(keys + head for head in self.kv), *(values + head for head in self.kv))
             return self.of_heads(heads, values + config.num_kv_heads)
         experts = config.experts
+        if role in ("ff1", "ff2") and len(self.inner) == config.intermediate_size:
+            return None  # whole matrices, of this rank's experts
         if role == "ff1":
-            return self._of_parts(self.inner, config.intermediate_size, experts.count if experts else 1)
+            return self._of_parts(self.inner, config.intermediate_size, len(self.experts))
         if role == "shared_ff1":
             assert experts is not None
             return self._of_parts(self.shared, experts.shared, 1)
@@ -170,7 +183,7 @@ class Shard:
         return Cut(0, ((self.inner.start, self.inner.stop),), self.config.intermediate_size)
 
     def of_shared(self) -> Cut:
-        """This rank's rows of a matrix that is as wide as the MLP beside the experts."""
+        """This rank's rows of a matrix that is as wide as the shared expert."""
         assert self.config.experts is not None
         return Cut(0, ((self.shared.start, self.shared.stop),), self.config.experts.shared)
 
@@ -179,6 +192,7 @@ def shard(
     config: ModelConfig,
     size: int = 1,
     rank: int = 0,
+    ep_size: int = 1,
     *,
     layers: range | None = None,
     embedding: bool | None = None,
@@ -188,8 +202,11 @@ def shard(
 
     layers: consecutive layers; None: all. embedding, head: whether the rank holds them; None: it holds the embedding
     with the first layer, the head with the last. An encoder has neither.
+    ep_size: number of parts into which the experts are divided. size / ep_size ranks have the same experts, each a
+    part of all of their matrices.
 
-    Raises UserError for more ranks than the model has query heads, and for layers that it does not have.
+    Raises UserError for more ranks than the model has query heads, for layers that it does not have, and for an
+    `ep_size` that does not divide the ranks or is more than the number of experts.
     """
     layers = range(config.num_layers) if layers is None else layers
     if layers.step != 1 or not 0 <= layers.start < layers.stop <= config.num_layers:
@@ -205,11 +222,30 @@ def shard(
     if size > 1 and config.qk_norm_whole:
         raise UnsupportedError("norms over all heads together cannot be cut among ranks yet; use tp_size=1")
     heads = head_shares(config.num_heads, config.num_kv_heads, size)[rank]
-    inner = share(config.intermediate_size, size, rank, BLOCK)
+    per_part, experts = expert_ranks(config, size, ep_size), range(1)
+    if config.experts:
+        experts = evenly(config.experts.count, ep_size)[rank // per_part]
+    inner = share(config.intermediate_size, per_part, rank % per_part, BLOCK)
     shared = share(config.experts.shared if config.experts else 0, size, rank, BLOCK)
     vocab = share(config.vocab_size, size, rank, BLOCK)
     embedding, head = embedding and config.causal, head and config.causal
-    return Shard(config, rank, size, heads.query, heads.kv, inner, shared, vocab, layers, embedding, head)
+    return Shard(config, rank, size, heads.query, heads.kv, inner, experts, shared, vocab, layers, embedding, head)
+
+
+def expert_ranks(config: ModelConfig, size: int, ep_size: int) -> int:
+    """Number of ranks that have the same experts. Raises UserError for an `ep_size` that does not fit."""
+    if ep_size == 1:
+        return size
+    if config.experts is None:
+        raise UserError(f"got ep_size={ep_size} for {config.architecture}, which has no experts; leave it out")
+    if size % ep_size:
+        raise UserError(
+            f"got ep_size={ep_size} for {size} rank{'s' if size > 1 else ''}; expected a number that divides them: set "
+            "tensor_parallel to a multiple of it"
+        )
+    if ep_size > config.experts.count:
+        raise UserError(f"got ep_size={ep_size} for {config.experts.count} experts; expected at most as many")
+    return size // ep_size
 
 
 def share(count: int, size: int, rank: int, block: int = 1) -> range:

@@ -25,6 +25,7 @@ NEEDS = {
     "05_precision": (8, "nothing more"),
     "06_larger_than_memory": (4, "2 GB on the disk"),
     "07_pipeline": (4, "two cores"),
+    "08_experts": (2, "nothing more"),
 }
 PAGE = """# The notebooks of labkit
 

@@ -30,11 +30,14 @@ def model_shape(name: str) -> Markdown:
 
 
 def _layer_shape(config: ModelConfig) -> dict[str, object]:
+    experts = config.experts
+    mixture = {"experts": f"{experts.count} in each layer, {experts.chosen} of them for a token"} if experts else {}
     return {
         "layers": config.num_layers,
         "hidden size": f"{config.hidden_size:,}",
         "heads": f"{config.num_heads} of {config.head_dim}; {config.num_kv_heads} for keys and values",
         "MLP size": f"{config.intermediate_size:,}" + (", gated" if config.gated else ""),
+        **mixture,
         "vocabulary": f"{config.vocab_size:,}; the head {'is' if config.tied_head else 'is not'} the embedding",
     }
 

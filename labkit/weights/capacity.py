@@ -64,7 +64,7 @@ def _bytes(spec: WeightSpec, shapes: Mapping[str, tuple[int, ...]]) -> int:
         scheme = None if only_embedding else spec.scheme(name)
         stored = PACKED[scheme.bits] if scheme else float_dtype(spec.dtype)
         experts = local.config.experts
-        parts = experts.count if experts and name in OF_EXPERTS else 1
+        parts = len(local.experts) if experts and name in OF_EXPERTS else 1
         rows = shape[0] + parts * BLOCK
         total += aligned(torch.Size(packed_shape(rows, shape[1], stored)).numel() * stored.itemsize) + _vector(rows)
         if scheme:

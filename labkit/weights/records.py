@@ -162,8 +162,9 @@ class Builder:
         router = matrix("router.weight")
         return MixtureMlp(
             Router(norm, router, experts.chosen, experts.renormalised, self.norm(vectors, "attn_out_norm")),
-            ups=matrix("ff1.weight", gated=config.gated, experts=experts.count),
-            outs=matrix("ff2.weight", columns=cuts["ff2.weight"], experts=experts.count),
+            own=experts.own,
+            ups=matrix("ff1.weight", gated=config.gated, experts=len(experts.own)),
+            outs=matrix("ff2.weight", columns=cuts["ff2.weight"], experts=len(experts.own)),
             activation=config.activation,
             gated=config.gated,
             hidden=config.hidden_size,

@@ -1,6 +1,7 @@
 """Controls for live notebooks. In a batch run the same calls show static output."""
 
 from labkit.widgets.benches import (
+    ExpertsBench,
     KernelBench,
     ParallelBench,
     PipelineBench,
@@ -14,6 +15,7 @@ from labkit.widgets.timeline import Timeline, show_timeline
 from labkit.widgets.timeline_page import write_timeline_page
 
 __all__ = [
+    "ExpertsBench",
     "KernelBench",
     "ParallelBench",
     "PipelineBench",

@@ -18,6 +18,8 @@ from labkit.harness.comparison import Comparison
 from labkit.stages import FUSED_REGIONS
 from labkit.studies import comparison_words
 from labkit.studies.comparison import study_comparison
+from labkit.studies.experts import study_experts
+from labkit.studies.experts_study import ExpertsStudy
 from labkit.studies.kernels import KernelStudy, study_kernels
 from labkit.studies.larger_than_memory import StreamingStudy, study_larger_than_memory
 from labkit.studies.parallel import ParallelStudy, study_parallel
@@ -50,6 +52,12 @@ class PrecisionBench(StudyBench[PrecisionStudy]):
     """Measures several precisions of a model."""
 
     study = staticmethod(study_precision)
+
+
+class ExpertsBench(StudyBench[ExpertsStudy]):
+    """Shows what a mixture of experts chooses and reads."""
+
+    study = staticmethod(study_experts)
 
 
 class StreamingBench(StudyBench[StreamingStudy]):

@@ -49,8 +49,9 @@ DTYPES = {
     torch.bfloat16: ("bfloat16", "bf16", "torch.bfloat16"),
 }
 NOT_YET: list[dict[str, Any]] = [
-    {"moe": {"ep_size": 2}},
-    {"moe": {"num_experts": [8]}},
+    {"moe": {"type": "residual"}},
+    {"moe": {"ep_size": 2}, "save_mp_checkpoint_path": "a folder"},
+    {"moe": {"ep_size": 2}, "offload": {"device": "disk"}},
     {"set_empty_params": True},
     {"triton_autotune": True},
     {"triangular_masking": False},
@@ -164,7 +165,9 @@ def test_old_spellings_are_accepted() -> None:
     for old, new in ALIASES.items():
         assert read_options(None, {old: DEFAULTS[new]}) == read_options(None, {new: DEFAULTS[new]})
     assert read_options(None, {"mp_size": 1}) == read_options(None, {"tensor_parallel": {"tp_size": 1}})
-    assert read_options(None, {"replace_method": "auto"}) == read_options(None, {"moe": False}) == Options()
+    assert read_options(None, {"replace_method": "auto"}) == read_options(None, {"moe": {}}) == Options()
+    assert read_options(None, {"ep_size": 2}) == read_options(None, {"moe": {"ep_size": 2}})
+    assert [read_options(None, {"moe": off}).moe.parts for off in (False, None)] == [1, 1]
 
 
 @pytest.mark.parametrize("name", IGNORED)

@@ -112,7 +112,7 @@ class FusedEncoder(PackedModule, nn.Module):
         inputs, outputs = inputs_BTH.view(-1, width), outputs_BTH.view(-1, width)
         caches = (CCache * count)(*[slots.c] * count)
         step.run([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, caches, threads=team_size())
-        self.clock.add(Phase.PREFILL, step.times, head=False)
+        self.clock.add(Phase.PREFILL, step.times, step.experts_read, head=False)
         return outputs_BTH
 
     def _by_stages(

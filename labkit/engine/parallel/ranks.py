@@ -19,7 +19,7 @@ from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
 from labkit.launcher.joining import joining
 from labkit.models.config import ModelConfig
-from labkit.models.shards import Shard, shard
+from labkit.models.shards import Shard, expert_ranks, shard
 from labkit.system.errors import RunError, UserError
 
 DIGEST = 16
@@ -136,19 +136,22 @@ def join_ranks(
     most_rows: int,
     facts: Callable[[], dict[str, object]],
     layers: range | None = None,
+    ep_size: int = 1,
 ) -> Ranks | None:
     """Returns the connection of this process to the ranks that share the model; None: there is one rank.
 
     most_rows: rows of a step that the ranks exchange at once.
     facts: about the model and its options.
     layers: of these ranks; None: all.
+    ep_size: number of parts of the experts.
 
-    Raises ValueError as `join_group` does, and for more ranks than heads.
+    Raises ValueError as `join_group` does, for more ranks than heads, and for an `ep_size` that does not fit.
     """
+    expert_ranks(config, options.ranks, ep_size)
     if options.ranks == 1:
         return None
     rank = join_group(options, device, {"impl": impl} | facts())
-    part = shard(config, options.ranks, rank, layers=layers)
+    part = shard(config, options.ranks, rank, ep_size, layers=layers)
     width = max(config.hidden_size, config.embedding_size)
     return Ranks(part, Exchange(options.tp_group, slot_bytes(most_rows, width, config.vocab_size)), impl, device)
 

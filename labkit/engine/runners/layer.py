@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from labkit.kernels import LayerWeights
@@ -72,7 +73,10 @@ class OpMixture:
         return Routed(normed, *choice), Sum(residual)
 
     def experts(self, routed: Routed, onto: Sum) -> Sum:
-        out = self.ops["experts"](routed.normed_NH, routed.chosen_NK, routed.shares_NK, self.weights.experts)
+        own = self.weights.own
+        here = (routed.chosen_NK >= own.start) & (routed.chosen_NK < own.stop)
+        chosen_NK = torch.where(here, routed.chosen_NK - own.start, len(own))  # which stands for no expert
+        out = self.ops["experts"](routed.normed_NH, chosen_NK, routed.shares_NK, self.weights.experts)
         return Sum(onto.residual, (out,))
 
     def mlp(self, routed: Routed) -> Tensor:

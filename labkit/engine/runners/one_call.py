@@ -62,13 +62,14 @@ class OneCallRunner(Runner):
         matrices = matrices_text(layer_range.weights, streamed=streamed)
         self.readings = ReadingChoices(KeptReadings(Path(self.step.library._name).stem, matrices))
         self._step_ns = 0  # of the latest step
+        self.chosen_experts: list[torch.Tensor] | None = None  # a list: every pass appends its rows' experts
 
     @property
     def info(self) -> RunnerInfo:
         return replace(super().info, reading=str(self.readings))
 
     def _begin(self, step: StepInput) -> StepOutput:
-        if step.ahead is not None and (most := self._steps_ahead(step, step.ahead)) > 1:
+        if step.ahead is not None and self.chosen_experts is None and (most := self._steps_ahead(step, step.ahead)) > 1:
             return self._run_ahead(step, step.ahead, most)
         if groups := self._groups(step):
             return StepOutput(self._by_groups(step, groups))
@@ -115,7 +116,7 @@ class OneCallRunner(Runner):
             )
             steps = tokens.shape[1]
             self._note_time(choice, perf_counter_ns() - begun - (put.ns if put else 0), steps)
-            self.clock.add(Phase.DECODE, self.step.times, head=True, steps=steps)
+            self.clock.add(Phase.DECODE, self.step.times, self.step.experts_read, head=True, steps=steps)
         cache.length += steps
         cache.reach += steps - 1  # `place_next` counted the first
         if logits is None:
@@ -148,6 +149,11 @@ class OneCallRunner(Runner):
         choice = self.readings.of(shape.batch, shape.tokens)
         chunks, rotary = layer_range.rotated(chunks, step.cache)
         arguments = [self._with_room_for_results(step, chunk) for chunk in chunks]
+        chosen = None
+        if self.chosen_experts is not None:
+            rows, weights = sum(chunk.num_rows for chunk in arguments), layer_range.weights
+            chosen = torch.empty(len(weights.layers), rows, weights.experts_of_a_row, dtype=torch.int64)
+            self.chosen_experts.append(chosen)
         begun = perf_counter_ns()
         self.step.run(
             arguments,
@@ -157,9 +163,10 @@ class OneCallRunner(Runner):
             own_logits=step.top is not None,
             reading=choice.next,
             kv_pass=step.cache.begin_pass(written(step.cache, chunks)),
+            chosen=chosen,
         )
         self._note_time(choice, perf_counter_ns() - begun, 1)
-        self.clock.add(phase, self.step.times, head=any(chunk.keep for chunk in arguments))
+        self.clock.add(phase, self.step.times, self.step.experts_read, head=any(chunk.keep for chunk in arguments))
         return [self._result(step, chunk) for chunk in arguments]
 
     def _with_room_for_results(self, step: StepInput, chunk: Chunk) -> ChunkArgs:

@@ -19,6 +19,15 @@ class StageTime:
     total_ms: float
 
 
+@dataclass(frozen=True)
+class ExpertsRead:
+    """The experts that the steps of a phase read, in each layer on average over `calls` steps."""
+
+    phase: Phase
+    calls: int
+    by_layer: tuple[float, ...]
+
+
 class StageClock:
     """Totals since the last reset. Adding one step's times takes microseconds."""
 
@@ -31,16 +40,27 @@ class StageClock:
         self._total_ns = {phase: no_times(self.num_layers) for phase in Phase}
         self._calls = dict.fromkeys(Phase, 0)
         self._head_calls = dict.fromkeys(Phase, 0)
+        self._experts_read = {phase: np.zeros(self.num_layers, dtype=np.int64) for phase in Phase}
 
-    def add(self, phase: Phase, times_ns: np.ndarray, *, head: bool, steps: int = 1) -> None:
-        """Adds the sum of some steps. times_ns: as `DecodeStep.times`."""
+    def add(self, phase: Phase, times_ns: np.ndarray, experts_read: np.ndarray, *, head: bool, steps: int = 1) -> None:
+        """Adds the sum of some steps. times_ns, experts_read: as in `DecodeStep`."""
         self._total_ns[phase] += times_ns
+        if len(experts_read):
+            self._experts_read[phase] += experts_read
         self._calls[phase] += steps
         self._head_calls[phase] += steps * head
 
     def chose(self, phase: Phase, ns: int) -> None:
         """Adds time in which the results of a step were used: the choice of tokens, and a streamer's work."""
         self._total_ns[phase][-1] += ns
+
+    def experts_read(self) -> list[ExpertsRead]:
+        """Returns one record per phase that ran; none for a model without mixtures."""
+        return [
+            ExpertsRead(phase, calls, tuple((read / calls).tolist()))
+            for phase, read in self._experts_read.items()
+            if (calls := self._calls[phase]) and read.any()
+        ]
 
     def times(self) -> list[StageTime]:
         """Returns one record per phase that ran, layer and stage, in the order of execution."""

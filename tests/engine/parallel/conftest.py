@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.models.gguf_files import gguf_model, write_gguf
-from helpers.ranks.cut_models import every_model_on_two_ranks, fetched_layers, four_ranks, three_ranks
+from helpers.ranks.cut_models import every_model_on_two_ranks, fetched_layers, three_ranks
+from helpers.ranks.experts_apart import four_ranks_with_experts
 from helpers.ranks.sliced_ranks import Outcomes, outcomes_of_slicing
 from helpers.ranks.two_ranks import cut_and_divided
 
@@ -66,4 +67,5 @@ def sliced_on_two() -> list[Outcomes]:
 
 @pytest.fixture(scope="session")
 def of_four(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(labkit.launch(four_ranks, tp_size=4, timeout_s=TIMEOUT_S), tmp_path_factory.mktemp("of-four"))
+    folder = tmp_path_factory.mktemp("of-four")
+    return World(labkit.launch(four_ranks_with_experts, str(folder), tp_size=4, timeout_s=TIMEOUT_S), folder)

@@ -9,6 +9,7 @@ from typing import Any
 from helpers.studies.streaming_plans import saved_model, tight_gb
 
 from labkit.widgets import (
+    ExpertsBench,
     KernelBench,
     ParallelBench,
     PipelineBench,
@@ -124,6 +125,17 @@ ALL = (
         figures=8,  # timeline, prompt, bubbles, sliders, micro-batches, ways to split, the paper, the puzzle
         headline=r"^tiny-llama, float32, 2 stages, batch 4, 6 \+ 5 tokens: .*"
         r"(x \[.*\] naive's|naive makes the most) tokens.*2 rounds, fewer than 6",
+    ),
+    NotebookCase(
+        "08_experts",
+        ExpertsBench,
+        {
+            "model": "tiny-moe", "dtype": "float32", "skew": 1.0, "batches": "1, 3", "prompt_tokens": 6,
+            "new_tokens": 5, "rounds": 2, "threads": 1,
+        },
+        figures=4,  # experts by layer, by token, what steps read, what the choice costs
+        headline=r"^tiny-moe: a table against one-hot products, 512 rows: [\d.]+x \[.*2 epochs, fewer than",
+        texts=("published, not measured here", "router skewed by 1"),
     ),
 )  # fmt: skip
 CASES = {case.stem[:2]: case for case in ALL}

@@ -27,6 +27,7 @@ from labkit.stages import Phase
 BATCH, TOKENS, NEW = 3, 9, 8
 SAVED_PROMPT = [[5, 77, 300, 12, 9, 41]]
 TWO = ("gptj", "llama")  # one and two all-reduces in a layer
+CUT = [name for name in SMALL_CONFIGS if name != "olmoe"]  # its norms over all heads can't be cut
 FIVE_HEADS: dict[str, Any] = {"num_attention_heads": 5}
 ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # the heads can be divided among five ranks
     "gpt2": FIVE_HEADS,
@@ -73,9 +74,11 @@ def engine(
     dtype: torch.dtype = torch.float32,
     impl: str = "cpp",
     kv_dtype: torch.dtype | None = None,
+    ep_size: int = 1,
     **model: Any,
 ) -> Any:
     options: dict[str, Any] = {"tensor_parallel": {"tp_size": size}} if size > 1 else {}
+    options |= {"moe": {"ep_size": ep_size}} if ep_size > 1 else {}
     options["kv_dtype"] = kv_dtype
     if dtype == torch.int8:
         options["quant"] = {"weight": {"q_groups": 2}, "lm_head": True}
@@ -87,12 +90,12 @@ def against_one_process(
 ) -> dict[str, Found]:
     torch.set_num_threads(1)
     return {
-        name: _compare(*(engine(name, ranks, dtype=dtype, impl=impl, **model) for ranks in (1, size)))
+        name: compare(*(engine(name, ranks, dtype=dtype, impl=impl, **model) for ranks in (1, size)))
         for name, model in models.items()
     }
 
 
-def _compare(whole: InferenceEngine, cut: InferenceEngine) -> Found:
+def compare(whole: InferenceEngine, cut: InferenceEngine) -> Found:
     ids, mask = prompts(whole.model_config.vocab_size)
     visible = mask.bool()
     expected, logits = whole(ids, attention_mask=mask).logits, cut(ids, attention_mask=mask).logits
@@ -136,13 +139,13 @@ def ways_to_generate() -> list[tuple[Tensor, Tensor]]:
 
 
 def with_int8_cache() -> dict[str, Found]:
-    return {name: _compare(*(engine(name, size, kv_dtype=torch.int8) for size in (1, 2))) for name in ("gpt2", "llama")}
+    return {name: compare(*(engine(name, size, kv_dtype=torch.int8) for size in (1, 2))) for name in ("gpt2", "llama")}
 
 
 def with_codes_of(file: str) -> dict[str, Found]:
     """Comparison for a GGUF file, whose codes each rank takes unchanged."""
     whole, cut = (labkit.init_inference(labkit.resolve(file), tensor_parallel={"tp_size": size}) for size in (1, 2))
-    return {file: _compare(whole, cut)}
+    return {file: compare(whole, cut)}
 
 
 def as_they_are(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -172,7 +175,7 @@ def stages_of_a_layer() -> dict[str, Any]:
     return stages
 
 
-def _message(function: Callable[[], object]) -> str:
+def message(function: Callable[[], object]) -> str:
     try:
         function()
     except (RuntimeError, ValueError) as error:
@@ -190,14 +193,14 @@ def mistakes() -> dict[str, str]:
     cut = engine("llama", 2)
     ids, _ = prompts()
     return {
-        "dtype": _message(lambda: whole(dtype=torch.bfloat16 if second_rank else torch.float32)),
-        "weights": _message(lambda: whole(seed=6 if second_rank else 5)),
-        "impl": _message(lambda: whole(impl="reference" if second_rank else "cpp")),
-        "tokens": _message(lambda: cut.generate(ids // (1 + second_rank), max_new_tokens=2)),
-        "length": _message(lambda: cut(ids[:, : 5 + second_rank])),
-        "world": _message(lambda: engine("llama", 4)),
-        "heads": _message(lambda: labkit.init_inference(small_model("gpt2", num_attention_heads=1), mp_size=2)),
-        "equal": _message(lambda: cut(ids)),
+        "dtype": message(lambda: whole(dtype=torch.bfloat16 if second_rank else torch.float32)),
+        "weights": message(lambda: whole(seed=6 if second_rank else 5)),
+        "impl": message(lambda: whole(impl="reference" if second_rank else "cpp")),
+        "tokens": message(lambda: cut.generate(ids // (1 + second_rank), max_new_tokens=2)),
+        "length": message(lambda: cut(ids[:, : 5 + second_rank])),
+        "world": message(lambda: engine("llama", 4)),
+        "heads": message(lambda: labkit.init_inference(small_model("gpt2", num_attention_heads=1), mp_size=2)),
+        "equal": message(lambda: cut(ids)),
     }
 
 
@@ -215,7 +218,7 @@ def saved_and_loaded(folder: str) -> dict[str, Any]:
         "tokens": tokens(saved),
         "logits equal": torch.equal(loaded(ids).logits, saved(ids).logits),
         "tokens equal": torch.equal(tokens(loaded), tokens(saved)),
-        "saved twice": _message(
+        "saved twice": message(
             lambda: labkit.init_inference(labkit.resolve(folder), save_mp_checkpoint_path=folder, **options)
         ),
     }
@@ -223,7 +226,7 @@ def saved_and_loaded(folder: str) -> dict[str, Any]:
 
 def every_model_on_two_ranks() -> dict[str, Any]:
     return in_low_precision(2, FEW) | {
-        "float32": against_one_process(2, torch.float32, "cpp", as_they_are(SMALL_CONFIGS)),
+        "float32": against_one_process(2, torch.float32, "cpp", as_they_are(CUT)),
         "reference": against_one_process(2, torch.float32, "reference", as_they_are(FEW)),
     }
 
@@ -252,7 +255,7 @@ def streamed_layers(folder: str) -> dict[str, Any]:
     comparisons, ids = {}, prompts()[0]
     for name in ("gptj", "llama"):
         cut = streamed_engine(small_model(name), {"path": folder})
-        comparisons[name] = _compare(engine(name, 1), cut)
+        comparisons[name] = compare(engine(name, 1), cut)
     stream = cut.streamed.stream
     dist.barrier()
     if dist.get_rank() == 1:
@@ -265,9 +268,9 @@ def streamed_layers(folder: str) -> dict[str, Any]:
         for _ in range(2):  # layers that were prefetched before the damage are intact
             cut(ids)
 
-    in_one_call = _message(call_twice)
+    in_one_call = message(call_twice)
     with cut.module.runner.stage_by_stage():
-        return {"found": comparisons, "damaged": (in_one_call, _message(call_twice))}
+        return {"found": comparisons, "damaged": (in_one_call, message(call_twice))}
 
 
 def with_cache_on_disk(folder: Path) -> dict[str, Any]:
@@ -276,18 +279,18 @@ def with_cache_on_disk(folder: Path) -> dict[str, Any]:
     for name in ("gptj", "llama"):
         options: dict[str, Any] = {"kv_offload": {"path": folder, "slots": 2}, "tensor_parallel": {"tp_size": 2}}
         cut: Any = labkit.init_inference(small_model(name), **options)
-        comparisons[name] = _compare(engine(name, 1), cut)
+        comparisons[name] = compare(engine(name, 1), cut)
     ids = prompts()[0]
     cache = cut(ids).past_key_values
     with able_only_to(WRITE, folder) if dist.get_rank() == 1 else nullcontext():
         dist.barrier()
-        broken = _message(lambda: cut(ids[:, :1], past_key_values=cache)), cache.length
+        broken = message(lambda: cut(ids[:, :1], past_key_values=cache)), cache.length
         dist.barrier()
     full = OSError(errno.ENOSPC, "No space left on device")
     longer = ids[:, :1].repeat(1, cache.capacity - 8)
     with mock.patch("os.posix_fallocate", side_effect=full) if dist.get_rank() == 1 else nullcontext():
-        no_room = _message(lambda: cut(longer, past_key_values=cache)), cache.length
-    after = _message(lambda: cut(longer, past_key_values=cache))
+        no_room = message(lambda: cut(longer, past_key_values=cache)), cache.length
+    after = message(lambda: cut(longer, past_key_values=cache))
     return {"found": comparisons, "broken": broken, "no room": no_room, "after": after}
 
 
@@ -307,16 +310,14 @@ def fetched_layers(folder: str) -> dict[str, Any]:
         results[cut.options.offload.device] = float((logits - expected).abs().max()), cut.streamed.stream.blocks_read
     memory = psutil.virtual_memory if dist.get_rank() == 0 else lambda: SimpleNamespace(available=10)
     with mock.patch("labkit.engine.offload.host.psutil.virtual_memory", memory):
-        results["no room for a cache"] = _message(lambda: cut(ids))
-        return results | {"short": _message(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
+        results["no room for a cache"] = message(lambda: cut(ids))
+        return results | {"short": message(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
 
 
 def streamed_engine(model: Any, offload: dict[str, Any], **options: Any) -> Any:
     """Engine with as few resident layers as possible."""
     offload, options = offload | {"slots": 2}, options | {"tensor_parallel": {"tp_size": 2}}
-    least = LEAST.search(
-        _message(lambda: labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options))
-    )
+    least = LEAST.search(message(lambda: labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options)))
     assert least is not None
     return labkit.init_inference(model, offload=offload | {"resident_gb": float(least[1])}, **options)
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from helpers.studies import kernel_studies, parallel_studies, pipeline_studies, precision_studies, streaming_studies
+from helpers.studies import (
+    expert_studies,
+    kernel_studies,
+    parallel_studies,
+    pipeline_studies,
+    precision_studies,
+    streaming_studies,
+)
 from helpers.studies.comparisons import comparison, in_epochs
 from helpers.traces.handmade import FUSED, VANILLA, decode
 
@@ -23,6 +30,7 @@ def drawings() -> dict[str, Any]:
     side_by_side = {"vanilla": decode_trace(steps=4, layers=2), "fused": decode_trace(steps=4, layers=2)}
     precision, streaming = precision_studies.study(), streaming_studies.study()
     pipeline, parallel, kernels = pipeline_studies.study(), parallel_studies.study(), kernel_studies.study()
+    experts = expert_studies.study()
     calls: list[tuple[Any, ...]] = [  # a figure and its results
         (figures.cold_start_figure, started(record)),
         (figures.cut_figure, model_config_of(PRESETS["qwen2-0.5b"].hf_config), 4),
@@ -36,6 +44,8 @@ def drawings() -> dict[str, Any]:
         *((draw, record) for draw in (figures.region_figure, figures.published_figure)),
         *((draw, precision) for draw in (figures.front_figure, figures.costs_figure)),
         *((draw, precision) for draw in (figures.outliers_figure, figures.errors_figure)),
+        *((draw, experts) for draw in (figures.experts_figure, figures.tokens_figure)),
+        *((draw, experts) for draw in (figures.reads_figure, figures.choice_figure)),
         *((draw, streaming) for draw in (figures.batch_figure, figures.memory_figure, figures.residency_figure)),
         *((draw, streaming) for draw in (figures.offload_figure, figures.stream_timeline_figure)),
         *((draw, pipeline) for draw in (figures.ideal_figure, figures.bubble_figure, figures.micro_batch_figure)),

@@ -1,0 +1,175 @@
+"""Record of a study of a mixture of experts: what rows choose, what steps read, and what the choice costs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from labkit.harness.environment import Environment
+from labkit.harness.frozen_record import FrozenRecord, ResultRecord
+from labkit.harness.results import save_lines
+from labkit.kernels.shapes import ExpertsShape
+from labkit.statistics import Ratio, Trust, grade
+from labkit.statistics.sequential import ratio_after, rule_of_epochs
+from labkit.studies.last import read_study
+from labkit.studies.outcome import Notes, Outcome, Study
+from labkit.system.home import expanded
+
+ENDING = "-experts.json"
+
+
+class StudiedMixture(FrozenRecord):
+    """What was studied. skew: of the router, see `study_experts`."""
+
+    model: str
+    origin: str
+    dtype: str
+    threads: int
+    skew: float
+    prompt_tokens: int
+    new_tokens: int
+
+
+class ReadByBatch(FrozenRecord):
+    """The experts that decode steps of a batch read, in each layer on average over the steps, and their time."""
+
+    batch: int
+    by_layer: tuple[float, ...]
+    experts_ms: float  # of a step, in all layers
+    step_ms: float
+
+    @property
+    def read(self) -> float:
+        """Experts of a layer that a step reads."""
+        return float(np.mean(self.by_layer))
+
+
+class TimedPair(FrozenRecord):
+    """Two ways to do the same, which took turns in epochs: microseconds of each call.
+
+    epochs: the epoch of each round, counted from 0. placed_anew: whether each epoch had its weights in new memory.
+    """
+
+    slow: str
+    fast: str
+    slow_us: tuple[float, ...] = Field(min_length=1)
+    fast_us: tuple[float, ...] = Field(min_length=1)
+    epochs: tuple[int, ...]
+    looks: tuple[int, ...] = ()
+    placed_anew: bool
+    others_cores: tuple[float, ...] | None = None
+
+    @property
+    def ratio(self) -> Ratio:
+        """Time of the first way / time of the second."""
+        logs = np.log(np.asarray(self.slow_us) / np.asarray(self.fast_us))
+        centres = [float(np.median(logs[np.asarray(self.epochs) == epoch])) for epoch in sorted(set(self.epochs))]
+        return ratio_after(centres, len(self.looks), rule_of_epochs(self.placed_anew))
+
+    @property
+    def trust(self) -> Trust:
+        return grade(self.ratio, len(set(self.epochs)), taken_cores=self.others_cores or (), unit="epoch")
+
+
+class ExpertsStudy(Study, ResultRecord):
+    """Result of `study_experts`.
+
+    counts: rows of the text that chose each expert, by layer.
+    chosen: experts of each new token, [layer][token][choice].
+    sparse: a dense MLP against the experts of one row, which read as many bytes.
+    routing: one-hot products against a table.
+    """
+
+    kind: Literal["experts_study"] = "experts_study"
+    of: StudiedMixture
+    environment: Environment
+    experts: int
+    of_a_row: int
+    expert_bytes: int  # of one expert's matrices
+    counts: tuple[tuple[int, ...], ...]
+    chosen: tuple[tuple[tuple[int, ...], ...], ...]
+    reads: tuple[ReadByBatch, ...] = Field(min_length=1)
+    sparse: TimedPair
+    routing: TimedPair
+    routed_rows: int
+
+    def expected(self, rows: int) -> float:
+        """Experts that so many rows read if every choice is as likely as any other."""
+        return ExpertsShape(self.experts, self.of_a_row).read(rows)
+
+    @property
+    def busiest(self) -> list[float]:
+        """Share of a layer's choices that goes to its busiest eighth of the experts, by layer."""
+        counts = np.sort(np.asarray(self.counts), axis=1)[:, ::-1]
+        shares: list[float] = (counts[:, : self._eighth].sum(1) / counts.sum(1)).tolist()
+        return shares
+
+    @property
+    def _eighth(self) -> int:
+        return max(1, self.experts // 8)
+
+    @property
+    def notes(self) -> Notes:
+        """The result on the points that the notebook asks a reader to notice."""
+        few, one, most, busiest = self._eighth, self.reads[0], self.reads[-1], self.busiest
+        sentences = (
+            f"The busiest {few} of {self.experts} experts got {busiest[0]:.0%} of the choices in the first layer, and "
+            f"{busiest[-1]:.0%} in the last. Even choices would give them {few / self.experts:.0%}.",
+            f"A step of batch {one.batch} read {one.read:.1f} of {self.experts} experts of a layer, and one of batch "
+            f"{most.batch} {most.read:.1f}; even choices would read {self.expected(most.batch):.1f}.",
+        )
+        pairs = (self.sparse, self.routing)
+        doubts = dict.fromkeys(pair.trust.sentence for pair in pairs if not pair.trust.trustworthy)
+        return Notes(sentences, tuple(doubts))
+
+    def case(self) -> dict[str, Any]:
+        return self.of.model_dump(exclude={"origin"})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each batch."""
+        return [
+            {
+                "batch": read.batch,
+                "experts_read": read.read,
+                "even_choices": self.expected(read.batch),
+                "read_mb": read.read * self.expert_bytes / 1e6,
+                "experts_ms": read.experts_ms,
+                "step_ms": read.step_ms,
+            }
+            for read in self.reads
+        ]
+
+    @property
+    def claim(self) -> str:
+        """The gain of a table over one-hot products, with the interval."""
+        routing = self.routing
+        return (
+            f"{self.of.model}: {routing.fast} against {routing.slow}, {self.routed_rows} rows: "
+            f"{routing.ratio} {routing.trust.verdict(routing.ratio.verdict)}"
+        )
+
+    @property
+    def headline(self) -> str:
+        return self.routing.trust.explained(self.claim)
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome.graded(self.claim, self.routing.trust, self.environment.machine)
+
+
+def save_study(study: ExpertsStudy, folder: str | os.PathLike[str]) -> Path:
+    """Writes the study to a new file under `folder`, whole or not at all, and returns its path.
+
+    SaveError as for `save`.
+    """
+    model = Path(study.of.model).name
+    return save_lines(expanded(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{ENDING}", [study])
+
+
+def load_study(path: str | os.PathLike[str]) -> ExpertsStudy:
+    """The study in a file from `save_study`. UserError if the file holds no such record."""
+    return read_study(ExpertsStudy, path)

@@ -1,0 +1,34 @@
+"""A study of a mixture of experts with known figures, for tests of figures made from it."""
+
+from helpers.studies.comparisons import environment
+
+from labkit.studies.experts_study import ExpertsStudy, ReadByBatch, StudiedMixture, TimedPair
+
+LAYERS, EXPERTS, OF_A_ROW, TOKENS = 3, 16, 2, 8
+
+
+def study() -> ExpertsStudy:
+    """Expert e of layer l gets e + l choices. The read experts are those of even choices, less a tenth."""
+    chosen = tuple(
+        tuple((token % EXPERTS, (token + layer + 1) % EXPERTS) for token in range(TOKENS)) for layer in range(LAYERS)
+    )
+    return ExpertsStudy(
+        of=StudiedMixture(model="moe-shape", origin="random weights, seed 0, of the shape moe-shape", dtype="bfloat16",
+                          threads=2, skew=2.0, prompt_tokens=32, new_tokens=TOKENS),
+        environment=environment(), experts=EXPERTS, of_a_row=OF_A_ROW, expert_bytes=1_500_000, routed_rows=512,
+        counts=tuple(tuple(expert + layer for expert in range(EXPERTS)) for layer in range(LAYERS)), chosen=chosen,
+        reads=tuple(reads(batch) for batch in (1, 2, 4, 8, 16, 32)),
+        sparse=pair("a dense MLP", "experts", 0.9), routing=pair("one-hot products", "a table", 14.0),
+    )  # fmt: skip
+
+
+def reads(batch: int) -> ReadByBatch:
+    read = EXPERTS * (1 - (1 - OF_A_ROW / EXPERTS) ** batch) * 0.9
+    return ReadByBatch(batch=batch, by_layer=(read,) * LAYERS, experts_ms=2 * read, step_ms=3 * read + batch / 8)
+
+
+def pair(slow: str, fast: str, ratio: float) -> TimedPair:
+    """Six epochs of two rounds."""
+    times = tuple(200.0 + 4 * (place % 3) for place in range(12))
+    return TimedPair(slow=slow, fast=fast, slow_us=tuple(ratio * time for time in times), fast_us=times[::-1],
+                     epochs=tuple(place // 2 for place in range(12)), looks=(3, 6), placed_anew=True)  # fmt: skip

@@ -1,0 +1,113 @@
+"""The study of a mixture of experts: what it counts, what a skewed router changes, its record, and its exercise."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from labkit.figures import choice_figure, experts_figure, reads_figure, tokens_figure
+from labkit.notebooks.experts_exercise import BATCH, check_reading, experts_puzzle
+from labkit.studies.experts import study_experts
+from labkit.studies.experts_study import ExpertsStudy, load_study, save_study
+from labkit.system.errors import UserError
+from labkit.system.partly import NotMeasuredError
+from labkit.weights.resolve import resolve
+from labkit.weights.skewed_router import SkewedRouter
+
+SETTINGS: dict[str, Any] = {
+    "model": "tiny-moe", "dtype": "float32", "batches": "4, 1, 2", "prompt_tokens": 6, "new_tokens": 5, "rounds": 2,
+    "threads": 1,
+}  # fmt: skip
+FIGURES = (experts_figure, tokens_figure, reads_figure, choice_figure)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> ExpertsStudy:
+    return study_experts(**SETTINGS, output=tmp_path_factory.mktemp("study"))
+
+
+def test_choices_are_counted_once_for_each_token_and_layer(study: ExpertsStudy) -> None:
+    counts, chosen = np.asarray(study.counts), np.asarray(study.chosen)
+    tokens = 6 + 5 - 1  # the last new token passes no layer
+    assert counts.shape == (2, 8)
+    assert (counts.sum(1) == tokens * study.of_a_row).all()
+    assert chosen.shape == (2, 4, 2)
+    for layer, of_layer in enumerate(chosen):
+        assert (np.bincount(of_layer.ravel(), minlength=8) <= counts[layer]).all()
+        assert all(len(set(of_token)) == study.of_a_row for of_token in of_layer.tolist())
+
+
+def test_steps_read_at_least_the_experts_of_a_row_and_at_most_all_that_rows_choose(study: ExpertsStudy) -> None:
+    assert [read.batch for read in study.reads] == [1, 2, 4]
+    for read in study.reads:
+        assert all(study.of_a_row <= of_layer <= min(8, read.batch * study.of_a_row) for of_layer in read.by_layer)
+        assert 0 < read.experts_ms < read.step_ms
+    assert study.reads[0].read == study.expected(1) == study.of_a_row
+    assert study.expected(2) == pytest.approx(8 * (1 - (1 - 2 / 8) ** 2))
+    assert study.expert_bytes == 3 * 64 * 48 * 4  # gate, up and down
+
+
+def test_a_record_is_read_back_as_it_was(study: ExpertsStudy, tmp_path: Path) -> None:
+    path = save_study(study, tmp_path)
+    assert load_study(path) == study
+    assert len(study.to_frame()) == 3
+    path.write_text(path.read_text().replace('"counts"', '"count"'))
+    with pytest.raises(UserError, match="is no experts study of schema version"):
+        load_study(path)
+
+
+def test_parts_are_shown_as_soon_as_they_are_known(tmp_path: Path) -> None:
+    drawn = []
+
+    def show(partly: ExpertsStudy) -> None:
+        drawn.append([figure for figure in FIGURES if _is_drawn(figure, partly)])
+
+    study_experts(**SETTINGS, output=tmp_path, show=show)
+    assert drawn == [[*FIGURES[:2]], [*FIGURES[:3]], [*FIGURES[:3]]]
+
+
+def _is_drawn(figure: Any, partly: ExpertsStudy) -> bool:
+    try:
+        figure(partly)
+    except NotMeasuredError:
+        return False
+    return True
+
+
+def test_a_skewed_router_prefers_the_first_experts(tmp_path: Path) -> None:
+    source = resolve("tiny-moe")
+    skewed = SkewedRouter(source.weights, 3.0)
+    name = "model.layers.1.mlp.gate.weight"
+    ratios = skewed.get(name) / source.weights.get(name)
+    torch.testing.assert_close(ratios, (4 ** torch.linspace(1, 0, 8))[:, None].expand_as(ratios))
+    other = "model.layers.1.self_attn.q_proj.weight"
+    assert torch.equal(skewed.get(other), source.weights.get(other))
+    first_layer = study_experts(**SETTINGS | {"prompt_tokens": 200}, skew=30.0, output=tmp_path).counts[0]
+    assert sum(first_layer[:4]) > 1.5 * sum(first_layer[4:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "tiny-llama"}, "got tiny-llama, expected a model with a row whose layers have experts"),
+        ({"batches": "1, x"}, "expected batch sizes, such as '1,2,4,8'"),
+        ({"new_tokens": 0}, "new"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        study_experts(**SETTINGS | settings, output=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_exercise_knows_right_answers_and_the_usual_mistakes(study: ExpertsStudy) -> None:
+    right = 8 * (1 - 0.75**BATCH)
+    in_mb = right * 2 * study.expert_bytes / 1e6
+    verdicts = str(check_reading(study, right, in_mb).data)
+    assert verdicts.count("**right**") == 2
+    for answer, remark in ((2, "of one token"), (8 - right, "not read"), ("many", "number"), (None, "not answered")):
+        assert remark in str(check_reading(study, answer, None).data)
+    assert "this is one layer" in str(check_reading(study, None, in_mb / 2).data)
+    assert f"{study.expert_bytes / 1e6:.4g}" in str(experts_puzzle(study).data)
