@@ -105,9 +105,9 @@ def _page(levels: Sequence[Level]) -> str:
 
 
 def _presets() -> None:
-    table = Table(Column("name", no_wrap=True), Column("family", no_wrap=True))
+    table = Table(Column("name", no_wrap=True), Column("family", no_wrap=True), show_edge=False)
     for column in PresetSize._fields[1:]:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column.replace("vocabulary", "vocab"), justify="right", no_wrap=True)
     for name, size in PRESET_SIZES.items():
         counts = (f"{count:,}" for count in size[1:-1])
         table.add_row(name, HEADS.sub("", size.architecture), *counts, _brief(size.parameters))

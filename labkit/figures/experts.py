@@ -9,11 +9,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from labkit.figures.published_panels import MEASURED_HERE, OWN_SCALES, add_published, source_lines
-from labkit.figures.room import left_of, legend_below
+from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.theme import (
     LIMIT,
     SIDE_COLORS,
     SOFT,
+    STAGE_COLORS,
     finish,
     heading,
     in_lines,
@@ -23,6 +24,7 @@ from labkit.figures.theme import (
     write_after,
 )
 from labkit.published import published
+from labkit.stages import Stage
 from labkit.studies.frames import number
 
 if TYPE_CHECKING:
@@ -114,6 +116,39 @@ def reads_figure(study: ExpertsStudy) -> go.Figure:
     words = f"{study.experts} experts in each of {layers} layers, {study.of_a_row} of them for a token"
     finish(figure, "What a step reads", in_lines(_subtitle(study), words), height=510)
     return legend_below(figure, [read, even, whole, *times], MARGIN, axis=56)
+
+
+def ranks_figure(study: ExpertsStudy) -> go.Figure | str:
+    """A decode step of each rank: the time in its experts, in the sums with the other ranks, and in all else.
+
+    Markdown text where there were no ranks.
+    """
+    if not study.ranks:
+        return "The experts were not divided among ranks."
+    steps = [rank.steps for rank in study.ranks]
+    names = [f"rank {place}: experts {rank.first} to {rank.end - 1}" for place, rank in enumerate(study.ranks)]
+    sums = "sums of the ranks, with the wait for others"
+    parts = {
+        "experts": ([step.experts_ms for step in steps], SIDE_COLORS["candidate"]),
+        sums: ([step.sums_ms for step in steps], STAGE_COLORS[Stage.ALL_REDUCE]),
+        "all else": ([step.step_ms - step.experts_ms - step.sums_ms for step in steps], SIDE_COLORS["baseline"]),
+    }
+    figure = go.Figure()
+    for name, (milliseconds, color) in parts.items():
+        figure.add_bar(x=milliseconds, y=names, orientation="h", name=name, marker_color=color, width=0.6,
+                       hovertemplate="%{y}<br>" + name + ": %{x:.3g} ms<extra></extra>")  # fmt: skip
+    left = left_of(names)
+    ends, texts = [step.step_ms for step in steps], [f"&nbsp;reads {step.read:.1f}" for step in steps]
+    figure.add_scatter(x=ends, y=names, mode="text", text=texts, textposition="middle right", cliponaxis=False,
+                       hoverinfo="skip", showlegend=False)  # fmt: skip
+    figure.update_xaxes(ticksuffix=" ms", range=[0, bars_end(ends, texts, left)], nticks=6)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    words = (
+        f"a decode step of {steps[0].batch} sequences; reads: experts of a layer on average; one thread for each rank"
+    )
+    finish(figure, "Who waits for whose experts", in_lines(_subtitle(study), words), 100 + 40 * len(steps), left=left)
+    figure.update_layout(barmode="stack")
+    return legend_below(figure, list(parts), left, axis=40)
 
 
 def choice_figure(study: ExpertsStudy) -> go.Figure:

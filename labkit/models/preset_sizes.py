@@ -75,8 +75,8 @@ PRESET_SIZES = {
     "gemma-2-9b": PresetSize("Gemma2ForCausalLM", 42, 3584, 16, 256000, 9_241_705_984),
     "gemma-2-27b": PresetSize("Gemma2ForCausalLM", 46, 4608, 32, 256000, 27_227_128_320),
     "mixtral-8x7b": PresetSize("MixtralForCausalLM", 32, 4096, 32, 32000, 46_702_792_704),
-    "granite-3.1-1b-a400m": PresetSize("GraniteMoeForCausalLM", 24, 1024, 16, 49155, 1_334_628_352),
+    "granite-moe-1b": PresetSize("GraniteMoeForCausalLM", 24, 1024, 16, 49155, 1_334_628_352),
     "olmoe-1b-7b": PresetSize("OlmoeForCausalLM", 16, 2048, 16, 50304, 6_919_161_856),
-    "qwen1.5-moe-a2.7b": PresetSize("Qwen2MoeForCausalLM", 24, 2048, 16, 151936, 14_315_784_192),
+    "qwen1.5-moe": PresetSize("Qwen2MoeForCausalLM", 24, 2048, 16, 151936, 14_315_784_192),
     "qwen3-30b-a3b": PresetSize("Qwen3MoeForCausalLM", 48, 2048, 32, 151936, 30_532_122_624),
 }

@@ -245,7 +245,7 @@ PRESETS: dict[str, Preset] = {
             _llama(32, 4096, 32, 8, 14336, family=MixtralConfig, rms_norm_eps=1e-5, theta=1e6, positions=32768),
         ),
         (
-            "granite-3.1-1b-a400m",
+            "granite-moe-1b",
             "ibm-granite/granite-3.1-1b-a400m-base",
             _llama(
                 *(24, 1024, 16, 8, 512),
@@ -263,7 +263,7 @@ PRESETS: dict[str, Preset] = {
             _llama(16, 2048, 16, 16, 1024, family=OlmoeConfig, vocab=50304, num_experts=64, num_experts_per_tok=8),
         ),
         (
-            "qwen1.5-moe-a2.7b",
+            "qwen1.5-moe",
             "Qwen/Qwen1.5-MoE-A2.7B",
             _llama(24, 2048, 16, 16, 5632, family=Qwen2MoeConfig, vocab=151936, theta=1e6, positions=8192),
         ),

@@ -40,12 +40,21 @@ class ReadByBatch(FrozenRecord):
     batch: int
     by_layer: tuple[float, ...]
     experts_ms: float  # of a step, in all layers
+    sums_ms: float  # of a step, in the sums of several ranks: waiting for the others, and adding
     step_ms: float
 
     @property
     def read(self) -> float:
         """Experts of a layer that a step reads."""
         return float(np.mean(self.by_layer))
+
+
+class RankOfExperts(FrozenRecord):
+    """A rank of several, with the experts from `first` to before `end`."""
+
+    first: int
+    end: int
+    steps: ReadByBatch
 
 
 class TimedPair(FrozenRecord):
@@ -82,6 +91,7 @@ class ExpertsStudy(Study, ResultRecord):
     chosen: experts of each new token, [layer][token][choice].
     sparse: a dense MLP against the experts of one row, which read as many bytes.
     routing: one-hot products against a table.
+    ranks: by rank, the same model divided among them; empty: it was not.
     """
 
     kind: Literal["experts_study"] = "experts_study"
@@ -96,6 +106,7 @@ class ExpertsStudy(Study, ResultRecord):
     sparse: TimedPair
     routing: TimedPair
     routed_rows: int
+    ranks: tuple[RankOfExperts, ...]
 
     def expected(self, rows: int) -> float:
         """Experts that so many rows read if every choice is as likely as any other."""
@@ -116,12 +127,19 @@ class ExpertsStudy(Study, ResultRecord):
     def notes(self) -> Notes:
         """The result on the points that the notebook asks a reader to notice."""
         few, one, most, busiest = self._eighth, self.reads[0], self.reads[-1], self.busiest
-        sentences = (
+        sentences: tuple[str, ...] = (
             f"The busiest {few} of {self.experts} experts got {busiest[0]:.0%} of the choices in the first layer, and "
             f"{busiest[-1]:.0%} in the last. Even choices would give them {few / self.experts:.0%}.",
             f"A step of batch {one.batch} read {one.read:.1f} of {self.experts} experts of a layer, and one of batch "
             f"{most.batch} {most.read:.1f}; even choices would read {self.expected(most.batch):.1f}.",
         )
+        if self.ranks:
+            waiting = max(self.ranks, key=lambda rank: rank.steps.sums_ms).steps
+            read = " and ".join(f"{rank.steps.read:.1f}" for rank in self.ranks)
+            sentences += (
+                f"The ranks read {read} experts of a layer. The longest time in their sums, with the wait for others, "
+                f"was {waiting.sums_ms / waiting.step_ms:.0%} of a step.",
+            )
         pairs = (self.sparse, self.routing)
         doubts = dict.fromkeys(pair.trust.sentence for pair in pairs if not pair.trust.trustworthy)
         return Notes(sentences, tuple(doubts))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.figures import choice_figure, experts_figure, reads_figure, tokens_figure
+from labkit.figures import choice_figure, experts_figure, ranks_figure, reads_figure, tokens_figure
 from labkit.notebooks.experts_exercise import BATCH, check_reading, experts_puzzle
 from labkit.studies.experts import study_experts
+from labkit.studies.experts_on_ranks import BATCH as BATCH_ON_RANKS
 from labkit.studies.experts_study import ExpertsStudy, load_study, save_study
 from labkit.system.errors import UserError
 from labkit.system.partly import NotMeasuredError
@@ -17,10 +18,10 @@ from labkit.weights.resolve import resolve
 from labkit.weights.skewed_router import SkewedRouter
 
 SETTINGS: dict[str, Any] = {
-    "model": "tiny-moe", "dtype": "float32", "batches": "4, 1, 2", "prompt_tokens": 6, "new_tokens": 5, "rounds": 2,
-    "threads": 1,
+    "model": "tiny-moe", "dtype": "float32", "batches": "4, 1, 2", "prompt_tokens": 6, "new_tokens": 5, "ranks": 1,
+    "rounds": 2, "threads": 1,
 }  # fmt: skip
-FIGURES = (experts_figure, tokens_figure, reads_figure, choice_figure)
+FIGURES = (experts_figure, tokens_figure, reads_figure, choice_figure, ranks_figure)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,15 @@ def test_steps_read_at_least_the_experts_of_a_row_and_at_most_all_that_rows_choo
     assert study.expert_bytes == 3 * 64 * 48 * 4  # gate, up and down
 
 
+def test_ranks_divide_the_experts_and_read_together_what_one_process_reads(tmp_path: Path) -> None:
+    study = study_experts(**SETTINGS | {"ranks": 2}, output=tmp_path)
+    (alone,) = (read for read in study.reads if read.batch == BATCH_ON_RANKS)
+    assert [(rank.first, rank.end) for rank in study.ranks] == [(0, 4), (4, 8)]
+    together = np.sum([rank.steps.by_layer for rank in study.ranks], axis=0)
+    assert together == pytest.approx(alone.by_layer)
+    assert alone.sums_ms == 0 < min(rank.steps.sums_ms for rank in study.ranks)
+
+
 def test_a_record_is_read_back_as_it_was(study: ExpertsStudy, tmp_path: Path) -> None:
     path = save_study(study, tmp_path)
     assert load_study(path) == study
@@ -65,7 +75,7 @@ def test_parts_are_shown_as_soon_as_they_are_known(tmp_path: Path) -> None:
         drawn.append([figure for figure in FIGURES if _is_drawn(figure, partly)])
 
     study_experts(**SETTINGS, output=tmp_path, show=show)
-    assert drawn == [[*FIGURES[:2]], [*FIGURES[:3]], [*FIGURES[:3]]]
+    assert drawn == [list(FIGURES[:count]) for count in (2, 3, 3, 4)]
 
 
 def _is_drawn(figure: Any, partly: ExpertsStudy) -> bool:
@@ -94,6 +104,7 @@ def test_a_skewed_router_prefers_the_first_experts(tmp_path: Path) -> None:
         ({"model": "tiny-llama"}, "got tiny-llama, expected a model with a row whose layers have experts"),
         ({"batches": "1, x"}, "expected batch sizes, such as '1,2,4,8'"),
         ({"new_tokens": 0}, "new"),
+        ({"ranks": 5}, r"got ranks = 5: .*; set ranks to 1, which leaves them out"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def compare(
     pp: the candidate's layers are on `pp` stages of `tp` ranks each, with this `schedule` ("queue", "rounds",
     "barrier", "naive"). The baseline then has as many threads in all as these ranks together. "hf-pipeline",
     transformers' own, has `pp` stages too. A baseline may be on ranks of its own, by its name: "fused-tp2",
-    "fused-pp2-naive".
+    "fused-pp2-naive"; in "fused-ep2" each has half of the experts.
 
     memory_gb: limit of each side's memory beyond its imports, in GB (1e9 bytes), from loading on; None: no limit.
 

@@ -26,7 +26,7 @@ from labkit.weights.source import ModelSource
 
 QUEUE = "queue"
 ON_RANKS = re.compile(
-    rf"(?P<name>.+?)(-pp(?P<pp>[1-9]\d*)(-(?P<schedule>{'|'.join(SCHEDULES)}))?)?(-tp(?P<tp>[1-9]\d*))?"
+    rf"(?P<name>.+?)(-pp(?P<pp>[1-9]\d*)(-(?P<schedule>{'|'.join(SCHEDULES)}))?)?(-tp(?P<tp>[1-9]\d*))?(-ep(?P<ep>[1-9]\d*))?"
 )
 
 
@@ -39,23 +39,29 @@ class SideSpec:
     tp: int = 1  # ranks of each stage
     pp: int = 1  # stages
     schedule: str = QUEUE  # of several stages
+    ep: int = 1  # parts of the experts, on the ranks of a stage
     installation: Installation = INSTALLED  # the labkit that computes it
 
     @classmethod
     def named(cls, label: str, threads: int) -> Self:
-        """The side with this label, such as "fused", "fused-tp2" or "fused-pp2-naive", with `threads` in all."""
+        """The side with this label, such as "fused", "fused-tp2", "fused-pp2-naive" or "fused-ep2", with `threads` in
+        all. "fused-ep2" stands for "fused-tp2-ep2".
+        """
         match = ON_RANKS.fullmatch(label)
         if match is None:
             return cls(label, threads)
-        tp, pp = int(match["tp"] or 1), int(match["pp"] or 1)
-        return cls(match["name"], max(1, threads // (tp * pp)), tp, pp, match["schedule"] or QUEUE)
+        ep, pp = int(match["ep"] or 1), int(match["pp"] or 1)
+        tp = int(match["tp"] or ep)
+        return cls(match["name"], max(1, threads // (tp * pp)), tp, pp, match["schedule"] or QUEUE, ep)
 
     @property
     def label(self) -> str:
         schedule = "" if self.schedule == QUEUE else f"-{self.schedule}"
         stages = "" if self.pp == 1 else f"-pp{self.pp}{schedule}"
+        ranks = "" if self.tp in (1, self.ep) else f"-tp{self.tp}"
+        experts = "" if self.ep == 1 else f"-ep{self.ep}"
         version = self.installation.version and f" at {self.installation.version}"
-        return f"{self.name}{stages}" + ("" if self.tp == 1 else f"-tp{self.tp}") + version
+        return f"{self.name}{stages}{ranks}{experts}{version}"
 
     @property
     def ranks(self) -> int:
@@ -67,6 +73,8 @@ class SideSpec:
         options: dict[str, Any] = {} if self.tp == 1 else {"tensor_parallel": {"tp_size": self.tp}}
         if self.pp > 1:
             options["pipeline_parallel"] = {"pp_size": self.pp, "schedule": self.schedule}
+        if self.ep > 1:
+            options["moe"] = {"ep_size": self.ep}
         return options
 
     @property
@@ -146,7 +154,7 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
             kind = type(source.hf_config).__name__.removesuffix("Config")
             raise UserError(f"{side.label} divides the model, which needs a row, and {kind} has none; use one process")
         if config is not None:
-            shard(config, side.tp)  # UserError where the model has too few heads
+            shard(config, side.tp, ep_size=side.ep)  # UserError where the model has too few heads, or no experts
             if side.pp > config.num_layers:
                 raise UserError(f"got pp={side.pp} for {config.num_layers} layers, expected at most one stage for each")
         loader_of(side.name).check_model(side.name, source)

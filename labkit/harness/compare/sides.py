@@ -45,7 +45,7 @@ class SideRow:
     models: Models = "listed"
     package: str = ""  # a package to install with pip
     instead: str = ""  # the side to use where this one's device is missing
-    divisible: bool = False  # can run on ranks: NAME-tp2, NAME-pp2
+    divisible: bool = False  # can run on ranks: NAME-tp2, NAME-pp2, NAME-ep2
     precision: str = ""  # of the engine; empty: the dtype of the comparison, or the name has it
     peer: str = ""  # the runtime that `labkit peers install` installs
     samples: bool = True  # can choose tokens by sampling, with transformers' settings
@@ -181,4 +181,6 @@ def side_row(name: str, *, others: Iterable[str] = ()) -> SideRow:
 
 def names_in_help() -> str:
     """The names for the help of an option; sides of peers are only mentioned."""
-    return f"{', '.join(row.name for row in ROWS)}; on ranks: fused-tp2, fused-pp2-naive; or a side of a peer"
+    return (
+        f"{', '.join(row.name for row in ROWS)}; on ranks: fused-tp2, fused-pp2-naive, fused-ep2; or a side of a peer"
+    )

@@ -31,6 +31,8 @@ SIZE: dict[str, Any] = {"model": "tiny-llama", "dtype": "float32", "batch": 4, "
         ("fused-tp2", SideSpec("fused", 4, tp=2)),
         ("fused-pp2", SideSpec("fused", 4, pp=2)),
         ("fused-pp2-barrier-tp4", SideSpec("fused", 1, tp=4, pp=2, schedule="barrier")),
+        ("fused-ep2", SideSpec("fused", 4, tp=2, ep=2)),
+        ("fused-tp4-ep2", SideSpec("fused", 2, tp=4, ep=2)),
         ("hf-pipeline-pp3", SideSpec("hf-pipeline", 2, pp=3)),
     ],
 )

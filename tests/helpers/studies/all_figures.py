@@ -45,7 +45,7 @@ def drawings() -> dict[str, Any]:
         *((draw, precision) for draw in (figures.front_figure, figures.costs_figure)),
         *((draw, precision) for draw in (figures.outliers_figure, figures.errors_figure)),
         *((draw, experts) for draw in (figures.experts_figure, figures.tokens_figure)),
-        *((draw, experts) for draw in (figures.reads_figure, figures.choice_figure)),
+        *((draw, experts) for draw in (figures.reads_figure, figures.choice_figure, figures.ranks_figure)),
         *((draw, streaming) for draw in (figures.batch_figure, figures.memory_figure, figures.residency_figure)),
         *((draw, streaming) for draw in (figures.offload_figure, figures.stream_timeline_figure)),
         *((draw, pipeline) for draw in (figures.ideal_figure, figures.bubble_figure, figures.micro_batch_figure)),

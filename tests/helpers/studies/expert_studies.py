@@ -2,7 +2,7 @@
 
 from helpers.studies.comparisons import environment
 
-from labkit.studies.experts_study import ExpertsStudy, ReadByBatch, StudiedMixture, TimedPair
+from labkit.studies.experts_study import ExpertsStudy, RankOfExperts, ReadByBatch, StudiedMixture, TimedPair
 
 LAYERS, EXPERTS, OF_A_ROW, TOKENS = 3, 16, 2, 8
 
@@ -18,13 +18,15 @@ def study() -> ExpertsStudy:
         environment=environment(), experts=EXPERTS, of_a_row=OF_A_ROW, expert_bytes=1_500_000, routed_rows=512,
         counts=tuple(tuple(expert + layer for expert in range(EXPERTS)) for layer in range(LAYERS)), chosen=chosen,
         reads=tuple(reads(batch) for batch in (1, 2, 4, 8, 16, 32)),
+        ranks=(RankOfExperts(first=0, end=8, steps=reads(4)), RankOfExperts(first=8, end=16, steps=reads(2))),
         sparse=pair("a dense MLP", "experts", 0.9), routing=pair("one-hot products", "a table", 14.0),
     )  # fmt: skip
 
 
 def reads(batch: int) -> ReadByBatch:
     read = EXPERTS * (1 - (1 - OF_A_ROW / EXPERTS) ** batch) * 0.9
-    return ReadByBatch(batch=batch, by_layer=(read,) * LAYERS, experts_ms=2 * read, step_ms=3 * read + batch / 8)
+    return ReadByBatch(batch=batch, by_layer=(read,) * LAYERS, experts_ms=2 * read, sums_ms=12 - 2 * read,
+                       step_ms=14 + batch / 8)  # fmt: skip
 
 
 def pair(slow: str, fast: str, ratio: float) -> TimedPair:
