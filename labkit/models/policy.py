@@ -16,7 +16,7 @@ from labkit.models.expert_names import FIRST, GATE_APART, ROUTER_IN_GGUF, SECOND
 from labkit.models.hf_config import Fields
 from labkit.models.qkv_rows import by_kind, by_kv_head, heads_of_rank
 from labkit.models.shards import Cut, Shard
-from labkit.models.tensor_names import is_buffer, misfits, remedy
+from labkit.models.tensor_names import is_buffer, misfits, remedy, some_of
 from labkit.system.errors import UserError
 
 LINEARS = ("qkv", "attn_out", "ff1", "ff2")
@@ -322,9 +322,9 @@ class Policy:
             shapes = {part: list(tensor.shape) for part, tensor in parts.items()}
             expected = ", ".join(["rows", *map(str, width)])
             wrong = [part for part, shape in shapes.items() if not shape or shape[1:] != width]
-            faults = ", ".join(f"{part} is {shapes[part]}" for part in wrong)
+            faults = some_of(f"{part} is {shapes[part]}" for part in wrong)
             raise UserError(
-                f"the parts of {name}, {' + '.join(shapes)}, cannot be joined: {faults}, expected [{expected}]; "
+                f"the parts of {name}, {some_of(shapes)}, cannot be joined: {faults}, expected [{expected}]; "
                 "check that the weights and the config belong together"
             )
 

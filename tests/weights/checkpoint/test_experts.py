@@ -1,0 +1,69 @@
+"""Faults of a folder with a mixture of experts: one line names the tensor or the number that is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.models.small_models import small_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import labkit
+from labkit.system.errors import UserError
+
+Tensors = dict[str, Tensor]
+ROUTER, EXPERT = "model.layers.1.block_sparse_moe.gate.weight", "model.layers.1.block_sparse_moe.experts.4.w2.weight"
+LAST = "model.layers.1.mlp.experts.4.w2.weight"  # the same expert, by the name of today's class
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixtral")
+    small_model("mixtral").save_pretrained(folder)
+    return folder
+
+
+def without(name: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: tensors | {name: change(tensors[name]).contiguous()}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without(EXPERT), rf"1 missing: {LAST}\)"),
+        (without(ROUTER), r"1 missing: model.layers.1.mlp.gate.weight\)"),
+        (
+            changed(EXPERT, lambda tensor: tensor[:, :-8]),
+            rf"cannot be joined: {LAST} is \[\d+, \d+\], expected \[rows, ",
+        ),
+        (changed(EXPERT, lambda tensor: tensor[:-8]), r"ff2.weight of shape \[\d+, \d+\], expected \[\d+, \d+\]"),
+        (changed(ROUTER, lambda tensor: tensor[:-1]), r"mlp.gate.weight .*\[4, \d+\], expected \[5, \d+\]"),
+        (changed(ROUTER, lambda tensor: tensor * torch.nan), "mlp.gate.weight holds values that are not finite"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_damaged_expert_or_router_is_named(
+    change: Callable[[Tensors], Tensors], words: str, dtype: str, mixtral: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((mixtral / "config.json").read_text())
+    save_file(change(load_file(mixtral / "model.safetensors")), tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=words) as caught:
+        labkit.init_inference(tmp_path, dtype=dtype)
+    assert len(str(caught.value)) < 900
+
+
+@pytest.mark.parametrize("chosen", [0, 6])
+def test_a_number_of_chosen_experts_that_the_layer_does_not_have_is_refused(
+    chosen: int, mixtral: Path, tmp_path: Path
+) -> None:
+    config = json.loads((mixtral / "config.json").read_text()) | {"num_experts_per_tok": chosen}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(mixtral / "model.safetensors")
+    with pytest.raises(UserError, match=r"num_experts_per_tok = 0; expected|got 6 experts for each token of 5 experts"):
+        labkit.init_inference(tmp_path)
