@@ -11,7 +11,7 @@ from labkit.system.nearest import did_you_mean
     [
         ("smollm2_135m", " (did you mean 'smollm2-135m', 'smollm2-shape' or 'llama-2-13b'?)"),
         ("GPT2-medum", " (did you mean 'gpt2-medium', 'gpt2-large' or 'gpt2-xl'?)"),
-        ("mistral7b", " (did you mean 'mistral-7b'?)"),
+        ("mistral7b", " (did you mean 'mistral-7b' or 'mixtral-8x7b'?)"),
         ("zzz", ""),
         ("", ""),
     ],
