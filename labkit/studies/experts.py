@@ -88,7 +88,8 @@ def study_experts(
     }
     known |= _choices(engine, config, prompt_tokens, new_tokens)
     for place, (name, measure) in enumerate(measured.items(), start=1):
-        show(so_far(ExpertsStudy, **known))
+        if "reads" in known:  # not before: a browser that draws would slow the steps, whose times have no grade
+            show(so_far(ExpertsStudy, **known))
         known[name] = measure(part_of(follow, 20 * place, 20 * place + 20, 100))
     study = ExpertsStudy(**known)
     save_or_warn(study, output, save_study)

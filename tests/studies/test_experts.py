@@ -75,7 +75,7 @@ def test_parts_are_shown_as_soon_as_they_are_known(tmp_path: Path) -> None:
         drawn.append([figure for figure in FIGURES if _is_drawn(figure, partly)])
 
     study_experts(**SETTINGS, output=tmp_path, show=show)
-    assert drawn == [list(FIGURES[:count]) for count in (2, 3, 3, 4)]
+    assert drawn == [list(FIGURES[:count]) for count in (3, 3, 4)]
 
 
 def _is_drawn(figure: Any, partly: ExpertsStudy) -> bool:
