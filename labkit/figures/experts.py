@@ -75,7 +75,7 @@ def tokens_figure(study: ExpertsStudy) -> go.Figure:
 
 
 def reads_figure(study: ExpertsStudy) -> go.Figure:
-    """Above, the bytes of experts that a step reads, by batch, beside the formula; below, the time of a step."""
+    """Above, the bytes of experts that a step reads, by batch, next to the formula; below, the time of a step."""
     batches = [read.batch for read in study.reads]
     figure = panels([230, 170], 90)
     layers = len(study.counts)

@@ -109,7 +109,7 @@ class ExpertsStudy(Study, ResultRecord):
     ranks: tuple[RankOfExperts, ...]
 
     def expected(self, rows: int) -> float:
-        """Experts that so many rows read if every choice is as likely as any other."""
+        """Number of experts of a layer that `rows` rows read on average if all choices are equally likely."""
         return ExpertsShape(self.experts, self.of_a_row).read(rows)
 
     @property
