@@ -1,8 +1,8 @@
 """Rows on their way to experts and back, in plain torch: by one-hot products, and by a table.
 
-The products are those of the first libraries for mixtures of experts: a mask [N, E, C] is multiplied with the rows, and
-again with the outputs. Most of the numbers are zeros: the products take N * E * C * H multiplications, where a table
-moves N * K rows. C is the number of rows of the busiest expert, so that nothing is dropped.
+The first libraries for mixtures of experts multiplied a mask [N, E, C] with the rows, and again with the outputs. Most
+of its numbers are zeros: the products take N * E * C * H multiplications, where a table moves N * K rows. C is the
+number of rows of the busiest expert, so that nothing is dropped.
 
 N rows, E experts, K experts of a row, H numbers of a row.
 """

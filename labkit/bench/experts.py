@@ -86,8 +86,9 @@ def main(
             new=benched.new,
             threads=environment.threads,
         )
-        missing = [name for name in benched.per_token if not (name.startswith(LLAMA) and llama_cpp_is_missing())]
-        for baseline in missing:
+        for baseline in benched.per_token:
+            if baseline.startswith(LLAMA) and llama_cpp_is_missing():
+                continue
             done = any(_belongs(record, benched, baseline) and record.case.model == model for record in records)
             if done:
                 continue

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from labkit.figures.published_panels import MEASURED_HERE, OWN_SCALES, add_published, source_lines
+from labkit.figures.published_panels import OWN_SCALES, add_measured, add_published, source_lines
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.theme import (
     LIMIT,
@@ -20,8 +20,6 @@ from labkit.figures.theme import (
     in_lines,
     panels,
     slider,
-    whiskers,
-    write_after,
 )
 from labkit.published import published
 from labkit.stages import Stage
@@ -157,15 +155,7 @@ def choice_figure(study: ExpertsStudy) -> go.Figure:
     theirs = _published()
     figure = panels([90, 40 * len(theirs) + 20], 90)
     left = left_of([*ours, *theirs["label"]])
-    values, lows, highs = ([getattr(ratio, end) for ratio in ours.values()] for end in ("value", "low", "high"))
-    figure.add_bar(
-        x=values, y=list(ours), orientation="h", name=MEASURED_HERE, marker_color=SIDE_COLORS["candidate"],
-        error_x=whiskers(values, lows, highs), hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>",
-        row=1, col=1,
-    )  # fmt: skip
-    write_after(figure, [f"<b>{ratio}</b>" for ratio in ours.values()], highs, list(ours), left, row=1)
-    figure.update_yaxes(autorange="reversed", row=1, col=1)
-    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: times faster", left=left), row=1, col=1)
+    add_measured(figure, ours, [f"<b>{ratio}</b>" for ratio in ours.values()], left, "times faster")
     texts = [f"<b>{value:.3g}x</b>{more}" for value, more in zip(theirs["speedup"], theirs["more"], strict=True)]
     add_published(figure, list(theirs["label"]), theirs["speedup"], theirs["source"], texts, left, row=2)
     rows = f"a table against one-hot products: {study.routed_rows} rows to their experts and back, in plain torch"

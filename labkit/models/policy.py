@@ -238,8 +238,8 @@ class Policy:
         """Hugging Face's names of the tensors of a canonical weight. `index`: its layer; None outside the layers."""
         role, kind = canonical.split(".")
         layer = "" if index is None else f"{self.layers}.{index}."
-        if self.experts is not None and role in (FIRST, SECOND):
-            return tuple(f"{layer}{name}" for name in self.experts.of(role))
+        if experts := self._experts_of(role):
+            return tuple(f"{layer}{name}" for name in experts.of(role))
         return tuple(f"{layer}{module}.{kind}" for module in self.modules("tokens" if role == "embed" else role))
 
     def modules(self, role: str) -> tuple[str, ...]:
@@ -253,9 +253,9 @@ class Policy:
         """The Hugging Face tensors that make up a whole canonical weight. `index`: its layer; None: outside them."""
         names = self.stored_names(canonical, index)
         role = canonical.split(".")[0]
-        if self.experts is not None and role in (FIRST, SECOND):
+        if experts := self._experts_of(role):
             assert config.experts is not None
-            parts = self.experts.stored(role, tensor, config.experts.count)
+            parts = experts.stored(role, tensor, config.experts.count)
         elif role == "qkv" and len(names) == 3:
             rows = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
             parts = list(tensor.split([heads * config.head_dim for heads in rows]))
@@ -276,8 +276,8 @@ class Policy:
     def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
         """The shard's part of each stored tensor of a canonical weight, in the layout of that tensor."""
         cut, config, (role, kind) = shard.cut(name), shard.config, name.split(".")
-        if self.experts is not None and role in (FIRST, SECOND):
-            return self.experts.cuts(shard, role, parts)
+        if experts := self._experts_of(role):
+            return experts.cuts(shard, role, parts)
         if cut is None:
             return [None] * parts
         if role == "qkv" and parts == 3:
@@ -296,8 +296,8 @@ class Policy:
     def _arranged(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> list[Tensor]:
         """The stored tensors of a canonical weight in the engine's layout, for this rank."""
         stored, config, role = self.stored_names(name, index), shard.local, name.split(".")[0]
-        if self.experts is not None and role in (FIRST, SECOND):
-            stored = self.experts.held(role, stored, shard)
+        if experts := self._experts_of(role):
+            stored = experts.held(role, stored, shard)
         parts = [
             get(part, cut) if (number := self._filling(part)) is None else torch.full(shape, number)
             for part, cut, shape in zip(
@@ -310,9 +310,13 @@ class Policy:
             self._check_joinable(config, name, dict(zip(stored, parts, strict=True)))
         elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == shard.layer_shapes["qkv.weight"][:1]:
             parts = [by_kind(parts[0], config)]
-        if self.experts is not None and role in (FIRST, SECOND):
-            parts = self.experts.arranged(shard, role, parts)
+        if experts := self._experts_of(role):
+            parts = experts.arranged(shard, role, parts)
         return parts
+
+    def _experts_of(self, role: str) -> ExpertNames | None:
+        """Names of the experts, for the roles of their matrices."""
+        return self.experts if role in (FIRST, SECOND) else None
 
     def _check_joinable(self, config: ModelConfig, name: str, parts: Mapping[str, Tensor]) -> None:
         """Raises UserError for parts of different widths: their rows cannot make one matrix. parts: by stored name."""

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from labkit.models.expert_names import ROUTER_IN_GGUF
+from labkit.models.policies import POLICIES
 from labkit.models.shards import Cut
 from labkit.weights.protocol import TensorSource
 
-ROUTERS = (".mlp.gate.weight", ".block_sparse_moe.router.weight")
+NAMES = {ROUTER_IN_GGUF} | {policy.router for policy in POLICIES.values() if policy.router}
+ROUTERS = tuple(f".{name}.weight" for name in NAMES)
 
 
 @dataclass(frozen=True)
