@@ -151,7 +151,7 @@ def ranks_figure(study: ExpertsStudy) -> go.Figure | str:
 
 def choice_figure(study: ExpertsStudy) -> go.Figure:
     """The ratios of both pairs with their intervals above; below, the speedups that the paper reports."""
-    ours = {_name(pair): pair.ratio for pair in (study.routing, study.sparse)}
+    ours = {_name(pair): pair.gain for pair in (study.routing, study.sparse)}
     theirs = _published()
     figure = panels([90, 40 * len(theirs) + 20], 90)
     left = left_of([*ours, *theirs["label"]])
@@ -179,7 +179,8 @@ def _published() -> pd.DataFrame:
 
 
 def _name(pair: TimedPair) -> str:
-    return f"{pair.fast}<br>against {pair.slow}"
+    slow, fast = pair.judged
+    return f"{fast}<br>against {slow}"
 
 
 def _axes(figure: go.Figure, rows: str) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from time import perf_counter_ns
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from labkit.harness.compare.plan import Schedule
+from labkit.harness.environment import read_environment
 from labkit.harness.roofline import probe_turn
-from labkit.harness.turns.calls import CallEpochs
+from labkit.harness.turns.calls import CallEpochs, CallRounds
 from labkit.kernels.checks import unchecked
 from labkit.kernels.decode_step import MixtureMlp
 from labkit.kernels.experts import experts as checked_experts
@@ -58,7 +59,7 @@ def sparse_and_dense(
 
     tensors = [matrix.weight for region, out in dense for matrix in (region.up, out)]
     tensors += [stack.weight for mixture in mixtures for stack in (mixture.ups, mixture.outs)]
-    return _in_turns(("a dense MLP", all_rows), ("experts", sparse), tensors, threads, schedule, follow)
+    return _in_turns({"a dense MLP": all_rows, "experts": sparse}, tensors, threads, schedule, follow)
 
 
 def _dense_mlps(mixture: MixtureMlp, config: ModelConfig) -> list[tuple[MlpWeights, Linear]]:
@@ -94,43 +95,28 @@ def routing(config: ModelConfig, threads: int, schedule: Schedule, follow: Progr
     logits = torch.randn(ROUTED, spec.count, generator=generator)
     shares, chosen = logits.softmax(-1).topk(spec.chosen)
     slow, fast = (partial(way, hidden, chosen, shares, spec.count) for way in (through_one_hot, through_table))
-    return _in_turns(("one-hot products", slow), ("a table", fast), [hidden], threads, schedule, follow)
+    return _in_turns({"one-hot products": slow, "a table": fast}, [hidden], threads, schedule, follow)
 
 
 def _in_turns(
-    slow: tuple[str, Call],
-    fast: tuple[str, Call],
-    tensors: Sequence[Tensor],
-    threads: int,
-    schedule: Schedule,
-    follow: Progress,
+    sides: Mapping[str, Call], tensors: Sequence[Tensor], threads: int, schedule: Schedule, follow: Progress
 ) -> TimedPair:
-    def pair(rounds: Any) -> TimedPair:
-        return TimedPair(
-            slow=slow[0],
-            fast=fast[0],
-            slow_us=tuple(result[0] for result in rounds.results),
-            fast_us=tuple(result[1] for result in rounds.results),
-            epochs=rounds.epochs,
-            looks=rounds.looks,
-            placed_anew=rounds.placed_anew,
-            others_cores=rounds.others_cores,
-        )
+    """Measures two sides, the slow one first, until the schedule's end or a trustworthy verdict."""
+    environment = read_environment(threads)
 
-    epochs = CallEpochs(
-        [partial(_call_us, call) for _, call in (slow, fast)],
-        tensors,
-        probe=partial(probe_turn, threads),
-        threads=threads,
+    def pair(measured: CallRounds[float]) -> TimedPair:
+        by_side = zip(sides, np.transpose(measured.results).tolist(), strict=True)
+        return TimedPair(environment=environment, rounds_us=dict(by_side), **measured.conditions)
+
+    calls = [partial(_call_us, call) for call in sides.values()]
+    epochs = CallEpochs(calls, tensors, probe=partial(probe_turn, threads), threads=threads)
+    measured = epochs.run(
+        schedule,
+        answered=lambda measured: (found := pair(measured)).trust.decides(found.gain),
+        words=lambda measured: f"{' / '.join(sides)} {pair(measured).gain}",
+        progress=follow,
     )
-    return pair(
-        epochs.run(
-            schedule,
-            answered=lambda rounds: pair(rounds).trust.decides(pair(rounds).ratio),
-            words=lambda rounds: f"{slow[0]} / {fast[0]} {pair(rounds).ratio}",
-            progress=follow,
-        )
-    )
+    return pair(measured)
 
 
 def _call_us(call: Call) -> float:

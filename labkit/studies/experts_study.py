@@ -12,9 +12,9 @@ from pydantic import Field
 from labkit.harness.environment import Environment
 from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.results import save_lines
+from labkit.harness.turns.call_record import CallRecord
 from labkit.kernels.shapes import ExpertsShape
-from labkit.statistics import Ratio, Trust, grade
-from labkit.statistics.sequential import ratio_after, rule_of_epochs
+from labkit.statistics import Trust
 from labkit.studies.last import read_study
 from labkit.studies.outcome import Notes, Outcome, Study
 from labkit.system.home import expanded
@@ -57,31 +57,17 @@ class RankOfExperts(FrozenRecord):
     steps: ReadByBatch
 
 
-class TimedPair(FrozenRecord):
-    """Two ways to do the same, which took turns in epochs: microseconds of each call.
-
-    epochs: the epoch of each round, counted from 0. placed_anew: whether each epoch had its weights in new memory.
-    """
-
-    slow: str
-    fast: str
-    slow_us: tuple[float, ...] = Field(min_length=1)
-    fast_us: tuple[float, ...] = Field(min_length=1)
-    epochs: tuple[int, ...]
-    looks: tuple[int, ...] = ()
-    placed_anew: bool
-    others_cores: tuple[float, ...] | None = None
+class TimedPair(CallRecord):
+    """Two ways to do the same, the slow one first."""
 
     @property
-    def ratio(self) -> Ratio:
-        """Time of the first way / time of the second."""
-        logs = np.log(np.asarray(self.slow_us) / np.asarray(self.fast_us))
-        centres = [float(np.median(logs[np.asarray(self.epochs) == epoch])) for epoch in sorted(set(self.epochs))]
-        return ratio_after(centres, len(self.looks), rule_of_epochs(self.placed_anew))
+    def judged(self) -> tuple[str, str]:
+        slow, fast = self.rounds_us
+        return slow, fast
 
     @property
     def trust(self) -> Trust:
-        return grade(self.ratio, len(set(self.epochs)), taken_cores=self.others_cores or (), unit="epoch")
+        return self.trust_of(self.gain)
 
 
 class ExpertsStudy(Study, ResultRecord):
@@ -164,11 +150,8 @@ class ExpertsStudy(Study, ResultRecord):
     @property
     def claim(self) -> str:
         """The gain of a table over one-hot products, with the interval."""
-        routing = self.routing
-        return (
-            f"{self.of.model}: {routing.fast} against {routing.slow}, {self.routed_rows} rows: "
-            f"{routing.ratio} {routing.trust.verdict(routing.ratio.verdict)}"
-        )
+        routing, (slow, fast) = self.routing, self.routing.judged
+        return f"{self.of.model}: {fast} against {slow}, {self.routed_rows} rows: {routing.gain} {routing.verdict}"
 
     @property
     def headline(self) -> str:

@@ -32,5 +32,6 @@ def reads(batch: int) -> ReadByBatch:
 def pair(slow: str, fast: str, ratio: float) -> TimedPair:
     """Six epochs of two rounds."""
     times = tuple(200.0 + 4 * (place % 3) for place in range(12))
-    return TimedPair(slow=slow, fast=fast, slow_us=tuple(ratio * time for time in times), fast_us=times[::-1],
+    rounds_us = {slow: tuple(ratio * time for time in times), fast: times[::-1]}
+    return TimedPair(environment=environment(), rounds_us=rounds_us, bandwidth_gb_s=None,
                      epochs=tuple(place // 2 for place in range(12)), looks=(3, 6), placed_anew=True)  # fmt: skip
