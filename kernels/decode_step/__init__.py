@@ -143,7 +143,7 @@ class DecodeStep:
     times: nanoseconds of the latest call in the embedding, in each of LAYER_STAGES of each layer, in the head, and in
     the choice of tokens by rules.
 
-    experts_read: number of experts that the latest call read in each layer, summed over its steps; empty: no mixture.
+    experts_read: number of experts that the latest call read in each layer, summed over its steps; 0 without mixtures.
 
     One instance must not run two steps at a time.
     """
@@ -158,7 +158,7 @@ class DecodeStep:
         self.model, self.exchange, self.streamed, self.kv_streamed = model, exchange, streamed, kv_streamed
         self.library = build.in_use(model.weight_type)
         self.times = no_times(len(model.layers))
-        self.experts_read = np.zeros(len(model.layers) if model.experts_of_a_row else 0, dtype=np.int64)
+        self.experts_read = np.zeros(len(model.layers), dtype=np.int64)
         self._workspace, self._workspace_at = torch.empty(0, dtype=torch.uint8), 0
         self._sized_for = (0, 0, 0)
         self._args = CStepArgs(times=self.times.ctypes.data, experts_read=self.experts_read.ctypes.data)

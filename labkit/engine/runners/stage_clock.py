@@ -45,8 +45,7 @@ class StageClock:
     def add(self, phase: Phase, times_ns: np.ndarray, experts_read: np.ndarray, *, head: bool, steps: int = 1) -> None:
         """Adds the sum of some steps. times_ns, experts_read: as in `DecodeStep`."""
         self._total_ns[phase] += times_ns
-        if len(experts_read):
-            self._experts_read[phase] += experts_read
+        self._experts_read[phase] += experts_read
         self._calls[phase] += steps
         self._head_calls[phase] += steps * head
 
