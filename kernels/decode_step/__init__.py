@@ -5,11 +5,8 @@ stages. Its reference is the sequence of reference ops.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from ctypes import byref
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,13 +22,13 @@ from ..build import INT, LONG, POINTER, fields
 from ..cache_stream import CachePass, CacheStream
 from ..dispatch import MOST_THREADS
 from ..layer_stream import LayerStream
-from ..layer_stream.device import DeviceStream
 from ..memory import ALIGNMENT, aligned
 from ..reading import USUAL
-from ..slot_stream import awaited, require_whole
+from ..slot_stream import require_whole
 from ..types import NO_ROTARY, Rotary, pointer
 from .arguments import AfterStep, CAheadArgs, CChunk, ChunkArgs, TextRules, c_address, in_generator
 from .mlps import DenseMlp, MixtureMlp, SharedExpert
+from .streamed_layers import StreamedLayers
 from .weights import LAYER_STAGES, STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
@@ -69,57 +66,8 @@ class CStepArgs(ctypes.Structure):
         (INT, "own_logits reading"),
         (POINTER, "stream blocks first_slot kv_stream"),
         (LONG, "kv_turn"),
-        (POINTER, "kv_slot experts_read chosen"),
+        (POINTER, "kv_slot experts_read chosen experts"),
     )
-
-
-@dataclass(frozen=True)
-class StreamedLayers:
-    """Layers that a step finds in the slots of a stream. The weights of a streamed layer point into the first slot."""
-
-    stream: LayerStream | DeviceStream
-    blocks: tuple[int, ...]  # block of each layer in the stream; -1: the layer is resident
-    resident_bytes: int  # of all resident weights and of the slots
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The streamed layers."""
-        return tuple(layer for layer, block in enumerate(self.blocks) if block >= 0)
-
-    @property
-    def file(self) -> Path | None:
-        """The file of the streamed layers; None if they come from the host's memory."""
-        return self.stream.path
-
-    @property
-    def bytes_per_step(self) -> int:
-        """Bytes that every step reads."""
-        return sum(block.bytes for block in self.stream.blocks)
-
-    def layer(self, weights: LayerWeights, turn: int) -> LayerWeights:
-        """The layer with its matrices in the slot of a turn."""
-        first, memory = self.stream.memory(0), self.stream.memory(turn)
-
-        def moved(tensor: Tensor) -> Tensor:
-            begin = tensor.data_ptr() - first.data_ptr()
-            return memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-
-        return weights.with_matrices(moved)
-
-    @contextmanager
-    def resident(
-        self, index: int, weights: LayerWeights, first_turn: int, waiting: AbstractContextManager[object]
-    ) -> Iterator[LayerWeights]:
-        """Layer `index` while it is needed, in a pass whose first block has `first_turn`: resident, or in a slot. The
-        context `waiting` surrounds the wait for the slot.
-        """
-        if self.blocks[index] < 0:
-            yield weights
-            return
-        turn = first_turn + self.blocks[index]
-        with awaited(self.stream, turn, index, waiting):
-            yield self.layer(weights, turn)
-            self.stream.release(turn)
 
 
 def no_times(layers: int) -> np.ndarray:
@@ -163,6 +111,7 @@ class DecodeStep:
         self._sized_for = (0, 0, 0)
         self._args = CStepArgs(times=self.times.ctypes.data, experts_read=self.experts_read.ctypes.data)
         self._args.exchange = ctypes.addressof(exchange.c) if exchange else None
+        self._args.experts = model.expert_store.address if model.expert_store else None
         if streamed:
             assert isinstance(streamed.stream, LayerStream)
             self._blocks = (LONG * len(streamed.blocks))(*streamed.blocks)
@@ -217,8 +166,9 @@ class DecodeStep:
         failed = self.library.labkit_step(byref(self.model.c), byref(args))
         if self.exchange is not None:
             self.exchange.check()
-        if self.streamed is not None or kv_pass is not None:
-            require_whole([part.stream for part in (self.streamed, kv_pass) if part is not None], bool(failed))
+        streams = [part.stream for part in (self.streamed, kv_pass) if part is not None]
+        stores = [self.model.expert_store] if self.model.expert_store else []
+        require_whole([*streams, *stores], bool(failed))
 
     def run_ahead(
         self,
@@ -248,7 +198,7 @@ class DecodeStep:
         put: called with the tokens int64 [B] of each step, before the next one; not with tokens of -1. It must not
         raise. Once it returns False, no step follows. Meanwhile the instance may run other steps.
         """
-        assert self.exchange is self.streamed is chunk.inputs is None
+        assert self.exchange is self.streamed is self.model.expert_store is chunk.inputs is None
         chosen = torch.empty(most, chunk.rows.batch, dtype=torch.int64)
         tensors, c_pad = (pointer(marks), pointer(ended), pointer(chosen)), -1 if pad is None else pad
         args, _alive = self._set([chunk], rotary, caches, threads, reading)

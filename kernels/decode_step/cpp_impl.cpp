@@ -11,6 +11,7 @@
 
 #include "../attention/cpp_impl.cpp"
 #include "../cache_stream/cpp_impl.cpp"
+#include "../expert_store/cpp_impl.cpp"
 #include "../experts/cpp_impl.cpp"
 #include "../layer_stream/cpp_impl.cpp"
 #include "../linear_attention/cpp_impl.cpp"
@@ -30,8 +31,8 @@
 namespace labkit {
 
 inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model, const Layer& layer, const Cache& cache,
-                       const Rotary& rotary, const Chunk& chunk, Workspace& work, int64_t stride, Clock& clock,
-                       ThreadScratch& scratch) {
+                       const Rotary& rotary, const Chunk& chunk, Workspace& work, int64_t stride, const StoredLayer& at,
+                       Clock& clock, ThreadScratch& scratch) {
   const int64_t rows = chunk.count(), hidden = model.hidden;
   const int64_t qkv_stride = row_stride(layer.qkv.proj.outputs), context_stride = row_stride(layer.attn_out.inputs);
   const int64_t act_stride = row_stride(model.intermediate), bytes = rows * stride * int64_t(sizeof(float));
@@ -74,7 +75,7 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   }
   float* const out = ranks.alone() ? work.mlp_out : ranks.own<float>();
   if (layer.mixture) {
-    mixture_step(team, thread, layer, input, rows, hidden, work, act_stride, out, stride, clock, scratch);
+    mixture_step(team, thread, layer, input, rows, hidden, work, act_stride, out, stride, at, clock, scratch);
   } else {
     mlp_region<Weight>(team, thread, mlp.region, input, rows, work.act, act_stride, scratch);
     clock.stamp(LayerStage::kMlp);
@@ -138,6 +139,7 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
       clock.stamp(LayerStage::kFetchKv);
     }
     const int64_t begin = (args.stream || args.kv_stream) && thread == 0 ? now_ns() : 0;
+    const StoredLayer at{args.experts, l, l + 1 < model.num_layers ? &model.layers[l + 1] : nullptr};
     work.h = first_h;
     if (work.mixture) {
       if (args.experts_read) work.mixture->experts_read = args.experts_read + l;
@@ -146,7 +148,7 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
     for (int64_t c = 0; c < args.num_chunks; ++c) {
       const Chunk& chunk = args.chunks[c];
       layer_step(team, thread, ranks, model, layer, cache_of(args, model.heads, chunk, l, kv_slot), args.rotary, chunk,
-                 work, stride, clock, scratch);
+                 work, stride, at, clock, scratch);
       work.h += chunk.count() * stride;
       if (args.chosen && work.mixture) work.mixture->noted += chunk.count() * layer.mixture->router.chosen;
     }
@@ -162,7 +164,8 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
 // Whether any rank of the model could not read its layers, or its keys and values. All ranks have to know, because they
 // go on together.
 inline bool any_failed(Team& team, int thread, Ranks& ranks, const StepArgs& args) {
-  const bool mine = (args.stream && args.stream->pass_failed()) || (args.kv_stream && args.kv_stream->pass_failed());
+  const bool mine = (args.stream && args.stream->pass_failed()) || (args.kv_stream && args.kv_stream->pass_failed()) ||
+                    (args.experts && args.experts->failed());
   if (ranks.alone()) return mine;
   if (thread == 0) *ranks.own<int32_t>() = mine;
   ranks.meet(team, thread, sizeof(int32_t));
@@ -196,6 +199,9 @@ static int64_t run_step(const Model* model, const StepArgs* args) {
   whole.attention = call_buffers().attention.get<char>(size_t(shared));
   const int64_t stride = row_stride(widest(*model));
   const int64_t first_turn = args->stream ? args->stream->begin_pass() : 0;
+  PlacedExperts placed;
+  if (args->experts) args->experts->begin_pass();
+  whole.placed = &placed;
   bool failed = false;
   run_team(team, args->threads, [&](int thread) {
     ThreadScratch& scratch = thread_scratch();
@@ -221,7 +227,8 @@ static int64_t run_step(const Model* model, const StepArgs* args) {
       clock.stamp_head();
       work.h += chunk.count() * stride;
     }
-    if ((args->stream || args->kv_stream) && any_failed(team, thread, ranks, *args) && thread == 0) failed = true;
+    if ((args->stream || args->kv_stream || args->experts) && any_failed(team, thread, ranks, *args) && thread == 0)
+      failed = true;
   });
   return failed;
 }

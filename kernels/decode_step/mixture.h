@@ -1,16 +1,98 @@
 // The mixture of experts of a layer in a step, in place of an MLP that every row passes.
 #pragma once
 
-#include <vector>
-
 #include "step.h"
 
 namespace labkit {
 
+// A layer whose experts are in a store, and the layer after it.
+struct StoredLayer {
+  ExpertStore* store;  // null: the experts are in memory
+  int64_t number;
+  const Layer* next;  // null: it is the last one
+};
+
+// The experts of a layer in the waves of a store. Between two waves the step waits, which is a stage of its own.
+class StoredWaves {
+ public:
+  StoredWaves(Team& team, int thread, const StoredLayer& at, PlacedExperts& placed, Clock& clock)
+      : mlps(placed.mlps()), team_(team), thread_(thread), at_(at), placed_(placed), clock_(clock) {}
+
+  Range next(const ExpertTable& table) {
+    clock_.stamp(LayerStage::kExperts);
+    if (thread_ == 0) {
+      int64_t* const rest = table.active + end_;
+      placed_.wave = at_.store->next_wave(rest);
+      for (int64_t i = 0; i < placed_.wave; ++i) place(rest[i]);
+    }
+    team_.barrier();
+    const Range wave{end_, end_ + placed_.wave};
+    end_ = wave.end;
+    clock_.stamp(LayerStage::kFetch);
+    return wave;
+  }
+
+  const ExpertMlps mlps;
+
+ private:
+  void place(int64_t expert) {
+    int64_t part = 0;
+    for (Linear* linear : {&placed_.regions[size_t(expert)].up, &placed_.outs[size_t(expert)]})
+      for (const void** at : {&linear->weight, &linear->scales}) {
+        if (*at) *at = at_.store->part(at_.number, expert, part);
+        ++part;
+      }
+  }
+
+  Team& team_;
+  const int thread_;
+  const StoredLayer at_;
+  PlacedExperts& placed_;
+  Clock& clock_;
+  int64_t end_ = 0;
+};
+
+// Tells the store a guess: the experts that the router of the next layer would choose for the rows of this layer. For
+// many rows that is every expert. On all threads; the working memory of the experts is free before and after.
+inline void guess_experts(Team& team, int thread, const StoredLayer& at, const Normalised<Weight>& input, int64_t rows,
+                          int64_t hidden, const Workspace& work, int64_t stride, ThreadScratch& scratch) {
+  const MixtureMemory& memory = *work.mixture;
+  const Mixture& next = *at.next->mixture;
+  const Router& router = next.router;
+  const int64_t choices = rows * router.chosen, experts = router.matrix.outputs;
+  if (choices > kFewChoices) {
+    if (thread != 0) return;
+    std::vector<int64_t> all(size_t(next.experts.count));
+    for (size_t e = 0; e < all.size(); ++e) all[e] = int64_t(e);
+    at.store->guess(at.number + 1, all.data(), next.experts.count);
+    return;
+  }
+  const Range mine = team.share(rows, thread);
+  for (int64_t m = mine.begin; m < mine.end; ++m) {
+    float* const normed = work.normed + m * stride;
+    normalise(at.next->mlp.region.norm, input.residual + m * input.residual_stride, hidden, normed);
+    to_activation(normed, hidden, padded_depth<Weight>(hidden), memory.experts.x + m * memory.experts.stride);
+  }
+  team.barrier();
+  gemm_into<Weight>(team, thread, router.matrix, memory.experts.x, memory.experts.stride, rows, memory.logits, experts,
+                    scratch);
+  team.barrier();
+  if (thread != 0) return;
+  int64_t count = 0;
+  for (int64_t m = 0; m < rows; ++m) {
+    int64_t* const guessed = memory.guessed + count;
+    choose_experts(memory.logits + m * experts, experts, router, guessed, memory.experts.parts);
+    for (int64_t k = 0; k < router.chosen; ++k)
+      if (const int64_t own = guessed[k] - next.first; own >= 0 && own < next.experts.count)
+        memory.guessed[count++] = own;
+  }
+  at.store->guess(at.number + 1, memory.guessed, count);
+}
+
 // out: [rows][stride] = the mixture, and the shared expert if there is one. Ends after a barrier.
 inline void mixture_step(Team& team, int thread, const Layer& layer, const Normalised<Weight>& input, int64_t rows,
-                         int64_t hidden, Workspace& work, int64_t act_stride, float* out, int64_t stride, Clock& clock,
-                         ThreadScratch& scratch) {
+                         int64_t hidden, Workspace& work, int64_t act_stride, float* out, int64_t stride,
+                         const StoredLayer& at, Clock& clock, ThreadScratch& scratch) {
   const Mixture& mixture = *layer.mixture;
   const MixtureMemory& memory = *work.mixture;
   const DenseMlp& shared = layer.mlp;
@@ -22,15 +104,25 @@ inline void mixture_step(Team& team, int thread, const Layer& layer, const Norma
     ExpertTable table(mixture.experts.count, memory.experts.table);
     table.fill(memory.chosen, rows * per_row, mixture.first);
     if (memory.experts_read) *memory.experts_read += *table.active_count;
+    if (at.store) {
+      at.store->want(at.number, table.active, *table.active_count, table.choices() > kFewChoices);
+      work.placed->begin(mixture.experts);
+    }
     if (memory.noted) std::copy(memory.chosen, memory.chosen + rows * per_row, memory.noted);
   }
   team.barrier();
+  if (at.store && at.next) guess_experts(team, thread, at, input, rows, hidden, work, stride, scratch);
   clock.stamp(LayerStage::kRoute);
 
   const size_t row_bytes = size_t(padded_depth<Weight>(hidden)) * sizeof(Act);
-  experts_region(
-      team, thread, mixture.experts, memory.shares, rows, per_row, memory.experts,
-      [&](int64_t row, Act* x) { std::memcpy(x, input.x + row * input.stride, row_bytes); }, out, stride, scratch);
+  const auto gather = [&](int64_t row, Act* x) { std::memcpy(x, input.x + row * input.stride, row_bytes); };
+  const auto run = [&](auto&& waves) {
+    experts_region(team, thread, waves, memory.shares, rows, per_row, memory.experts, gather, out, stride, scratch);
+  };
+  if (at.store)
+    run(StoredWaves(team, thread, at, *work.placed, clock));
+  else
+    run(OneWave{mixture.experts});
   team.barrier();
   clock.stamp(LayerStage::kExperts);
   if (!shared.region.up.weight) return;

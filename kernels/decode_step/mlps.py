@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ..abi import CDenseMlp, CLinear, CMixture, CMlpWeights
+from ..expert_store import ExpertsOfLayer
 from ..experts import ExpertMlps
 from ..route import Router
 from ..types import NO_NORM, Linear, MlpWeights, Norm
@@ -61,6 +62,8 @@ class MixtureMlp:
     own: the experts of this rank, by their numbers. A row's other experts are on other ranks.
     ups, outs: the first, and the second, matrices of all experts, one expert after the other. With layout "panels" each
     expert's rows are padded to whole blocks.
+    stored: where the experts' matrices are, if they are not resident. Then `ups` and `outs` have their shapes, but not
+    their numbers.
     """
 
     router: Router
@@ -72,6 +75,7 @@ class MixtureMlp:
     hidden: int  # outputs of an expert
     out_norm: Norm = NO_NORM  # of the mixture's output, before it is added to the residual
     shared: SharedExpert | None = None
+    stored: ExpertsOfLayer | None = None
 
     out_bias = None
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "../all_reduce/exchange.h"
 #include "../choice/cpp_impl.cpp"
+#include "../expert_store/store.h"
 #include "../experts/cpp_impl.cpp"
 #include "../gemm/cpp_impl.cpp"
 #include "../route/cpp_impl.cpp"
@@ -47,6 +49,7 @@ struct StepArgs {
   const char* kv_slot;     // the first slot; the caches point into it
   int64_t* experts_read;   // [layers]: number of experts that were read, to which the step adds; or null
   int64_t* chosen;         // [layers][rows of all chunks][chosen]: the experts of each row; or null
+  ExpertStore* experts;    // null: the experts are resident, or in the slots of `stream`
 
   int64_t rows() const {
     int64_t rows = 0;
@@ -86,10 +89,11 @@ inline int64_t widest(const Model& model) {
 
 // Working memory of the mixtures of a model, for the rows of a chunk.
 struct MixtureMemory {
-  float* logits;    // [rows][experts of all ranks]
-  int64_t* chosen;  // [rows][chosen]
-  float* shares;    // [rows][chosen]
-  float* gates;     // [rows], of the shared expert
+  float* logits;     // [rows][experts of all ranks]
+  int64_t* chosen;   // [rows][chosen]
+  float* shares;     // [rows][chosen]
+  float* gates;      // [rows], of the shared expert
+  int64_t* guessed;  // [rows][chosen]: experts of the next layer
   ExpertMemory experts;
   int64_t* experts_read = nullptr;  // of the layer: see StepArgs
   int64_t* noted = nullptr;         // where the choices of the layer's next rows are noted
@@ -100,7 +104,22 @@ struct MixtureMemory {
         chosen(reinterpret_cast<int64_t*>(cut(rows * mixture.router.chosen, 8))),
         shares(reinterpret_cast<float*>(cut(rows * mixture.router.chosen, 4))),
         gates(reinterpret_cast<float*>(cut(rows, 4))),
+        guessed(reinterpret_cast<int64_t*>(cut(rows * mixture.router.chosen, 8))),
         experts(mixture.experts, rows * mixture.router.chosen, cut) {}
+};
+
+// The experts of a layer in a store. One thread writes it, and a barrier follows.
+struct PlacedExperts {
+  std::vector<MlpWeights> regions;  // [experts]
+  std::vector<Linear> outs;
+  int64_t wave = 0;  // the number of experts in the present wave, whose matrices are in place
+
+  // The experts of the next layer, whose matrices are not in place yet.
+  void begin(const ExpertMlps& experts) {
+    regions.assign(experts.regions, experts.regions + experts.count);
+    outs.assign(experts.outs, experts.outs + experts.count);
+  }
+  ExpertMlps mlps() const { return {regions.data(), outs.data(), int64_t(regions.size())}; }
 };
 
 // Shared buffers of a step, cut from one piece of memory.
@@ -110,6 +129,7 @@ struct Workspace {
   Best* best;
   std::optional<MixtureMemory> mixture;  // all layers have mixtures of the same sizes, or none has one
   char* attention = nullptr;             // attention_bytes(), which depend on the cache, so the caller adds them
+  PlacedExperts* placed = nullptr;       // of a step with a store, which the caller adds
   int64_t bytes;
 
   // all_rows: rows of all chunks, whose `h` are consecutive; rows: rows of the largest chunk.

@@ -15,6 +15,7 @@ from labkit.stages import Stage
 
 from ..abi import CHeads, CLayer, CLinear, CNorm
 from ..build import INT, LONG, POINTER, fields, mirrors, same_in_cpp
+from ..expert_store import ExpertsOfLayer, ExpertStore
 from ..layer_ops import LAYER_OPS
 from ..types import AttentionParams, Heads, Linear, Norm, QkvWeights, float_dtype, pointer
 from .mlps import DenseMlp, MixtureMlp
@@ -183,20 +184,36 @@ class ModelWeights:
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
     @property
+    def expert_store(self) -> ExpertStore | None:
+        """The store of the experts of all layers; None: they are resident, or streamed with their layers."""
+        mlp = self.layers[0].mlp
+        return mlp.stored.store if isinstance(mlp, MixtureMlp) and mlp.stored else None
+
+    def with_experts_in(self, store: ExpertStore) -> ModelWeights:
+        """The same weights, with the experts of all layers in a store."""
+
+        def stored(number: int, layer: LayerWeights) -> LayerWeights:
+            assert isinstance(layer.mlp, MixtureMlp)
+            return replace(layer, mlp=replace(layer.mlp, stored=ExpertsOfLayer(store, number)))
+
+        return replace(self, layers=tuple(stored(*numbered) for numbered in enumerate(self.layers)))
+
+    @property
     def experts_of_a_row(self) -> int:
         """Number of experts that a row chooses in each layer; 0: the layers have no mixtures."""
         mlp = self.layers[0].mlp
         return mlp.router.chosen if isinstance(mlp, MixtureMlp) else 0
 
     def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[Stage, ...]:
-        """The stages of one layer in running order. Several ranks have sums, and a stream of layers or of keys and
-        values has a wait.
+        """The stages of one layer in running order. Several ranks have sums. Streams of layers, or of keys and values,
+        have waits, and so have stores of experts.
         """
         if streamed or kv_streamed:
             return (*(Stage.FETCH,) * streamed, *(Stage.FETCH_KV,) * kv_streamed, *self.stages(ranks))
         regions, of_mlp, mlp = list(_BEFORE_MLP), list(_FROM_MLP[:-1]), self.layers[0].mlp
         if isinstance(mlp, MixtureMlp):
-            of_mlp = [*OF_MIXTURE, *(of_mlp if mlp.shared is not None else ())]
+            of_mixture = OF_MIXTURE if mlp.stored is None else (Stage.ROUTE, Stage.FETCH, Stage.EXPERTS)
+            of_mlp = [*of_mixture, *(of_mlp if mlp.shared is not None else ())]
         summed = [Stage.ALL_REDUCE] * (ranks > 1)
         between = [] if self.parallel_residual else summed
         return (*regions, *between, *of_mlp, *summed, _FROM_MLP[-1])

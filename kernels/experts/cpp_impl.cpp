@@ -55,17 +55,30 @@ struct ExpertTable {
   int64_t rows(int64_t expert) const { return begin[expert + 1] - begin[expert]; }
 };
 
-// The blocks of the active experts' matrices as one series, from which this thread takes until it comes to another
+// All active experts of a table as one wave: their matrices are in memory.
+struct OneWave {
+  const ExpertMlps& mlps;
+  bool given = false;
+
+  // The active experts [begin, end) that follow; none: all were given.
+  Range next(const ExpertTable& table) {
+    const Range wave{0, given ? 0 : *table.active_count};
+    given = true;
+    return wave;
+  }
+};
+
+// The blocks of the matrices of a wave's experts as one series, from which this thread takes until it comes to another
 // matrix.
 class ExpertDeal {
  public:
-  ExpertDeal(Team& team, int thread, const ExpertTable& table, int64_t blocks)
-      : reading_(team.reading()), table_(table), blocks_(blocks), items_(team, *table.active_count * blocks, thread) {
+  ExpertDeal(Team& team, int thread, const int64_t* experts, int64_t count, int64_t blocks)
+      : reading_(team.reading()), experts_(experts), blocks_(blocks), items_(team, count * blocks, thread) {
     item_ = items_.next();
   }
 
   bool done() const { return item_ < 0; }
-  int64_t expert() const { return table_.active[item_ / blocks_]; }
+  int64_t expert() const { return experts_[item_ / blocks_]; }
 
   Reading reading() const { return reading_; }
   template <class Use>
@@ -77,7 +90,7 @@ class ExpertDeal {
 
  private:
   const Reading reading_;
-  const ExpertTable& table_;
+  const int64_t* const experts_;
   const int64_t blocks_;
   Team::Items items_;
   int64_t item_;
@@ -120,14 +133,15 @@ struct ExpertMemory {
 };
 
 // y: [rows][y_stride] = the sum over the choices of share * (act * out^T + bias), with act as in region 3. shares:
-// [rows][per_row], by place. `gather(row, x)` writes the activations of a row. On all threads, once one of them has
-// filled the table. Ends before a barrier.
-template <class Gather>
-void experts_region(Team& team, int thread, const ExpertMlps& mlps, const float* shares, int64_t rows, int64_t per_row,
+// [rows][per_row], by place. `gather(row, x)` writes the activations of a row. `waves` gives the experts as they are in
+// memory; with more than kFewChoices choices in the order of the table. On all threads, once one of them has filled the
+// table. Ends before a barrier.
+template <class Waves, class Gather>
+void experts_region(Team& team, int thread, Waves&& waves, const float* shares, int64_t rows, int64_t per_row,
                     const ExpertMemory& memory, Gather&& gather, float* y, int64_t y_stride, ThreadScratch& scratch) {
+  const ExpertMlps& mlps = waves.mlps;
   const ExpertTable table(mlps.count, memory.table);
-  const MlpWeights& first = mlps.regions[0];
-  const int64_t outputs = mlps.outs[0].outputs, choices = table.choices();
+  const int64_t ups = mlps.regions[0].up.outputs, outputs = mlps.outs[0].outputs, choices = table.choices();
   const bool few = choices <= kFewChoices;
   const Range gathered = team.share(choices, thread), columns = team.share(outputs, thread);
   const auto add = [&](int64_t entry, int64_t column, int64_t count, const float* part) {
@@ -140,33 +154,37 @@ void experts_region(Team& team, int thread, const ExpertMlps& mlps, const float*
     gather(table.places[i] / per_row, memory.x + i * memory.stride);
   for (int64_t m = 0; m < rows; ++m) std::fill(y + m * y_stride + columns.begin, y + m * y_stride + columns.end, 0.0f);
   team.barrier();
-  for (ExpertDeal deal(team, thread, table, blocks_of(first.up.outputs)); !deal.done();) {
-    const int64_t e = deal.expert();
-    mlp_part<Weight>(deal, mlps.regions[e], memory.x + table.begin[e] * memory.stride, memory.stride, table.rows(e),
-                     act_of(e), memory.act_stride, scratch);
-  }
-  team.barrier();
-  if (few) {
-    for (ExpertDeal deal(team, thread, table, blocks_of(outputs)); !deal.done();) {
+  for (Range wave = waves.next(table); wave.begin < wave.end; wave = waves.next(table)) {
+    const int64_t* const experts = table.active + wave.begin;
+    const int64_t count = wave.end - wave.begin;
+    for (ExpertDeal deal(team, thread, experts, count, blocks_of(ups)); !deal.done();) {
       const int64_t e = deal.expert();
-      expert_outputs<Weight>(deal, mlps.outs[e], act_of(e), memory.act_stride, table.rows(e), scratch,
-                             [&](int64_t m, int64_t column, int64_t count, const float* sums) {
-                               std::copy(sums, sums + count, memory.parts + (table.begin[e] + m) * outputs + column);
-                             });
+      mlp_part<Weight>(deal, mlps.regions[e], memory.x + table.begin[e] * memory.stride, memory.stride, table.rows(e),
+                       act_of(e), memory.act_stride, scratch);
     }
     team.barrier();
-    for (int64_t i = 0; i < choices; ++i)
-      add(i, columns.begin, columns.end - columns.begin, memory.parts + i * outputs + columns.begin);
-    return;
+    if (few) {
+      for (ExpertDeal deal(team, thread, experts, count, blocks_of(outputs)); !deal.done();) {
+        const int64_t e = deal.expert();
+        expert_outputs<Weight>(deal, mlps.outs[e], act_of(e), memory.act_stride, table.rows(e), scratch,
+                               [&](int64_t m, int64_t column, int64_t count, const float* sums) {
+                                 std::copy(sums, sums + count, memory.parts + (table.begin[e] + m) * outputs + column);
+                               });
+      }
+      team.barrier();
+      continue;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t e = experts[i];
+      expert_outputs<Weight>(TeamDeal{team, thread}, mlps.outs[e], act_of(e), memory.act_stride, table.rows(e), scratch,
+                             [&](int64_t m, int64_t column, int64_t count, const float* sums) {
+                               add(table.begin[e] + m, column, count, sums);
+                             });
+      team.barrier();
+    }
   }
-  for (int64_t i = 0; i < *table.active_count; ++i) {
-    const int64_t e = table.active[i];
-    if (i > 0) team.barrier();
-    expert_outputs<Weight>(TeamDeal{team, thread}, mlps.outs[e], act_of(e), memory.act_stride, table.rows(e), scratch,
-                           [&](int64_t m, int64_t column, int64_t count, const float* sums) {
-                             add(table.begin[e] + m, column, count, sums);
-                           });
-  }
+  for (int64_t i = 0; few && i < choices; ++i)
+    add(i, columns.begin, columns.end - columns.begin, memory.parts + i * outputs + columns.begin);
 }
 
 }  // namespace labkit
@@ -187,7 +205,7 @@ extern "C" int64_t labkit_experts(const labkit::ExpertMlps* mlps, const float* h
     ExpertTable(mlps->count, memory.table).fill(chosen, rows * per_row, 0);
     run_team(team, threads, [&](int thread) {
       experts_region(
-          team, thread, *mlps, shares, rows, per_row, memory,
+          team, thread, OneWave{*mlps}, shares, rows, per_row, memory,
           [&](int64_t row, Act* x) { to_activation(h + row * hidden, hidden, padded, x); }, y, mlps->outs[0].outputs,
           thread_scratch());
     });

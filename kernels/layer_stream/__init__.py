@@ -17,7 +17,7 @@ from .. import build
 from ..build import INT, LONG, POINTER, fields
 from ..slot_stream import ALTERED, ENDS, PAGE, READ_ERROR, SlotStream, StreamSpan
 
-__all__ = ["PAGE", "Block", "LayerStream", "StreamSpan", "digest_of"]
+__all__ = ["PAGE", "Block", "LayerStream", "StreamSpan", "descriptor_of", "digest_of"]
 
 LOOK_S = 0.002  # between two checks whether the reader rests
 
@@ -46,7 +46,7 @@ class LayerStream(SlotStream):
         """library: of the kernels that use the slots. Raises OSError if the file can't be opened."""
         super().__init__(library, slots, max(block.bytes for block in blocks))
         self.path, self.blocks = path, tuple(blocks)
-        descriptor = _descriptor(path)
+        descriptor = descriptor_of(path)
         c_blocks = (CBlock * len(blocks))(*(CBlock(*block) for block in blocks))
         address = library.labkit_layer_stream_open(
             descriptor, ctypes.addressof(c_blocks), len(blocks), self.all_slots.data_ptr(), self.slot_bytes, slots
@@ -86,7 +86,7 @@ def digest_of(library: ctypes.CDLL, data: Tensor) -> int:
     return digest % (1 << 64)
 
 
-def _descriptor(path: Path) -> int:
+def descriptor_of(path: Path) -> int:
     """A file descriptor that bypasses the page cache if the file system supports that."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))

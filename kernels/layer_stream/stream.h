@@ -2,9 +2,8 @@
 // was changed.
 #pragma once
 
-#include <sys/stat.h>
-
 #include "../slot_stream/slot_stream.h"
+#include "file_identity.h"
 #include "xxh64.h"
 
 namespace labkit {
@@ -21,32 +20,17 @@ class LayerStream final : public SlotStream {
       : SlotStream(fd, count, slots, slot_bytes, slot_count, slot_count),
         blocks_(blocks, blocks + count),
         verified_(size_t(count)),
-        identity_(identity()) {
+        identity_(file_.fd()) {
     start();
   }
   ~LayerStream() override { stop(); }
 
  private:
-  // Changes whenever the file's content may have changed.
-  struct Identity {
-    int64_t size, modified_s, modified_ns, changed_s, changed_ns;
-    bool operator==(const Identity& other) const {
-      return size == other.size && modified_s == other.modified_s && modified_ns == other.modified_ns &&
-             changed_s == other.changed_s && changed_ns == other.changed_ns;
-    }
-  };
-
-  Identity identity() const {
-    struct stat now{};
-    if (fstat(file_.fd(), &now) != 0) return {};
-    return {now.st_size, now.st_mtim.tv_sec, now.st_mtim.tv_nsec, now.st_ctim.tv_sec, now.st_ctim.tv_nsec};
-  }
-
   int64_t layer_of(int64_t index) const override { return blocks_[size_t(index)].layer; }
 
   Outcome read_piece(int64_t index, char* to) override {
     const Block& block = blocks_[size_t(index)];
-    const Identity before = identity();
+    const FileIdentity before(file_.fd());
     for (int64_t done = 0; done < block.bytes && !stopping();) {
       const int64_t left = block.bytes - done, offset = block.offset + done;
       const ssize_t got = file_.read(to + done, left < kAtOnce ? left : kAtOnce, offset);
@@ -54,7 +38,7 @@ class LayerStream final : public SlotStream {
       if (got == 0) return {kEnds, 0, offset};
       done += got;
     }
-    const Identity now = identity();
+    const FileIdentity now(file_.fd());
     if (!(now == identity_)) {
       identity_ = now;
       verified_.assign(verified_.size(), false);
@@ -68,7 +52,7 @@ class LayerStream final : public SlotStream {
 
   const std::vector<Block> blocks_;
   std::vector<bool> verified_;  // only the reader uses it, like identity_
-  Identity identity_;
+  FileIdentity identity_;
 };
 
 }  // namespace labkit

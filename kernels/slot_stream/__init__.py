@@ -176,17 +176,21 @@ class SlotStream:
         return state
 
 
-class Fetching(Protocol):
-    """The part of a stream's interface that a step uses; for the calls see `SlotStream`."""
+class Checked(Protocol):
+    """What a step asks when it is over; for the calls see `SlotStream`."""
 
     @property
     def pass_failed(self) -> bool: ...
 
+    def check(self) -> None: ...
+
+
+class Fetching(Checked, Protocol):
+    """The part of a stream's interface that a step uses; for the calls see `SlotStream`."""
+
     def wait(self, turn: int) -> None: ...
 
     def note(self, kind: str, layer: int, begin_ns: int, end_ns: int) -> None: ...
-
-    def check(self) -> None: ...
 
 
 @contextmanager
@@ -203,7 +207,7 @@ def awaited(stream: Fetching, turn: int, layer: int, waiting: AbstractContextMan
     stream.note("compute", layer, begin, perf_counter_ns())
 
 
-def require_whole(streams: Iterable[Fetching], failed: bool) -> None:
+def require_whole(streams: Iterable[Checked], failed: bool) -> None:
     """Raises RunError if a pass has failed: UnexplainedError if only streams of other ranks have failed.
 
     failed: whether the pass of any rank had failed at its end.

@@ -93,6 +93,9 @@ def _level(engine: InferenceEngine) -> str:
 
 
 def _streamed(engine: InferenceEngine) -> str:
+    if (store := engine.expert_store) is not None:
+        held, total = f"{store.slots:,}", f"{store.layers * store.per_layer:,}"
+        return f"; {held} of {total} experts are in memory, the others are read from {store.path.parent} when chosen"
     if (streamed := engine.streamed) is None:
         return ""
     layers = f"{len(streamed.layers)} of {len(streamed.blocks)} layers, {streamed.bytes_per_step / 1e9:.3g} GB,"

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from labkit.engine import InferenceEngine
 from labkit.harness.timing import TokenClock
+from labkit.kernels.expert_store import ExpertCounts, ExpertStore
 
 Write: TypeAlias = Callable[[str], object]
 Ended: TypeAlias = Literal["stop", "length", "interrupted"]
@@ -33,6 +34,7 @@ class Answer:
     ended: Ended  # by a stop token, by the allowed number of tokens, or by Ctrl-C
     ttft_ms: float | None  # from the call to the first token; None without a first token
     decode_ms: tuple[float, ...]  # of each token after the first, including the time to pass the text on
+    experts: ExpertCounts | None = None  # reads of offloaded experts for the tokens after the first; None: of none
 
     @property
     def context(self) -> int:
@@ -69,7 +71,7 @@ def speak(
 
     KeyboardInterrupt ends the generation and is not passed on: the answer is the text so far.
     """
-    listener = _Listener(tokenizer, write, stops, with_prompt=with_prompt)
+    listener = _Listener(tokenizer, write, stops, with_prompt=with_prompt, store=engine.expert_store)
     ids, interrupted = input_ids.to(engine.device), False
     begun = perf_counter_ns()
     try:
@@ -93,6 +95,7 @@ def speak(
         ended="interrupted" if interrupted else "stop" if stopped else "length",
         ttft_ms=(stamps[0] - begun) / 1e6 if stamps else None,
         decode_ms=tuple((np.diff(stamps) / 1e6).tolist()),
+        experts=listener.expert_reads(),
     )
 
 
@@ -111,17 +114,30 @@ class _Listener(TextStreamer):
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, write: Write, stops: Collection[int], *, with_prompt: bool
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        write: Write,
+        stops: Collection[int],
+        *,
+        with_prompt: bool,
+        store: ExpertStore | None,
     ) -> None:
         super().__init__(tokenizer, skip_prompt=not with_prompt, skip_special_tokens=not with_prompt)
         self._unwritten = () if with_prompt else stops
         self.tokens: list[int] = []
         self.clock = TokenClock()
         self._write = write
+        self._store, self._before = store, None if store is None else store.counts
+
+    def expert_reads(self) -> ExpertCounts | None:
+        """Reads of offloaded experts since the first token; None: all experts are resident."""
+        return None if self._store is None or self._before is None else self._store.counts.since(self._before)
 
     def put(self, value: Tensor) -> None:
         self.clock.put(value)
         if value.ndim < 2:  # the prompt comes first, in 2-D
+            if self._store is not None and not self.tokens:
+                self._before = self._store.counts
             self.tokens += value.tolist()
             if self.tokens[-1] in self._unwritten:
                 return

@@ -17,7 +17,8 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
 
     The least time is the bytes that a token reads / the highest rate at which the memory of this machine was ever read
     (`labkit.harness.kept_rate`), or that of the GPU, probed now. For a model with streamed layers it is the time of the
-    disk if that is longer; layers that were in the slots before the first of these tokens do not count as read.
+    disk if that is longer; layers that were in the slots before the first of these tokens do not count as read. For a
+    model with experts on the disk it is the time for the experts that were read, if that is longer.
 
     None if no rate is known, for a model without a row, and for an answer of fewer than two tokens.
     """
@@ -40,6 +41,9 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
         in_slots = streamed.stream.slots * streamed.stream.slot_bytes
         read = max(0.0, streamed.bytes_per_step - in_slots / len(answer.decode_ms))
         floor_ms = max(floor_ms, read / read_rate_gb_s(streamed.file) / 1e6)
+    if answer.experts is not None and engine.expert_store is not None:
+        read = answer.experts.bytes_read / len(answer.decode_ms)
+        floor_ms = max(floor_ms, read / read_rate_gb_s(engine.expert_store.path) / 1e6)
     return floor_ms / answer.per_token_ms
 
 
@@ -52,4 +56,9 @@ def speed_line(answer: Answer, share: float | None = None) -> str:
         parts.append(f"first token after {answer.ttft_ms:.0f} ms")
     if share is not None:
         parts.append(f"{share:.0%} of the physical limit")
+    if (experts := answer.experts) is not None and answer.decode_ms:
+        parts.append(
+            f"{experts.hit_rate:.0%} of the chosen experts were in memory, "
+            f"{experts.bytes_read / len(answer.decode_ms) / 1e6:.3g} MB read per token"
+        )
     return ", ".join(parts)

@@ -12,6 +12,7 @@ import torch
 from labkit.engine.memory.heads_on_host import HostMemory
 from labkit.engine.memory.stores import BackingStore
 from labkit.engine.offload.cache_folder import cache_folder
+from labkit.engine.offload.experts import with_experts_on_disk
 from labkit.engine.offload.host import on_host
 from labkit.engine.offload.options import KvOffload, Offload
 from labkit.engine.offload.prepared import prepared
@@ -136,6 +137,8 @@ def _streamed(plan: Plan, team: Team, offload: Offload, queues: Queues) -> tuple
     saved = prepared(spec, request.source, request.hf_config, offload.path, gather)
     if plan.consumed:
         plan.consumed.release("")
+    if (weights := with_experts_on_disk(spec, saved, offload, gather)) is not None:
+        return weights, None
     return opened(spec, saved, offload, gather, device, queues)
 
 

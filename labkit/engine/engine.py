@@ -20,6 +20,7 @@ from labkit.engine.runners.stage_clock import ExpertsRead, StageTime
 from labkit.engine.runners.step import Node
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.weights import ModelWeights
+from labkit.kernels.expert_store import ExpertStore
 from labkit.models.config import ModelConfig
 from labkit.models.level_names import DERIVED, HOOKS, ROW, kernels_in_words
 from labkit.models.policies import find_policy
@@ -88,6 +89,13 @@ class InferenceEngine(nn.Module):
     def streamed(self) -> StreamedLayers | None:
         """The offloaded layers, which every step reads, with their stream; None: all layers are resident."""
         return self.runner_info.streamed
+
+    @property
+    def expert_store(self) -> ExpertStore | None:
+        """The offloaded experts, which steps read by need, with the counts of their reads; None: all are resident, or
+        offloaded with their layers.
+        """
+        return self.runner_info.expert_store
 
     @property
     def pipeline(self) -> PipelineStage | None:

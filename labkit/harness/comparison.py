@@ -305,6 +305,7 @@ class Comparison(Tabular, FrozenRecord):
             f"weights: {case.origin}",
             f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
             *hooks,
+            *[f"{side.name}: {side.expert_reads}" for side in (baseline, candidate) if side.expert_reads],
             f"machine: {candidate.environment.machine}; {limit}",
             *([f"ways to read: {'; '.join(ways)}"] if (ways := reads + limits) else []),
         ]

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
+from labkit.harness.expert_reads import ExpertReads
 from labkit.harness.frozen_record import ResultRecord
 from labkit.harness.roofline import Work
 from labkit.harness.runs import Case, Run
@@ -125,12 +126,15 @@ class Measurement(Tabular, ResultRecord):
 
     @property
     def disk_share(self) -> float | None:
-        """For an engine with layers on the disk: the least time to read them / the time of a step, median over runs.
-        Each run counts with the rate probed around it.
+        """For an engine with layers or experts on the disk: the least time to read what the steps read / the time of
+        these steps, median over runs. Each run counts with the rate probed around it.
         """
-        rates = [(run, float(np.mean(run.disk_gb_s))) for run in self.runs if run.disk_gb_s]
-        shares = [self.streamed_mb / rate / run.per_token_ms for run, rate in rates]
-        return median_of(shares) if self.streamed_mb else None
+        return median_of([run.disk_share(self.streamed_mb) for run in self.runs])
+
+    @property
+    def expert_reads(self) -> ExpertReads | None:
+        """The experts that the steps of all runs read from the disk; None: the side has none there."""
+        return ExpertReads.sum_of(run.experts for run in self.runs if run.experts)
 
     @property
     def floor_ms(self) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from labkit.harness.expert_reads import ExpertReads
 from labkit.harness.frozen_record import FrozenRecord
 from labkit.harness.roofline import Work
 from labkit.harness.timing import Times
@@ -104,6 +105,7 @@ class Run(FrozenRecord):
     others_cores: float | None = None  # processors that other programs kept busy; None: not sampled, or too short
     disk_gb_s: tuple[float, float] | None = None  # rate of the files' disk just before and after the run
     cached_mb: float | None = None  # of the files, in the page cache before the run
+    experts: ExpertReads | None = None  # of an engine with experts on the disk: of the steps after the first token
 
     @classmethod
     def of(cls, times: Times, *, round: int, before: float | None, after: float | None) -> Run:
@@ -138,6 +140,18 @@ class Run(FrozenRecord):
     def has_prompt(self) -> bool:
         """Whether a first token was timed in this run; an epoch may go on with the generation of the epoch before."""
         return bool(self.prompts_ms or not self.turns)
+
+    def disk_share(self, streamed_mb: float) -> float | None:
+        """The disk's time for what the steps read / the time of the steps; None if nothing is read or no rate is known.
+
+        streamed_mb: of layers that every step reads.
+        """
+        if self.disk_gb_s is None or not (self.experts or streamed_mb):
+            return None
+        rate = float(np.mean(self.disk_gb_s))
+        if self.experts is not None:  # the steps read different numbers of them
+            return self.experts.read_mb / rate / sum(self.decode_ms)
+        return streamed_mb / rate / self.per_token_ms
 
     @property
     def per_token_ms(self) -> float:

@@ -30,14 +30,20 @@ class Generator(Protocol):
 
 
 class TokenClock(BaseStreamer):
-    """A streamer that notes the time of each new token. The prompt comes first, in 2-D, and is left out."""
+    """A streamer that notes the time of each new token, and calls `at_first` at the first one. The prompt comes first,
+    in 2-D, and is left out.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, at_first: Callable[[], object] | None = None) -> None:
         self.stamps_ns: list[int] = []
+        self._at_first = at_first
 
     def put(self, value: torch.Tensor) -> None:
-        if value.ndim < 2:
-            self.stamps_ns.append(perf_counter_ns())
+        if value.ndim >= 2:
+            return
+        if self._at_first is not None and not self.stamps_ns:
+            self._at_first()
+        self.stamps_ns.append(perf_counter_ns())
 
     def end(self) -> None:
         return
@@ -57,13 +63,15 @@ def timed_generate(
     input_ids: torch.Tensor,
     *,
     stamps_ns: Callable[[], Sequence[int]] | None = None,
+    at_first: Callable[[], object] | None = None,
     **generation_args: Any,
 ) -> tuple[Times, torch.Tensor]:
     """The times of one `generate` call, and the whole sequences that it returned. Needs at least two new tokens.
 
     stamps_ns: returns the time of each new token (perf_counter_ns) after the call; None: a streamer notes the times.
+    at_first: called by the streamer at the first token.
     """
-    clock = TokenClock()
+    clock = TokenClock(at_first)
     streamer = {"streamer": clock} if stamps_ns is None else {}
     with collector_paused():
         wait_for_gpu()

@@ -24,10 +24,15 @@ def model_bytes(spec: WeightSpec) -> int:
     return outside_bytes(spec) + len(spec.part.layers) * layer_bytes(spec)
 
 
-def layer_bytes(spec: WeightSpec) -> int:
-    """Bytes of one layer: its packed matrices, their scales, and its vectors in float32."""
+def layer_bytes(spec: WeightSpec, *, experts: bool = True) -> int:
+    """Bytes of one layer: its packed matrices, their scales, and its vectors in float32. experts: with the experts of
+    a mixture.
+    """
     spec, part = _cut(spec), spec.part
-    total = _bytes(spec, spec.part.layer_shapes) + _vector(len(part.query))  # the slopes of ALiBi
+    shapes = dict(spec.part.layer_shapes)
+    if part.config.experts and not experts:
+        shapes = {name: shape for name, shape in shapes.items() if name not in OF_EXPERTS}
+    total = _bytes(spec, shapes) + _vector(len(part.query))  # the slopes of ALiBi
     if not part.config.pre_norm:
         total += 2 * _vector(part.config.hidden_size)  # the norm of the next layer's input
     return total

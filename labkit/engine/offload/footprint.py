@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 
+from labkit.engine.offload.options import SLOTS_PER_CHOICE
 from labkit.engine.runners.step import CHUNK_ROWS
 from labkit.kernels.codes import row_stride
 from labkit.kernels.types import float_dtype, padded_head_dim
@@ -28,6 +30,7 @@ class Footprint:
     row: int  # workspace of a row that goes through a layer
     kept_row: int  # workspace of a row that waits between two layers
     logits_row: int  # workspace of a row with logits
+    least_by_experts: int | None = None  # weights in memory where as many experts as possible are not; None: no experts
 
     @classmethod
     def of(cls, spec: WeightSpec, kv_dtype: torch.dtype | None = None) -> Footprint:
@@ -40,7 +43,7 @@ class Footprint:
         mixture = 0
         if experts := config.experts:
             inner = max(inner, row_stride(experts.shared))
-            mixture = experts.chosen * (2 * wide + row_stride(config.intermediate_size) + 4) + 2 * experts.count
+            mixture = experts.chosen * (2 * wide + row_stride(config.intermediate_size) + 6) + 2 * experts.count
         numbers = padded_head_dim(config.head_dim) * stored.itemsize + (2 if stored == torch.int8 else 0)
         return cls(
             outside=outside_bytes(spec),
@@ -50,6 +53,7 @@ class Footprint:
             row=4 * (ROWS_OF_H * wide + heads + context + inner + mixture),
             kept_row=4 * wide,
             logits_row=4 * config.vocab_size,
+            least_by_experts=_least_by_experts(spec),
         )
 
     @property
@@ -65,13 +69,19 @@ class Footprint:
         steps = rows * self.row + batch * prompt * self.kept_row + batch * self.logits_row
         return batch * tokens * self.kv_per_token + steps + OTHERS
 
-    def for_weights(self, memory: float, batch: int, prompt: int, tokens: int, slots: int) -> float:
+    def for_weights(
+        self, memory: float, batch: int, prompt: int, tokens: int, slots: int, *, by_experts: bool = False
+    ) -> float:
         """Returns the bytes of `memory` that are left for weights: `resident_gb` of the option `offload`, in bytes.
+        by_experts: of a mixture, experts are offloaded if layers would need more memory.
 
         Raises UserError for less memory than the least that works.
         """
         others = self.beside_weights(batch, prompt, tokens)
-        least = self.outside + min(slots, self.layers) * self.layer + others
+        least = self.outside + min(slots, self.layers) * self.layer
+        if by_experts and self.least_by_experts is not None:
+            least = min(least, self.least_by_experts)
+        least += others
         if memory < least:
             raise UserError(
                 f"got {memory / 1e9:.3g} GB of memory for batch {batch} of {tokens} tokens; the least that works with "
@@ -95,3 +105,11 @@ class Footprint:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+
+def _least_by_experts(spec: WeightSpec) -> int | None:
+    if spec.config.experts is None:
+        return None
+    layer, dense, layers = layer_bytes(spec), layer_bytes(spec, experts=False), len(spec.part.layers)
+    expert = (layer - dense) / len(spec.part.experts)
+    return outside_bytes(spec) + layers * dense + ceil(SLOTS_PER_CHOICE * spec.config.experts.chosen * expert)

@@ -11,6 +11,7 @@ from labkit.system.bounds import AMOUNT, BOUNDS
 from labkit.system.errors import UnsupportedError, UserError
 from labkit.system.validation import Strict, one_problem
 
+SLOTS_PER_CHOICE = 2  # the fewest experts in memory, for each that a row chooses
 MOST_SLOTS = int(BOUNDS["slots"].most)
 
 
@@ -54,11 +55,15 @@ class Offload(Offloading):
     resident_gb: compute memory for the weights of each rank in GB (1e9 bytes). It holds the weights outside the layers,
     the slots, and as many resident layers as fit; None: most of the available memory.
     slots: offloaded layers in compute memory at a time: one in use, the others prefetched.
+    experts: offload experts instead of layers, in a mixture of experts on the CPU. Everything else is resident, and so
+    are the experts that were used most; the others are read when a row has chosen them. Layers are offloaded if memory
+    is too small for that.
     """
 
     OPTION, OFFLOADED = "offload", "weights"
 
     resident_gb: float | None = Field(default=None, ge=0, le=AMOUNT.most, allow_inf_nan=False)
+    experts: bool = True
 
 
 class KvOffload(Offloading):

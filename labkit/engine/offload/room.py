@@ -54,7 +54,7 @@ def residents(sizes: WeightSizes, room: float, slots: int) -> set[int]:
         raise UserError(
             f"offload: got room for {room / 1e9:.3g} GB of weights; the weights outside the layers take "
             f"{sizes.outside / 1e9:.3g} GB and a slot {sizes.largest / 1e9:.3g} GB, so that the least is "
-            f"resident_gb = {_rounded_up(least / 1e9)} with {slots} slots"
+            f"resident_gb = {rounded_up(least / 1e9)} with {slots} slots"
         )
     stay = min(int((room - least) // sizes.largest), max(0, count - slots - 1))
     return {layer for index, layer in enumerate(sizes.layers) if (index + 1) * stay // count > index * stay // count}
@@ -83,7 +83,7 @@ def free_on_gpu(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + of_torch
 
 
-def _rounded_up(gigabytes: float) -> float:
+def rounded_up(gigabytes: float) -> float:
     """Returns the number rounded up to four significant digits."""
     unit = 10.0 ** (math.floor(math.log10(gigabytes)) - 3)
     return float(f"{math.ceil(gigabytes / unit) * unit:.4g}")

@@ -76,8 +76,19 @@ class OpMixture:
         own = self.weights.own
         here = (routed.chosen_NK >= own.start) & (routed.chosen_NK < own.stop)
         chosen_NK = torch.where(here, routed.chosen_NK - own.start, len(own))  # which stands for no expert
-        out = self.ops["experts"](routed.normed_NH, chosen_NK, routed.shares_NK, self.weights.experts)
+        out = self._mixture(routed, chosen_NK)
         return Sum(onto.residual, (out,))
+
+    def _mixture(self, routed: Routed, chosen_NK: Tensor) -> Tensor:
+        experts, none = self.weights.experts, len(self.weights.own)
+        if self.weights.stored is None:
+            return self.ops["experts"](routed.normed_NH, chosen_NK, routed.shares_NK, experts)
+        out = torch.zeros(len(routed.normed_NH), self.weights.hidden)
+        wanted = chosen_NK[chosen_NK < none].unique().tolist()
+        for wave, placed in self.weights.stored.waves(wanted, experts):
+            of_wave_NK = torch.where(torch.isin(chosen_NK, torch.tensor(wave)), chosen_NK, none)
+            out += self.ops["experts"](routed.normed_NH, of_wave_NK, routed.shares_NK, placed)
+        return out
 
     def mlp(self, routed: Routed) -> Tensor:
         assert self.weights.shared is not None

@@ -58,7 +58,8 @@ class LayerRange:
         """Whether all chunks of a step go through a layer before the next layer: offloaded weights, or keys and values,
         are resident only during the layer's turn.
         """
-        return self.streamed is not None or self.backing_store is not None
+        parts = (self.streamed, self.weights.expert_store, self.backing_store)
+        return any(part is not None for part in parts)
 
     def chooses_tokens(self, step: StepInput) -> bool:
         """Whether these layers are the whole model, from tokens to all logits, so that a step may choose the tokens of

@@ -17,6 +17,7 @@ from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import CollectedLater, Node, Pending, StepInput, StepOutput
 from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.expert_store import ExpertStore
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class RunnerInfo:
     """How a runner runs its steps."""
 
     streamed: StreamedLayers | None = None  # offloaded layers, which every step fetches; None: all are resident
+    expert_store: ExpertStore | None = None  # of offloaded experts, which steps fetch by need; None: all are resident
     reading: str = ""  # how decode steps read the weights, for runners that choose it
     nodes: tuple[Node, ...] = ()  # kernels of the latest decode step, in the order of a CUDA graph's nodes
     pipeline: PipelineStage | None = None  # stage of this process; None: it has all layers
@@ -74,7 +76,7 @@ class Runner:
     @property
     def info(self) -> RunnerInfo:
         """Present state of the runner."""
-        return RunnerInfo(self.layer_range.streamed)
+        return RunnerInfo(self.layer_range.streamed, self.layer_range.weights.expert_store)
 
     def decode(self, texts: TextBatch) -> Generated:
         """Continues texts to their end."""

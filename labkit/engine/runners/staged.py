@@ -21,7 +21,7 @@ from labkit.kernels.checks import unchecked
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
 from labkit.kernels.gemm import unpack_rows as checked_unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise, soft_capped
-from labkit.kernels.slot_stream import require_whole
+from labkit.kernels.slot_stream import Checked, require_whole
 from labkit.kernels.types import LayerCache, Rows
 from labkit.stages import Phase, Stage, stage
 
@@ -54,6 +54,8 @@ class StagedRunner(Runner):
         hidden = [self._first_rows(chunk) for chunk in chunks]
         counters = [_counter(step.cache, chunk.past, alone=len(chunks) == 1) for chunk in chunks]
         first_turn = layer_range.streamed.stream.begin_pass() if layer_range.streamed else 0
+        if (store := layer_range.weights.expert_store) is not None:
+            store.begin_pass()
         kv_pass = step.cache.begin_pass(written(step.cache, chunks))
         for layer in self.layers:
             if step.hidden_states:  # the next layer begins with a post-norm layer's last norm, so apply it here
@@ -84,7 +86,9 @@ class StagedRunner(Runner):
         compute together.
         """
         layer_range, ranks = self.layer_range, self.layer_range.ranks
-        streams = [source.stream for source in (layer_range.streamed, kv_pass) if source is not None]
+        streams: list[Checked] = [source.stream for source in (layer_range.streamed, kv_pass) if source is not None]
+        if (store := layer_range.weights.expert_store) is not None:
+            streams.append(store)
         if streams:
             failed = any(stream.pass_failed for stream in streams)
             require_whole(streams, failed if ranks is None else ranks.agree("the layers", flag=failed))

@@ -132,12 +132,16 @@ def _weight_bytes(spec: WeightSpec, room: Room) -> float:
     """Bytes of the memory limit that are left for weights."""
     assert room.memory_gb is not None
     try:
-        return Footprint.of(spec).for_weights(room.memory_gb * 1e9, room.batch, room.prompt, room.positions, SLOTS)
+        return Footprint.of(spec).for_weights(
+            room.memory_gb * 1e9, room.batch, room.prompt, room.positions, SLOTS, by_experts=True
+        )
     except UserError as error:
         raise OutOfBudgetError(str(error)) from error
 
 
 def _residence(engine: Any) -> str:
+    if (store := engine.expert_store) is not None:
+        return f"{store.slots} of {store.layers * store.per_layer} experts in memory, others read from disk by need"
     if engine.streamed is None:
         return "all layers in memory"
     return f"{len(engine.streamed.layers)} of {len(engine.streamed.blocks)} layers read from disk in each step"

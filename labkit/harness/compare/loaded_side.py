@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.choosing import generation_arguments
 from labkit.harness.stored_weights import Weights
+from labkit.kernels.expert_store import ExpertStore
 from labkit.kernels.gpu import CPU
 from labkit.kernels.layer_stream import LayerStream
 
@@ -63,6 +64,12 @@ class LoadedSide:
         """Bytes that a decode step of the engine reads from the disk; 0 for other models."""
         streamed = getattr(self.model, "streamed", None)
         return 0 if streamed is None else streamed.bytes_per_step
+
+    @property
+    def expert_store(self) -> ExpertStore | None:
+        """The experts that steps of the engine read from the disk by need; None for other models."""
+        store: ExpertStore | None = getattr(self.model, "expert_store", None)
+        return store
 
     @property
     def graph_nodes(self) -> tuple[tuple[str, str], ...]:

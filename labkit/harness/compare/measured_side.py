@@ -17,6 +17,7 @@ from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
 from labkit.harness.compare.side_process import SideProcesses, WorkerError
 from labkit.harness.disk import BLOCK, read_rate_gb_s
 from labkit.harness.environment import read_environment
+from labkit.harness.expert_reads import ExpertReads
 from labkit.harness.hosted_work import MatrixNumbers, work_of_matrices
 from labkit.harness.records import Measurement
 from labkit.harness.roofline import Work, count_work, probe_peak
@@ -180,7 +181,10 @@ class MeasuredSide:
         ran = turn.result
         times = slowest([Times(**reply["times"]) for reply in ran.replies])
         run = Run.of(times, round=turn.round, before=turn.before, after=turn.after)
-        self._runs.append(run.model_copy(update={"cached_mb": ran.cached_mb, "disk_gb_s": ran.disk_gb_s}))
+        reads = ran.replies[0].get("experts")
+        experts = None if reads is None else ExpertReads.model_validate(reads)
+        of_files = {"cached_mb": ran.cached_mb, "disk_gb_s": ran.disk_gb_s, "experts": experts}
+        self._runs.append(run.model_copy(update=of_files))
         self.tokens.append(ran.replies[0]["tokens"])
 
     @property

@@ -31,12 +31,14 @@ from labkit.harness.compare.loaded_side import comparison_device
 from labkit.harness.compare.loader import FolderLoader, Room, load_side, loader_of
 from labkit.harness.compare.placement import PeakMemory, Placement
 from labkit.harness.exchange.calls import ExchangeCalls
+from labkit.harness.expert_reads import ExpertReads
 from labkit.harness.hosted_work import matrix_numbers
 from labkit.harness.stored_weights import as_plain
 from labkit.harness.timing import TokenClock, collector_paused, timed_generate, wait_for_gpu
 from labkit.harness.turns.pages import large_tensors
 from labkit.harness.turns.placing import copy_files_anew
 from labkit.harness.turns.turn_streamer import LeftError, TurnStreamer
+from labkit.kernels.expert_store import ExpertCounts
 from labkit.kernels.memory import return_freed_memory
 from labkit.models.chat_template import render
 from labkit.models.dtypes import FLOAT_DTYPES
@@ -156,9 +158,17 @@ class Worker:
     def run(self, *, seed: int) -> dict[str, Any]:
         """Generates from the prompt of this seed. Returns the times, and the new tokens of each sequence."""
         prompt, arguments = self._generation(seed)
-        times, sequences = timed_generate(self._side, prompt, stamps_ns=self._side.stamps_ns, **arguments)
+        store, at_first = self._side.expert_store, list[ExpertCounts]()
+        times, sequences = timed_generate(
+            self._side,
+            prompt,
+            stamps_ns=self._side.stamps_ns,
+            at_first=None if store is None else lambda: at_first.append(store.counts),
+            **arguments,
+        )
         self._side.rest()
-        return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
+        reads = ExpertReads.of(store.counts.since(at_first[0])).model_dump() if store and at_first else None
+        return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist(), "experts": reads}
 
     def begin(self, *, seed: int) -> dict[str, Any]:
         """Generates from the prompt of this seed in turns, the first of which ends with the first token.
@@ -233,7 +243,7 @@ class Worker:
         """Whether a generation of this side can go on with weights in new memory. It cannot where another library holds
         the weights, because they are loaded again; and not with layers on a disk, because a read may be on its way.
         """
-        return self._side.in_tensors and not self._side.streamed_bytes
+        return self._side.in_tensors and not self._side.streamed_bytes and self._side.expert_store is None
 
     def stages(self, *, seed: int) -> dict[str, Any]:
         """Generates once more with timed stages. Returns the stages, and the times of that run."""

@@ -130,7 +130,7 @@ def _engine(order: StreamOrder, source: ModelSource, batch: int) -> Iterator[Loa
         torch.float32,
         case.threads,
         impl="cpp",
-        offload={"path": order.folder, "resident_gb": resident_bytes / 1e9, "slots": case.slots},
+        offload={"path": order.folder, "resident_gb": resident_bytes / 1e9, "slots": case.slots, "experts": False},
     )
     try:
         yield side

@@ -22,9 +22,10 @@ from labkit.system.validation import first_problem
 from labkit.weights.quantise import Quantization
 
 MANIFEST = "labkit_checkpoint.json"
-FORMAT = 3
-READABLE = (2, 3)  # checkpoints of format 2 cannot be streamed: they have no records of layers
+FORMAT = 4
+READABLE = (2, 3, 4)  # format 2 has no records of layers, so they cannot be streamed; format 3 no digests of experts
 Layout = Annotated[str, Field(pattern="^(panels|rows|words)$")]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
 
 
@@ -54,12 +55,14 @@ class LayerExtent(ManifestPart):
     """The place of a layer in a file, which is read in one piece: offset and bytes are multiples of 4096.
 
     digest: XXH64 of these bytes, in hexadecimal.
+    experts: a digest of each of its experts, see `stored_experts.expert_digests`.
     """
 
     layer: int = Field(ge=0)
     offset: int = Field(ge=0, multiple_of=4096)
     bytes: int = Field(ge=1, multiple_of=4096)
-    digest: str = Field(pattern="^[0-9a-f]{16}$")
+    digest: Digest
+    experts: list[Digest] = []
 
 
 class FileRecord(ManifestPart):

@@ -29,6 +29,7 @@ from labkit.weights.checkpoint.manifest import (
 )
 from labkit.weights.checkpoint.saved import key_of
 from labkit.weights.checkpoint.shard_file import scales_of
+from labkit.weights.checkpoint.stored_experts import expert_digests
 from labkit.weights.checkpoint.tensor_writer import Extent, TensorWriter
 from labkit.weights.source import GENERATION, TOKENIZER_FILES, TOKENIZER_SETTINGS, weight_files
 from labkit.weights.spec import WeightSpec
@@ -54,6 +55,7 @@ class Saving:
         self._writer = TensorWriter(folder / self._file, 2 * tensors)  # a matrix may have scales
         self._matrices: dict[str, MatrixRecord] = {}
         self._layers: dict[int, Extent] = {}
+        self._experts: dict[int, list[str]] = {}  # digests, by layer
         self._failure: OSError | None = None
 
     @classmethod
@@ -101,10 +103,15 @@ class Saving:
                 self._write(name, key_of(name, index), weight)
             if index is not None:
                 self._layers[index] = self._writer.end_block()
+                self._experts[index] = expert_digests(weights, len(self.spec.part.experts)) if self._has_experts else []
         except OSError as error:
             self._failure = error
             if self.spec.part.size == 1:
                 raise RunError(f"{NOT_SAVED}: {error}") from error
+
+    @property
+    def _has_experts(self) -> bool:
+        return self.spec.config.experts is not None
 
     def _write(self, name: str, key: str, weight: Weight) -> None:
         if isinstance(weight, Linear):
@@ -149,7 +156,10 @@ class Saving:
             raise self._failure
         size = self._writer.finish({"save": self.name, "format": "labkit"})
         self._writer.__exit__(None, None, None)
-        layers = [LayerExtent(layer=index, **extent._asdict()) for index, extent in self._layers.items()]
+        layers = [
+            LayerExtent(layer=index, **extent._asdict(), experts=self._experts[index])
+            for index, extent in self._layers.items()
+        ]
         return FileRecord(
             name=self._file, bytes=size, digests=self._writer.digests, matrices=self._matrices, layers=layers
         )

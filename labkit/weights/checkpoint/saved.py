@@ -6,7 +6,7 @@ taken from the files of all ranks, and the numbers stay the same to the last bit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -163,14 +163,22 @@ class StreamedWeights(OwnFileWeights):
     """As `OwnFileWeights`, but the matrices of the layers in `slots` are views of their slots, which are filled later.
 
     slots: by layer, a slot, uint8 [bytes], and the offset in the file of the slot's first byte.
+    only: canonical names of the matrices that are views; None: all.
     """
 
-    def __init__(self, saved: SavedWeights, part: Shard, slots: Mapping[int, tuple[Tensor, int]]) -> None:
+    def __init__(
+        self,
+        saved: SavedWeights,
+        part: Shard,
+        slots: Mapping[int, tuple[Tensor, int]],
+        only: Container[str] | None = None,
+    ) -> None:
         super().__init__(saved, part)
-        self._slots = slots
+        self._slots, self._only = slots, only
 
     def load(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
-        if index is not None and index in self._slots and is_matrix(name):
+        is_view = is_matrix(name) and (self._only is None or name in self._only)
+        if index is not None and index in self._slots and is_view:
             return self._file.linear_within(key_of(name, index), *self._slots[index])
         return super().load(name, index, empty)
 

@@ -79,6 +79,11 @@ class ShardFile:
                     f"{layer.bytes} bytes from {layer.offset} on; {AGAIN}"
                 )
 
+    def place(self, key: str) -> tuple[int, int] | None:
+        """The offset and the bytes of a tensor; None: the file has none of this name."""
+        stored = self._stream.tensors.get(key)
+        return None if stored is None else (stored.offset, stored.nbytes)
+
     def vector(self, key: str) -> Tensor:
         """A vector, in float32."""
         self._require(key)

@@ -18,6 +18,7 @@ from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
 
 READ, WRITE = os.O_RDONLY, os.O_WRONLY
+LEAST_OF_EXPERTS = re.compile(r"the least is resident_gb = ([\d.]+), which holds everything besides the experts")
 LEAST = re.compile(r"the least is resident_gb = ([\d.]+) with (\d+) slots")
 
 
@@ -33,7 +34,7 @@ def least_resident_gb(model: Any, offload: dict[str, Any], **options: Any) -> fl
 
 def least_gb(model: Any, folder: Path, slots: int = 2, **options: Any) -> float:
     """Least memory that an engine needs which reads its layers from a file in `folder`."""
-    return least_resident_gb(model, {"path": folder, "slots": slots}, **options)
+    return least_resident_gb(model, {"path": folder, "slots": slots, "experts": False}, **options)
 
 
 def streamed(name: str, folder: Path, slots: int = 2, **options: Any) -> FusedEngine:
@@ -44,7 +45,7 @@ def streamed(name: str, folder: Path, slots: int = 2, **options: Any) -> FusedEn
 def streamed_model(model: Any, folder: Path, slots: int = 2, **options: Any) -> FusedEngine:
     resident_gb = least_gb(model, folder, slots, **options)
     engine = labkit.init_inference(
-        model, offload={"path": folder, "slots": slots, "resident_gb": resident_gb}, **options
+        model, offload={"path": folder, "slots": slots, "resident_gb": resident_gb, "experts": False}, **options
     )
     assert isinstance(engine, FusedEngine)
     assert engine.streamed is not None

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from helpers.kernels.interpreter import speed_up_interpreter
 from helpers.models.engines import FEW
-from helpers.models.offloaded import LEAST, WRITE, able_only_to
+from helpers.models.offloaded import LEAST, LEAST_OF_EXPERTS, WRITE, able_only_to
 from helpers.models.small_models import SMALL_CONFIGS, VOCAB, small_model
 from helpers.ranks.lost_ranks import failed_in_steps
 from helpers.ranks.models_without_a_row import without_a_row
@@ -251,8 +251,14 @@ def two_ranks(folder: str) -> dict[str, Any]:
 
 
 def streamed_layers(folder: str) -> dict[str, Any]:
-    """Models whose ranks stream their layers from files of their own; then one file is damaged during use."""
+    """Models whose ranks read experts, or layers, from files of their own. Then one of the files is damaged during
+    use.
+    """
     comparisons, ids = {}, prompts()[0]
+    mixture = small_model("qwen3-moe", moe_intermediate_size=320)
+    by_need = engine_with_experts_on_disk(mixture, folder)
+    comparisons["qwen3-moe"] = compare(labkit.init_inference(mixture), by_need)
+    assert by_need.expert_store.counts.reads
     for name in ("gptj", "llama"):
         cut = streamed_engine(small_model(name), {"path": folder})
         comparisons[name] = compare(engine(name, 1), cut)
@@ -312,6 +318,14 @@ def fetched_layers(folder: str) -> dict[str, Any]:
     with mock.patch("labkit.engine.offload.host.psutil.virtual_memory", memory):
         results["no room for a cache"] = message(lambda: cut(ids))
         return results | {"short": message(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
+
+
+def engine_with_experts_on_disk(model: Any, folder: str) -> Any:
+    """Engine with as few experts in memory as possible."""
+    offload, options = {"path": folder, "resident_gb": 0.0}, {"tensor_parallel": {"tp_size": 2}}
+    least = LEAST_OF_EXPERTS.search(message(lambda: labkit.init_inference(model, offload=offload, **options)))
+    assert least is not None
+    return labkit.init_inference(model, offload=offload | {"resident_gb": float(least[1])}, **options)
 
 
 def streamed_engine(model: Any, offload: dict[str, Any], **options: Any) -> Any:

@@ -1,0 +1,176 @@
+"""Half of the experts in memory: the others are read by need, against llama.cpp's mapping of its file.
+
+python -P -m labkit.bench.experts_on_disk [--model qwen3-moe-shape] [--rounds 6] [--scratch FOLDER]
+
+It is no part of `make bench`, since it writes several times the model's size to the disk. Both sides have the same
+memory, enforced in the same way, and take turns of whole generations, as the files are made cold before each. The
+routers are those of the model, and then skewed ones, see `SkewedRouter`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+
+from labkit.bench.bars import SHARE, BarCheck, at_least
+from labkit.bench.page import (
+    NONE,
+    BenchFiles,
+    Output,
+    Threads,
+    cell,
+    checks_table,
+    followed,
+    llama_cpp_is_missing,
+    machine_of,
+    markdown_table,
+    out,
+    page_of,
+    ratio_cell,
+    stop_if_interrupted,
+    verdict,
+)
+from labkit.engine.offload.footprint import Footprint
+from labkit.engine.team_size import team_size
+from labkit.harness.compare.compare import compare_with_each, comparison_case
+from labkit.harness.compare.disk_sides import STREAMED
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
+from labkit.harness.compare.plan import Schedule
+from labkit.harness.comparison import Comparison
+from labkit.harness.environment import read_environment
+from labkit.system.command import run_command
+from labkit.system.errors import UserError
+from labkit.weights.capacity import layer_bytes
+from labkit.weights.checkpoint.hf_folder import write_checkpoint
+from labkit.weights.resolve import resolve
+from labkit.weights.skewed_router import SkewedRouter
+from labkit.weights.spec import WeightSpec
+
+DTYPE = "bfloat16"
+PROMPT, NEW, WARM_UP = 64, 24, 24
+SKEWS = (0.0, 10.0)
+TIMES_FASTER, OF_WHAT_IS_READ = 2.0, 0.9  # bars
+TITLES = (
+    *("router", "ms a token", "llama.cpp, ms", "ratio", "experts in memory", "guesses that were right"),
+    *("MB a token", "disk, GB/s", "of the disk"),
+)
+
+
+def main(
+    model: Annotated[str, typer.Option(help="A preset, or a folder, of a model with experts.")] = "qwen3-moe-shape",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds: a whole run of each side, in random order.")] = 6,
+    scratch: Annotated[Path | None, typer.Option(help="Folder on the disk for the models.")] = None,
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Measure a mixture of experts that is larger than memory."""
+    if llama_cpp_is_missing():
+        raise UserError("this bench compares with llama.cpp; install it with `labkit peers --install llama.cpp`")
+    environment = read_environment(threads or team_size())
+    files = BenchFiles.of(machine_of(environment), "experts-on-disk", output=output)
+    records = files.kept(Comparison)
+    folder = scratch or files.records.parent
+    for skew in SKEWS:
+        if any(_skew(record) == skew for record in records):
+            continue
+        name = skewed_model(model, skew, folder) if skew else model
+        case = comparison_case(
+            model=name,
+            dtype=DTYPE,
+            batch=1,
+            prompt=PROMPT,
+            new=NEW,
+            threads=environment.threads,
+            memory_gb=memory_for_half(model) / 1e9,
+        )
+        schedule = Schedule(rounds=rounds, warm_up=WARM_UP, stages=False, scratch=folder)
+        with followed(f"{model}, router skewed by {skew:g}") as follow:
+            (comparison,) = compare_with_each([LLAMA_CPP], STREAMED, case, schedule, progress=follow)
+        stop_if_interrupted([comparison])
+        records.append(comparison)
+        files.write(records, page(records))
+        out.print(escape(comparison.claim()), soft_wrap=True)
+        if skew:
+            shutil.rmtree(name)
+    files.finish(records, page(records), [check for record in records for check in checks(record)])
+
+
+def memory_for_half(model: str) -> float:
+    """Memory that holds half of the experts beside everything else, in bytes."""
+    spec = WeightSpec.of(resolve(model).hf_config, torch.bfloat16)
+    footprint = Footprint.of(spec)
+    experts = len(spec.part.layers) * (layer_bytes(spec) - layer_bytes(spec, experts=False))
+    return footprint.beside_weights(1, PROMPT, PROMPT + NEW) + footprint.weights - experts / 2
+
+
+def skewed_model(model: str, skew: float, folder: Path) -> str:
+    """The model with skewed routers, as a checkpoint in a new folder."""
+    source = resolve(model)
+    target = folder / f"{source.hf_config.model_type}-skewed-{skew:g}"
+    write_checkpoint(replace(source, weights=SkewedRouter(source.weights, skew)), torch.bfloat16, target)
+    return str(target)
+
+
+def _skew(record: Comparison) -> float:
+    _, skewed, skew = record.case.model.rpartition("-skewed-")
+    return float(skew) if skewed else 0.0
+
+
+def checks(record: Comparison) -> Iterator[BarCheck]:
+    """The bars of a comparison."""
+    name, trusted = f"router skewed by {_skew(record):g}", record.trust("per_token").trustworthy
+    yield at_least(f"{name}, {LLAMA_CPP}", record.ratio("per_token"), TIMES_FASTER, trusted=trusted)
+    if (share := record.candidate.disk_share) is not None:
+        yield at_least(f"{name}, of the disk", share, OF_WHAT_IS_READ, SHARE, trusted=trusted)
+
+
+def page(records: Sequence[Comparison]) -> str:
+    """The Markdown page of the comparisons."""
+    candidate = records[0].candidate
+    case, environment = candidate.case, candidate.environment
+    assert case.memory_gb is not None
+    return page_of(
+        f"Experts on the disk on {environment.machine}",
+        f"{case.model} in {case.dtype}, with {case.memory_gb:.2f} GB of memory, enough for half of the experts. It is "
+        f"the memory beyond a side's imports, limited by {candidate.memory_limit}. Batch {case.batch}, prompt "
+        f"{case.prompt_tokens}, {case.new_tokens} new greedy tokens; {len(candidate.runs)} rounds with one run of each "
+        "side in random order. The disk is probed before and after each run.",
+        verdict([(_router(record), check) for record in records for check in checks(record)]),
+        markdown_table(TITLES, map(_row, records)),
+        "Of the disk: the disk's time for the experts that were read / the time of the steps. "
+        "A guess is what the router of the next layer chooses for the rows of this one.",
+        f"- {LLAMA_CPP}: {records[0].baseline.impl}\n- {STREAMED}: {candidate.impl}",
+        checks_table([check for record in records for check in checks(record)]),
+        environment.origin,
+    )
+
+
+def _router(record: Comparison) -> str:
+    return f"skewed by {skew:g}" if (skew := _skew(record)) else "of random weights"
+
+
+def _row(record: Comparison) -> tuple[str, ...]:
+    candidate, reads = record.candidate, record.candidate.expert_reads
+    steps = sum(len(run.decode_ms) for run in candidate.runs)
+    return (
+        _router(record),
+        f"{candidate.per_token_ms:.0f}",
+        f"{record.baseline.per_token_ms:.0f}",
+        ratio_cell(record, "per_token"),
+        NONE if reads is None else f"{reads.hit_rate:.0%}",
+        NONE if reads is None else cell(reads.accuracy, "{:.0%}"),
+        NONE if reads is None else f"{reads.read_mb / steps:.0f}",
+        cell(candidate.disk_gb_s, "{:.2f}"),
+        cell(candidate.disk_share, "{:.0%}"),
+    )
+
+
+if __name__ == "__main__":
+    run_command(lambda: typer.run(main))

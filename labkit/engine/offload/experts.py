@@ -1,0 +1,66 @@
+"""Weights whose experts are read from a file by need. Everything else is resident, and so are the experts used most."""
+
+from __future__ import annotations
+
+import torch
+
+from labkit.engine.offload.options import SLOTS_PER_CHOICE, Offload
+from labkit.engine.offload.room import WeightSizes, room_for_weights, rounded_up
+from labkit.kernels import ModelWeights, build
+from labkit.kernels.expert_store import ExpertStore
+from labkit.kernels.gpu import CPU
+from labkit.kernels.memory import Arena, reserved
+from labkit.system.collective import Gather, own_result
+from labkit.system.errors import UserError
+from labkit.weights.build import build_layers
+from labkit.weights.canonical import OF_EXPERTS
+from labkit.weights.capacity import layer_bytes, outside_bytes
+from labkit.weights.checkpoint.manifest import FileRecord
+from labkit.weights.checkpoint.saved import SavedWeights, StreamedWeights
+from labkit.weights.checkpoint.stored_experts import stored_experts
+from labkit.weights.records import Builder
+from labkit.weights.spec import WeightSpec
+
+
+def with_experts_on_disk(
+    spec: WeightSpec, saved: SavedWeights, offload: Offload, gather: Gather
+) -> ModelWeights | None:
+    """Returns the weights, with a store of the experts in memory for `offload`. None: the model has no experts, all of
+    it fits into that memory, or not even everything besides the experts does.
+
+    All ranks call it together.
+    """
+    part, experts = spec.part, spec.part.local.experts
+    if experts is None or spec.impl != "cpp" or not offload.experts:
+        return None
+    room = min(gather(own_result(lambda: room_for_weights(offload, part.size, CPU), gather)))
+    file = saved.manifest.files[part.rank]
+    stored = stored_experts(saved, part.rank, part.layers, len(part.experts))
+    if stored is None or room >= max(other.bytes for other in saved.manifest.files):
+        return None
+    library = build.load(str(spec.dtype).removeprefix("torch."))
+    slot_bytes, beside = ExpertStore.slot_bytes_of(library, stored.part_bytes), file.bytes - stored.bytes
+    least_slots = SLOTS_PER_CHOICE * experts.chosen
+    slots = min(int(max(0.0, room - beside) // slot_bytes), stored.number)
+    if min(gather(slots)) < least_slots:  # all ranks offload experts, or none does
+        own_result(lambda: _require_layers(file, room, offload, beside + least_slots * slot_bytes), gather)
+        return None
+    store = ExpertStore(library, saved.folder / file.name, stored.layers, stored.part_bytes, slots)
+    blocks = {layer.layer: layer for layer in file.layers}
+    nowhere = reserved(max(block.bytes for block in blocks.values()))  # takes no memory: nobody writes to it
+    views = {layer: (nowhere, blocks[layer].offset) for layer in part.layers}
+    place = Arena.reserved(outside_bytes(spec) + len(part.layers) * layer_bytes(spec, experts=False))
+    with torch.inference_mode():
+        weights = build_layers(StreamedWeights(saved, part, views, OF_EXPERTS), Builder(spec, place))
+    return weights.with_experts_in(store)
+
+
+def _require_layers(file: FileRecord, room: float, offload: Offload, least: int) -> None:
+    """Raises UserError if `room` bytes are too few for layers, too, and layers would need more than `least` bytes, with
+    which experts could be offloaded.
+    """
+    if room < least < WeightSizes.of_file(file).least(offload.slots):
+        raise UserError(
+            f"offload: got room for {room / 1e9:.3g} GB of weights; the least is resident_gb = "
+            f"{rounded_up(least / 1e9)}, which holds everything besides the experts, and a few of them"
+        )
