@@ -5,7 +5,14 @@ from labkit.figures.cold_start import cold_start_figure
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.doctor import checks_table
 from labkit.figures.epochs import epochs_figure
-from labkit.figures.experts import choice_figure, experts_figure, ranks_figure, reads_figure, tokens_figure
+from labkit.figures.experts import (
+    choice_figure,
+    experts_figure,
+    experts_in_memory_figure,
+    ranks_figure,
+    reads_figure,
+    tokens_figure,
+)
 from labkit.figures.latency import latency_figure, per_token_figure
 from labkit.figures.offload import offload_figure
 from labkit.figures.parallel import cut_figure, gpus_figure, scaling_figure, waiting_figure
@@ -62,6 +69,7 @@ __all__ = [
     "epochs_figure",
     "errors_figure",
     "experts_figure",
+    "experts_in_memory_figure",
     "front_figure",
     "fusion_figure",
     "gpus_figure",

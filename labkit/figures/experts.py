@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,22 +132,55 @@ def ranks_figure(study: ExpertsStudy) -> go.Figure | str:
         sums: ([step.sums_ms for step in steps], STAGE_COLORS[Stage.ALL_REDUCE]),
         "all else": ([step.step_ms - step.experts_ms - step.sums_ms for step in steps], SIDE_COLORS["baseline"]),
     }
-    figure = go.Figure()
-    for name, (milliseconds, color) in parts.items():
-        figure.add_bar(x=milliseconds, y=names, orientation="h", name=name, marker_color=color, width=0.6,
-                       hovertemplate="%{y}<br>" + name + ": %{x:.3g} ms<extra></extra>")  # fmt: skip
-    left = left_of(names)
-    ends, texts = [step.step_ms for step in steps], [f"&nbsp;reads {step.read:.1f}" for step in steps]
-    figure.add_scatter(x=ends, y=names, mode="text", text=texts, textposition="middle right", cliponaxis=False,
-                       hoverinfo="skip", showlegend=False)  # fmt: skip
-    figure.update_xaxes(ticksuffix=" ms", range=[0, bars_end(ends, texts, left)], nticks=6)
-    figure.update_yaxes(autorange="reversed", showgrid=False)
+    texts = [f"&nbsp;reads {step.read:.1f}" for step in steps]
+    figure, left = _steps_in_parts(names, parts, [step.step_ms for step in steps], texts)
     words = (
         f"a decode step of {steps[0].batch} sequences; reads: experts of a layer on average; one thread for each rank"
     )
     finish(figure, "Who waits for whose experts", in_lines(_subtitle(study), words), 100 + 40 * len(steps), left=left)
-    figure.update_layout(barmode="stack")
     return legend_below(figure, list(parts), left, axis=40)
+
+
+def experts_in_memory_figure(study: ExpertsStudy) -> go.Figure | str:
+    """A decode step by the part of the experts in memory: the time in which it waits for the disk, and all else.
+
+    Markdown text where no experts were on the disk.
+    """
+    if not (points := study.on_disk):
+        return "All experts were in memory."
+    names = [f"{point.experts / point.of:.0%} in memory" for point in points]
+    parts = {
+        "waiting for experts": ([point.wait_ms for point in points], STAGE_COLORS[Stage.FETCH]),
+        "all else": ([point.step_ms - point.wait_ms for point in points], SIDE_COLORS["candidate"]),
+    }
+    texts = [f"&nbsp;{point.reads.hit_rate:.0%} hits, {number(point.read_mb, 2)} MB read" for point in points]
+    figure, left = _steps_in_parts(names, parts, [max(point.step_ms, point.least_ms) for point in points], texts)
+    least = f"the disk's time for what was read, at {points[0].disk_gb_s:.2g} GB/s"
+    figure.add_scatter(x=[point.least_ms for point in points], y=names, mode="markers", name=least,
+                       marker={"symbol": "line-ns-open", "size": 22, "color": LIMIT, "line_width": 3},
+                       hovertemplate="%{y}<br>" + least + ": %{x:.3g} ms<extra></extra>")  # fmt: skip
+    guesses = [point.reads.accuracy for point in points if point.reads.accuracy is not None]
+    guessed = f"; {min(guesses):.0%} to {max(guesses):.0%} of the guesses were right" if guesses else ""
+    disk = f"a decode step of one sequence; hits: chosen experts that were in memory{guessed}"
+    finish(figure, "Experts on the disk", in_lines(_subtitle(study), disk), 100 + 44 * len(points), left=left)
+    return legend_below(figure, [*parts, least], left, axis=40)
+
+
+def _steps_in_parts(
+    names: list[str], parts: Mapping[str, tuple[list[float], str]], ends: list[float], texts: list[str]
+) -> tuple[go.Figure, int]:
+    """A bar of milliseconds for each name, in parts with their colors, and a text after its end; and the pixels left of
+    the bars.
+    """
+    figure, left = go.Figure(), left_of(names)
+    for name, (milliseconds, color) in parts.items():
+        figure.add_bar(x=milliseconds, y=names, orientation="h", name=name, marker_color=color, width=0.6,
+                       hovertemplate="%{y}<br>" + name + ": %{x:.3g} ms<extra></extra>")  # fmt: skip
+    figure.add_scatter(x=ends, y=names, mode="text", text=texts, textposition="middle right", cliponaxis=False,
+                       hoverinfo="skip", showlegend=False)  # fmt: skip
+    figure.update_xaxes(ticksuffix=" ms", range=[0, bars_end(ends, texts, left)], nticks=6)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure.update_layout(barmode="stack"), left
 
 
 def choice_figure(study: ExpertsStudy) -> go.Figure:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation import BaseStreamer
 
 from labkit.engine import init_inference
 from labkit.engine.engine import DecoderEngine
@@ -22,11 +23,14 @@ from labkit.weights.source import ModelSource
 STEPS = 6  # decode steps of each batch
 
 
+def skewed(source: ModelSource, skew: float) -> ModelSource:
+    """The model with skewed routers, see `SkewedRouter`."""
+    return replace(source, weights=SkewedRouter(source.weights, skew)) if skew else source
+
+
 def skewed_engine(source: ModelSource, dtype: str, skew: float, **options: Any) -> DecoderEngine:
-    """The fused engine with skewed routers, see `SkewedRouter`. options: of `init_inference`."""
-    if skew:
-        source = replace(source, weights=SkewedRouter(source.weights, skew))
-    engine = init_inference(source, dtype=FLOAT_DTYPES[dtype], impl="cpp", **options)
+    """The fused engine with skewed routers. options: of `init_inference`."""
+    engine = init_inference(skewed(source, skew), dtype=FLOAT_DTYPES[dtype], impl="cpp", **options)
     assert isinstance(engine, DecoderEngine)
     return engine
 
@@ -36,12 +40,12 @@ def prompt_of(config: ModelConfig, batch: int, tokens: int) -> Tensor:
     return torch.randint(config.vocab_size, (batch, tokens), generator=torch.Generator().manual_seed(0))
 
 
-def draw_text(engine: DecoderEngine, ids: Tensor, new: int) -> None:
+def draw_text(engine: DecoderEngine, ids: Tensor, new: int, streamer: BaseStreamer | None = None) -> None:
     """Draws the new tokens, the same ones each time. A model with random weights would repeat its likeliest token."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         arguments = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
-        engine.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **arguments)
+        engine.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, streamer=streamer, **arguments)
 
 
 def steps_of(engine: DecoderEngine, config: ModelConfig, batch: int) -> ReadByBatch:
@@ -55,11 +59,11 @@ def steps_of(engine: DecoderEngine, config: ModelConfig, batch: int) -> ReadByBa
     return ReadByBatch(
         batch=batch,
         by_layer=read.by_layer,
-        experts_ms=_step_ms(times, Stage.EXPERTS) / read.calls,
-        sums_ms=_step_ms(times, Stage.ALL_REDUCE) / read.calls,
-        step_ms=_step_ms(times, *Stage) / read.calls,
+        experts_ms=step_ms(times, Stage.EXPERTS) / read.calls,
+        sums_ms=step_ms(times, Stage.ALL_REDUCE) / read.calls,
+        step_ms=step_ms(times, *Stage) / read.calls,
     )
 
 
-def _step_ms(times: Sequence[StageTime], *stages: Stage) -> float:
+def step_ms(times: Sequence[StageTime], *stages: Stage) -> float:
     return sum(time.total_ms for time in times if time.stage in stages)

@@ -19,6 +19,7 @@ from labkit.models.policies import known_policy
 from labkit.models.shards import shard
 from labkit.studies.expert_pairs import ROUTED, routing, sparse_and_dense
 from labkit.studies.expert_runs import draw_text, prompt_of, skewed_engine, steps_of
+from labkit.studies.experts_on_disk import InMemory, experts_on_disk, parse_percentages
 from labkit.studies.experts_on_ranks import experts_on_ranks
 from labkit.studies.experts_study import ExpertsStudy, ReadByBatch, StudiedMixture, save_study
 from labkit.studies.settings import Epochs, FloatDtype, Model, NewTokens, PromptTokens, StudySetting, Threads
@@ -50,6 +51,7 @@ def study_experts(
     ranks: Annotated[
         int, StudySetting("processes of one thread that divide the experts; 1: leaves them out", (1, 16))
     ] = 2,
+    in_memory: InMemory = "25,50,75",
     rounds: Epochs = 0,
     threads: Threads = 0,
     output: str | os.PathLike[str] = RUNS,
@@ -57,8 +59,8 @@ def study_experts(
     show: Show = unseen,
 ) -> ExpertsStudy:
     """Notes the experts of every token of a text; counts what steps of several batches read; measures, in turns, the
-    experts of one row against a dense MLP of the same bytes, and a table against one-hot products; and divides the
-    experts among ranks.
+    experts of one row against a dense MLP of the same bytes, and a table against one-hot products; divides the experts
+    among ranks; and reads experts from the disk that memory does not hold.
 
     - rounds: number of epochs; 0: until there is a verdict, or BUDGET_S seconds are spent for a pair.
     - output: folder for the record, which `load_study` reads.
@@ -67,10 +69,11 @@ def study_experts(
     UserError for a model whose layers have no experts, or that has no row, and for ranks that cannot divide it.
     """
     check_numbers(new=new_tokens, rounds=rounds or None, threads=threads or None)
-    sizes, source = parse_batches(batches), resolve(model, any_architecture=True)
+    sizes, percentages = parse_batches(batches), parse_percentages(in_memory)
+    source = resolve(model, any_architecture=True)
     config, spec = _mixture_of(source, model)
     _check_ranks(config, ranks)
-    check_output_folder(output)
+    folder = check_output_folder(output)
     threads, follow = threads or team_size(), progress or unheard
     torch.set_num_threads(threads)
     follow(0, 100, "loading")
@@ -85,12 +88,13 @@ def study_experts(
         "sparse": lambda follow: sparse_and_dense(mixtures, config, threads, schedule, follow),
         "routing": lambda follow: routing(config, threads, schedule, follow),
         "ranks": lambda follow: experts_on_ranks(model, dtype, skew, ranks, follow),
+        "on_disk": lambda follow: experts_on_disk(source, config, dtype, skew, percentages, folder, follow),
     }
     known |= _choices(engine, config, prompt_tokens, new_tokens)
     for place, (name, measure) in enumerate(measured.items(), start=1):
         if "reads" in known:  # not before: a browser that draws would slow the steps, whose times have no grade
             show(so_far(ExpertsStudy, **known))
-        known[name] = measure(part_of(follow, 20 * place, 20 * place + 20, 100))
+        known[name] = measure(part_of(follow, 16 * place, 16 * place + 16, 100))
     study = ExpertsStudy(**known)
     save_or_warn(study, output, save_study)
     follow(100, 100, "done")

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
+from labkit.harness.expert_reads import ExpertReads
 from labkit.harness.frozen_record import FrozenRecord, ResultRecord
 from labkit.harness.results import save_lines
 from labkit.harness.turns.call_record import CallRecord
@@ -57,6 +58,27 @@ class RankOfExperts(FrozenRecord):
     steps: ReadByBatch
 
 
+class ExpertsInMemory(FrozenRecord):
+    """Decode steps of one sequence with some of the experts in memory and the others on the disk."""
+
+    experts: int  # that memory holds, of all layers
+    of: int  # experts of all layers
+    step_ms: float
+    wait_ms: float  # of a step, waiting for experts
+    read_mb: float  # of a token
+    reads: ExpertReads  # of the steps
+    disk_gb_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.experts / self.of:.0%} of the experts"
+
+    @property
+    def least_ms(self) -> float:
+        """The disk's time for what a token reads."""
+        return self.read_mb / self.disk_gb_s
+
+
 class TimedPair(CallRecord):
     """Two ways to do the same, the slow one first."""
 
@@ -78,6 +100,7 @@ class ExpertsStudy(Study, ResultRecord):
     sparse: a dense MLP against the experts of one row, which read as many bytes.
     routing: one-hot products against a table.
     ranks: by rank, the same model divided among them; empty: it was not.
+    on_disk: steps with some of the experts in memory; empty: not measured.
     """
 
     kind: Literal["experts_study"] = "experts_study"
@@ -93,6 +116,7 @@ class ExpertsStudy(Study, ResultRecord):
     routing: TimedPair
     routed_rows: int
     ranks: tuple[RankOfExperts, ...]
+    on_disk: tuple[ExpertsInMemory, ...] = ()
 
     def expected(self, rows: int) -> float:
         """Number of experts of a layer that `rows` rows read on average if all choices are equally likely."""
@@ -125,6 +149,12 @@ class ExpertsStudy(Study, ResultRecord):
             sentences += (
                 f"The ranks read {read} experts of a layer. The longest time in their sums, with the wait for others, "
                 f"was {waiting.sums_ms / waiting.step_ms:.0%} of a step.",
+            )
+        if self.on_disk:
+            fewest, more = self.on_disk[0], self.on_disk[-1]
+            sentences += (
+                f"With {fewest.name} in memory a token took {fewest.step_ms:.3g} ms, of which it waited "
+                f"{fewest.wait_ms / fewest.step_ms:.0%} for the disk, and with {more.name} {more.step_ms:.3g} ms.",
             )
         pairs = (self.sparse, self.routing)
         doubts = dict.fromkeys(pair.trust.sentence for pair in pairs if not pair.trust.trustworthy)

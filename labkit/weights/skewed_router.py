@@ -10,7 +10,7 @@ from torch import Tensor
 from labkit.models.expert_names import ROUTER_IN_GGUF
 from labkit.models.policies import POLICIES
 from labkit.models.shards import Cut
-from labkit.weights.protocol import TensorSource
+from labkit.weights.protocol import TensorSource, identity_of
 
 NAMES = {ROUTER_IN_GGUF} | {policy.router for policy in POLICIES.values() if policy.router}
 ROUTERS = tuple(f".{name}.weight" for name in NAMES)
@@ -24,6 +24,10 @@ class SkewedRouter:
 
     source: TensorSource
     skew: float
+
+    @property
+    def identity(self) -> str:
+        return f"{identity_of(self.source)}, routers skewed by {self.skew!r}"
 
     def names(self) -> set[str]:
         return self.source.names()

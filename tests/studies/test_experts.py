@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.figures import choice_figure, experts_figure, ranks_figure, reads_figure, tokens_figure
+from labkit.figures import (
+    choice_figure,
+    experts_figure,
+    experts_in_memory_figure,
+    ranks_figure,
+    reads_figure,
+    tokens_figure,
+)
 from labkit.notebooks.experts_exercise import BATCH, check_reading, experts_puzzle
 from labkit.studies.experts import study_experts
 from labkit.studies.experts_on_ranks import BATCH as BATCH_ON_RANKS
@@ -19,9 +26,10 @@ from labkit.weights.skewed_router import SkewedRouter
 
 SETTINGS: dict[str, Any] = {
     "model": "tiny-moe", "dtype": "float32", "batches": "4, 1, 2", "prompt_tokens": 6, "new_tokens": 5, "ranks": 1,
+    "in_memory": "",
     "rounds": 2, "threads": 1,
 }  # fmt: skip
-FIGURES = (experts_figure, tokens_figure, reads_figure, choice_figure, ranks_figure)
+FIGURES = (experts_figure, tokens_figure, reads_figure, choice_figure, ranks_figure, experts_in_memory_figure)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +83,7 @@ def test_parts_are_shown_as_soon_as_they_are_known(tmp_path: Path) -> None:
         drawn.append([figure for figure in FIGURES if _is_drawn(figure, partly)])
 
     study_experts(**SETTINGS, output=tmp_path, show=show)
-    assert drawn == [list(FIGURES[:count]) for count in (3, 3, 4)]
+    assert drawn == [list(FIGURES[:count]) for count in (3, 3, 4, 5)]
 
 
 def _is_drawn(figure: Any, partly: ExpertsStudy) -> bool:
@@ -104,6 +112,8 @@ def test_a_skewed_router_prefers_the_first_experts(tmp_path: Path) -> None:
         ({"model": "tiny-llama"}, "got tiny-llama, expected a model with a row whose layers have experts"),
         ({"batches": "1, x"}, "expected batch sizes, such as '1,2,4,8'"),
         ({"new_tokens": 0}, "new"),
+        ({"in_memory": "50, 100"}, "expected percentages below 100, such as '25,50,75', or nothing"),
+        ({"in_memory": "half"}, "expected percentages below 100"),
         ({"ranks": 5}, r"got ranks = 5: .*; set ranks to 1, which leaves them out"),
     ],
 )
@@ -111,6 +121,19 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
     with pytest.raises(UserError, match=message):
         study_experts(**SETTINGS | settings, output=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_experts_that_memory_does_not_hold_are_read_from_a_folder_that_is_removed(tmp_path: Path) -> None:
+    """Two of sixteen experts are too few for the engine, and are left out."""
+    study = study_experts(**SETTINGS | {"in_memory": "30, 10"}, output=tmp_path)
+    (point,) = study.on_disk
+    assert (point.experts, point.of) == (5, 16)
+    assert point.reads.wanted == 24 * 2 * study.of_a_row  # steps, layers
+    assert 0 < point.reads.hits < point.reads.wanted
+    assert 0 < point.wait_ms < point.step_ms
+    assert point.least_ms > 0
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+    assert any("waited" in sentence for sentence in study.notes.sentences)
 
 
 def test_the_exercise_knows_right_answers_and_the_usual_mistakes(study: ExpertsStudy) -> None:

@@ -17,7 +17,7 @@ from labkit.weights.canonical import OF_EXPERTS
 from labkit.weights.capacity import layer_bytes, outside_bytes
 from labkit.weights.checkpoint.manifest import FileRecord
 from labkit.weights.checkpoint.saved import SavedWeights, StreamedWeights
-from labkit.weights.checkpoint.stored_experts import stored_experts
+from labkit.weights.checkpoint.stored_experts import StoredExperts, stored_experts
 from labkit.weights.records import Builder
 from labkit.weights.spec import WeightSpec
 
@@ -39,7 +39,7 @@ def with_experts_on_disk(
     if stored is None or room >= max(other.bytes for other in saved.manifest.files):
         return None
     library = build.load(str(spec.dtype).removeprefix("torch."))
-    slot_bytes, beside = ExpertStore.slot_bytes_of(library, stored.part_bytes), file.bytes - stored.bytes
+    beside, slot_bytes = _sizes(spec, file, stored)
     least_slots = SLOTS_PER_CHOICE * experts.chosen
     slots = min(int(max(0.0, room - beside) // slot_bytes), stored.number)
     if min(gather(slots)) < least_slots:  # all ranks offload experts, or none does
@@ -53,6 +53,22 @@ def with_experts_on_disk(
     with torch.inference_mode():
         weights = build_layers(StreamedWeights(saved, part, views, OF_EXPERTS), Builder(spec, place))
     return weights.with_experts_in(store)
+
+
+def memory_for(spec: WeightSpec, saved: SavedWeights, experts: int) -> int:
+    """Returns the bytes in which this number of experts fits beside everything else of the rank: `resident_gb` of the
+    option `offload`, in bytes.
+    """
+    stored = stored_experts(saved, spec.part.rank, spec.part.layers, len(spec.part.experts))
+    assert stored is not None
+    beside, slot_bytes = _sizes(spec, saved.manifest.files[spec.part.rank], stored)
+    return beside + experts * slot_bytes
+
+
+def _sizes(spec: WeightSpec, file: FileRecord, stored: StoredExperts) -> tuple[int, int]:
+    """Returns the bytes of everything besides the experts, and the memory of an expert."""
+    library = build.load(str(spec.dtype).removeprefix("torch."))
+    return file.bytes - stored.bytes, ExpertStore.slot_bytes_of(library, stored.part_bytes)
 
 
 def _require_layers(file: FileRecord, room: float, offload: Offload, least: int) -> None:

@@ -2,7 +2,15 @@
 
 from helpers.studies.comparisons import environment
 
-from labkit.studies.experts_study import ExpertsStudy, RankOfExperts, ReadByBatch, StudiedMixture, TimedPair
+from labkit.harness.expert_reads import ExpertReads
+from labkit.studies.experts_study import (
+    ExpertsInMemory,
+    ExpertsStudy,
+    RankOfExperts,
+    ReadByBatch,
+    StudiedMixture,
+    TimedPair,
+)
 
 LAYERS, EXPERTS, OF_A_ROW, TOKENS = 3, 16, 2, 8
 
@@ -19,6 +27,7 @@ def study() -> ExpertsStudy:
         counts=tuple(tuple(expert + layer for expert in range(EXPERTS)) for layer in range(LAYERS)), chosen=chosen,
         reads=tuple(reads(batch) for batch in (1, 2, 4, 8, 16, 32)),
         ranks=(RankOfExperts(first=0, end=8, steps=reads(4)), RankOfExperts(first=8, end=16, steps=reads(2))),
+        on_disk=tuple(in_memory(part) for part in (0.25, 0.5, 0.75)),
         sparse=pair("a dense MLP", "experts", 0.9), routing=pair("one-hot products", "a table", 14.0),
     )  # fmt: skip
 
@@ -27,6 +36,15 @@ def reads(batch: int) -> ReadByBatch:
     read = EXPERTS * (1 - (1 - OF_A_ROW / EXPERTS) ** batch) * 0.9
     return ReadByBatch(batch=batch, by_layer=(read,) * LAYERS, experts_ms=2 * read, sums_ms=12 - 2 * read,
                        step_ms=14 + batch / 8)  # fmt: skip
+
+
+def in_memory(part: float) -> ExpertsInMemory:
+    of, wanted = LAYERS * EXPERTS, 240
+    hits = round(part * wanted)
+    reads = ExpertReads(wanted=wanted, hits=hits, guessed_hits=hits // 8, guessable=160, right=100, guesses=170,
+                        reads=wanted - hits, read_mb=1.5 * (wanted - hits), unused_reads=3, wait_ms=400.0)  # fmt: skip
+    return ExpertsInMemory(experts=round(part * of), of=of, step_ms=14 + 40 * (1 - part), wait_ms=40 * (1 - part),
+                           read_mb=80 * (1 - part), reads=reads, disk_gb_s=2.5)  # fmt: skip
 
 
 def pair(slow: str, fast: str, ratio: float) -> TimedPair:
