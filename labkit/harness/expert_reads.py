@@ -16,7 +16,7 @@ class ExpertReads(FrozenRecord):
     hits: int  # of these, already in memory
     guessed_hits: int  # of the hits, read because the previous layer guessed them
     guessable: int  # experts that were wanted after a guess
-    right: int  # of these, those that had been guessed
+    right: int  # of these, the guessed ones
     guesses: int
     reads: int
     read_mb: float

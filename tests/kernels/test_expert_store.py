@@ -96,7 +96,7 @@ def test_waves_bring_what_is_wanted_with_the_bytes_of_the_file(
 
 
 def test_experts_that_are_used_most_stay(tmp_path: Path) -> None:
-    """Of a layer's experts 0 and 1 are wanted in every pass, another one each time: the two are read once."""
+    """Every pass wants the experts 0 and 1, and another one each time: the two are read once."""
     store, _ = opened(tmp_path / "experts", slots=3)
     for number in range(40):
         store.begin_pass()

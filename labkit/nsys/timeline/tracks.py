@@ -57,9 +57,9 @@ def tracks(trace: Trace) -> Tracks:
     work = trace.operations
     process, device = work["process"].to_numpy(np.int64), work["device"].to_numpy(np.int64)
     (gpu,) = numbered([work], "device")
-    first_gpu = int(pids.max(initial=0)) + 1
+    gpu_pids = _free(pids, int(gpu.max(initial=-1)) + 1)
     gpus = {
-        first_gpu + int(number): (int(process[at]), int(device[at]))
+        int(gpu_pids[number]): (int(process[at]), int(device[at]))
         for number, at in zip(*np.unique(gpu, return_index=True), strict=True)
     }
     stream = work["stream"].to_numpy()
@@ -70,7 +70,7 @@ def tracks(trace: Trace) -> Tracks:
         gpus,
         Placed(on_cpu.pid[:count], on_cpu.tid[:count], on_cpu.own[:count]),
         Placed(on_cpu.pid[count:], on_cpu.tid[count:], on_cpu.own[count:]),
-        _placed(first_gpu + gpu, stream, level),
+        _placed(gpu_pids[gpu], stream, level),
     )
 
 
@@ -81,7 +81,7 @@ def _placed(pid: Ints, own: Ints, level: Ints) -> Placed:
     if len(moved):
         places = np.stack([pid[moved], own[moved], level[moved]], axis=1)
         _, number = np.unique(places, axis=0, return_inverse=True)
-        tid[moved] = max(int(own.max()), 0) + 1 + number.reshape(-1)
+        tid[moved] = _free(own, int(number.max()) + 1)[number.reshape(-1)]
     return Placed(np.asarray(pid, np.int64), tid, own)
 
 
@@ -90,7 +90,16 @@ def _pids(trace: Trace) -> Ints:
     frames = (trace.ranges, trace.calls, trace.operations)
     count = max([len(trace.processes), *(int(frame["process"].max()) + 1 for frame in frames if len(frame))])
     pids = np.append(trace.processes["pid"].to_numpy(np.int64), np.zeros(count - len(trace.processes), np.int64))
-    free = int(pids.max(initial=0)) + 1
     again = pd.Series(pids).duplicated().to_numpy() | (pids == 0)
-    pids[again] = free + np.arange(int(again.sum()))
+    pids[again] = _free(pids, int(again.sum()))
     return pids
+
+
+def _free(used: Ints, count: int) -> Ints:
+    """Positive numbers that are not used: those after the largest, or the smallest ones where that is near the end of
+    int64.
+    """
+    after = max(int(used.max(initial=0)), 0) + 1
+    if after + count <= np.iinfo(np.int64).max:
+        return after + np.arange(count, dtype=np.int64)
+    return np.setdiff1d(np.arange(1, len(used) + count + 1, dtype=np.int64), used)[:count]

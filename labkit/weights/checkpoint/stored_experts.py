@@ -76,7 +76,7 @@ def stored_experts(saved: SavedWeights, rank: int, layers: Sequence[int], expert
 
 
 def _parts(file: ShardFile, layer: int, experts: int) -> Iterator[tuple[int | None, int]]:
-    """For each part: where the first expert's is in the file, None where there is none, and its bytes."""
+    """For each part, its offset in the file for the first expert, and its bytes. None: experts lack this part."""
     for name in IN_ORDER:
         key = key_of(name, layer)
         for tensor in (key, scales_of(key)):

@@ -159,7 +159,7 @@ def ways(engines: Made, fails: bool) -> dict[str, Callable[[], object]]:
 
     return {
         "option": lambda: engines.again(kv_dtype="of no kind" if fails else None),
-        "source": building("resolve._chosen_impl", OSError("a file of this rank alone")),
+        "source": building("resolve.chosen_impl", OSError("a file of this rank alone")),
         "cache": cache,
         "checkpoint": building("build._begun_save", TooMuchError("no place")),
         "argument": lambda: engine.generate(ids, max_new_tokens=-1 if fails else NEW),

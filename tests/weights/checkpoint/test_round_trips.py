@@ -115,7 +115,7 @@ def test_another_type_is_rounded_from_the_saved_one(name: str, tmp_path: Path) -
 @few_models
 def test_hugging_faces_tensors_come_back(name: str, tmp_path: Path) -> None:
     model = small(name)
-    save(tmp_path, model, model.config, size=3)
+    save(tmp_path, model, model.config, size=3 if name in CUT else 1)
     loaded = resolve(tmp_path).hf_model(torch.float32)
     state = model.state_dict()
     assert loaded.state_dict().keys() == state.keys()
