@@ -39,6 +39,7 @@ inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model,
   const DenseMlp& mlp = layer.mlp;
   const bool from_norm = model.residual_from_norm, parallel = model.parallel_residual;
 
+  if (at.store) guess_experts(team, thread, at, layer, work.h, stride, rows, hidden, work, scratch);
   Normalised<Weight> input = normalised_rows<Weight>(team, thread, layer.qkv.norm, work.h, stride, {}, from_norm, rows,
                                                      hidden, stride, work.x, work.residual, scratch);
   const float* residual = input.residual;
@@ -139,7 +140,7 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
       clock.stamp(LayerStage::kFetchKv);
     }
     const int64_t begin = (args.stream || args.kv_stream) && thread == 0 ? now_ns() : 0;
-    const StoredLayer at{args.experts, l, l + 1 < model.num_layers ? &model.layers[l + 1] : nullptr};
+    const StoredLayer at{args.experts, l};
     work.h = first_h;
     if (work.mixture) {
       if (args.experts_read) work.mixture->experts_read = args.experts_read + l;

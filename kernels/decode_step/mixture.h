@@ -1,15 +1,16 @@
 // The mixture of experts of a layer in a step, in place of an MLP that every row passes.
 #pragma once
 
+#include <numeric>
+
 #include "step.h"
 
 namespace labkit {
 
-// A layer whose experts are in a store, and the layer after it.
+// A layer whose experts are in a store.
 struct StoredLayer {
   ExpertStore* store;  // null: the experts are in memory
   int64_t number;
-  const Layer* next;  // null: it is the last one
 };
 
 // The experts of a layer in the waves of a store. Between two waves the step waits, which is a stage of its own.
@@ -52,25 +53,25 @@ class StoredWaves {
   int64_t end_ = 0;
 };
 
-// Tells the store a guess: the experts that the router of the next layer would choose for the rows of this layer. For
-// many rows that is every expert. On all threads; the working memory of the experts is free before and after.
-inline void guess_experts(Team& team, int thread, const StoredLayer& at, const Normalised<Weight>& input, int64_t rows,
-                          int64_t hidden, const Workspace& work, int64_t stride, ThreadScratch& scratch) {
+// Tells the store a guess: the experts that the layer's router would choose if attention added nothing to the rows h.
+// For many rows that is every expert. On all threads; the working memory of the experts is free before and after.
+inline void guess_experts(Team& team, int thread, const StoredLayer& at, const Layer& layer, const float* h,
+                          int64_t stride, int64_t rows, int64_t hidden, const Workspace& work, ThreadScratch& scratch) {
   const MixtureMemory& memory = *work.mixture;
-  const Mixture& next = *at.next->mixture;
-  const Router& router = next.router;
+  const Mixture& mixture = *layer.mixture;
+  const Router& router = mixture.router;
   const int64_t choices = rows * router.chosen, experts = router.matrix.outputs;
   if (choices > kFewChoices) {
     if (thread != 0) return;
-    std::vector<int64_t> all(size_t(next.experts.count));
-    for (size_t e = 0; e < all.size(); ++e) all[e] = int64_t(e);
-    at.store->guess(at.number + 1, all.data(), next.experts.count);
+    std::vector<int64_t> all(size_t(mixture.experts.count));
+    std::iota(all.begin(), all.end(), 0);
+    at.store->guess(at.number, all.data(), mixture.experts.count);
     return;
   }
   const Range mine = team.share(rows, thread);
   for (int64_t m = mine.begin; m < mine.end; ++m) {
     float* const normed = work.normed + m * stride;
-    normalise(at.next->mlp.region.norm, input.residual + m * input.residual_stride, hidden, normed);
+    normalise(layer.mlp.region.norm, h + m * stride, hidden, normed);
     to_activation(normed, hidden, padded_depth<Weight>(hidden), memory.experts.x + m * memory.experts.stride);
   }
   team.barrier();
@@ -83,10 +84,10 @@ inline void guess_experts(Team& team, int thread, const StoredLayer& at, const N
     int64_t* const guessed = memory.guessed + count;
     choose_experts(memory.logits + m * experts, experts, router, guessed, memory.experts.parts);
     for (int64_t k = 0; k < router.chosen; ++k)
-      if (const int64_t own = guessed[k] - next.first; own >= 0 && own < next.experts.count)
+      if (const int64_t own = guessed[k] - mixture.first; own >= 0 && own < mixture.experts.count)
         memory.guessed[count++] = own;
   }
-  at.store->guess(at.number + 1, memory.guessed, count);
+  at.store->guess(at.number, memory.guessed, count);
 }
 
 // out: [rows][stride] = the mixture, and the shared expert if there is one. Ends after a barrier.
@@ -111,7 +112,6 @@ inline void mixture_step(Team& team, int thread, const Layer& layer, const Norma
     if (memory.noted) std::copy(memory.chosen, memory.chosen + rows * per_row, memory.noted);
   }
   team.barrier();
-  if (at.store && at.next) guess_experts(team, thread, at, input, rows, hidden, work, stride, scratch);
   clock.stamp(LayerStage::kRoute);
 
   const size_t row_bytes = size_t(padded_depth<Weight>(hidden)) * sizeof(Act);

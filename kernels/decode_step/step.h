@@ -93,7 +93,7 @@ struct MixtureMemory {
   int64_t* chosen;   // [rows][chosen]
   float* shares;     // [rows][chosen]
   float* gates;      // [rows], of the shared expert
-  int64_t* guessed;  // [rows][chosen]: experts of the next layer
+  int64_t* guessed;  // [rows][chosen]: experts that rows will probably choose
   ExpertMemory experts;
   int64_t* experts_read = nullptr;  // of the layer: see StepArgs
   int64_t* noted = nullptr;         // where the choices of the layer's next rows are noted

@@ -52,7 +52,7 @@ class CStoredExpert(ctypes.Structure):
     _fields_ = [("offsets", LONG * PARTS), ("digest", c_uint64)]
 
 
-COUNTS = "wanted hits guessed_hits reads bytes_read read_ns unused_reads guesses right guessable wait_ns"
+COUNTS = "wanted hits guessed_hits reads bytes_read read_ns wasted_bytes guesses right wait_ns"
 
 
 @build.mirrors("ExpertCounts")
@@ -69,10 +69,9 @@ class ExpertCounts(NamedTuple):
     reads: int
     bytes_read: int
     read_ns: int  # of both readers
-    unused_reads: int  # guessed experts that lost their slot before they were wanted
-    guesses: int
-    right: int  # guesses that were then wanted
-    guessable: int  # experts that were wanted after a guess
+    wasted_bytes: int  # of the bytes read, for guesses that proved wrong
+    guesses: int  # experts that were guessed at the beginning of their layer
+    right: int  # of these, those that rows then chose
     wait_ns: int  # in which steps waited for experts
 
     def since(self, before: ExpertCounts) -> ExpertCounts:

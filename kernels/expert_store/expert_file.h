@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "../layer_stream/file_identity.h"
@@ -11,7 +12,8 @@
 
 namespace labkit {
 
-constexpr int64_t kExpertParts = 4;  // tensors of an expert: two matrices, each with its scales
+constexpr int64_t kExpertParts = 4;        // tensors of an expert: two matrices, each with its scales
+constexpr int64_t kExpertPiece = 1 << 20;  // bytes that are read at once, before the next look whether they are needed
 
 // An expert in the file: the offsets of its parts, -1 for a part that it lacks, and XXH64 of the XXH64s of its parts.
 struct StoredExpert {
@@ -31,6 +33,9 @@ class ExpertFile {
         identity_(fd),
         verified_(size_t(count)) {}
 
+  // Bytes of an expert.
+  int64_t bytes() const { return std::accumulate(bytes_.begin(), bytes_.end(), int64_t(0)); }
+
   bool direct() const { return file_.direct(); }
 
   // A slot has room for the pages that an expert's parts touch, wherever these begin in their first pages.
@@ -47,8 +52,10 @@ class ExpertFile {
     return at + experts_[size_t(number)].offsets[part] % kPage;
   }
 
-  // Fills a slot, which begins at a multiple of kPage.
-  Outcome read(int64_t number, char* slot) {
+  // Fills a slot, which begins at a multiple of kPage. Gives up once goes_on() returns false, which is asked before
+  // each piece.
+  template <class GoesOn>
+  Outcome read(int64_t number, char* slot, GoesOn&& goes_on) {
     const StoredExpert& expert = experts_[size_t(number)];
     uint64_t digests[kExpertParts];
     int64_t parts = 0, bytes = 0;
@@ -60,8 +67,9 @@ class ExpertFile {
       const int64_t skipped = expert.offsets[p] % kPage, first = expert.offsets[p] - skipped;
       const int64_t needed = skipped + bytes_[size_t(p)];
       for (int64_t done = 0; done < needed;) {
+        if (!goes_on()) return {kGivenUp, 0, 0, bytes};
         const int64_t left = round_up(needed, kPage) - done;
-        const ssize_t got = file_.read(data - skipped + done, std::min(left, kAtOnce), first + done);
+        const ssize_t got = file_.read(data - skipped + done, std::min(left, kExpertPiece), first + done);
         if (got < 0) return {kReadError, errno, first + done};
         if (got == 0) return {kEnds, 0, first + done};
         done += got;

@@ -2,11 +2,12 @@
 //
 // A step passes the layers in order. In each it says which experts its rows chose (`want`) and takes them in waves
 // (`next_wave`): those in memory, then others as they arrive. The experts of a wave keep their slots until the next one
-// is asked for. Between two layers the step may say which experts the next layer will probably choose (`guess`).
+// is asked for. Before that it may say which experts a layer will probably choose (`guess`).
 //
 // Two threads read, each a whole expert at a time, so that the disk has a next request while the bytes of one are
-// copied and compared. Wanted experts come first, then guessed ones. An expert is read into a free slot, or into that
-// of the expert with the lowest score: the number of its uses, of which older ones count less.
+// copied and compared. Wanted experts come first, then guessed ones, whose reading ends once they prove wrong. An
+// expert is read into a free slot, or into that of the expert with the lowest score: the number of its uses, of which
+// older ones count less.
 //
 // After a failure `next_wave` gives all experts at once, with invalid contents. The caller asks `failed` when the step
 // is over. The next step tries again.
@@ -33,9 +34,8 @@ struct ExpertCounts {
   int64_t hits;          // of these, in memory
   int64_t guessed_hits;  // of these, read because of a guess
   int64_t reads, bytes_read, read_ns;
-  int64_t unused_reads;    // guessed experts that lost their slot before they were wanted
-  int64_t guesses, right;  // experts that were guessed, and that were then wanted
-  int64_t guessable;       // experts that layers wanted for which there was a guess
+  int64_t wasted_bytes;    // of these, for guesses that proved wrong
+  int64_t guesses, right;  // experts that were guessed, and those of them that were then wanted
   int64_t wait_ns;         // in which a step waited for experts
   int64_t direct;          // whether the page cache is bypassed
   int64_t failure, error_number, failed_layer, failed_expert;
@@ -52,8 +52,7 @@ class ExpertStore {
         slots_(slots),
         slot_bytes_(slot_bytes),
         states_(size_t(layers * per_layer)),
-        owners_(size_t(slot_count), -1),
-        guesses_(size_t(layers)) {
+        owners_(size_t(slot_count), -1) {
     try {
       for (std::thread& reader : readers_) reader = std::thread([this] { read_on(); });
     } catch (...) {
@@ -73,7 +72,6 @@ class ExpertStore {
     let_go(wave_);
     let_go(wants_);  // of a step that was abandoned
     guessed_.clear();
-    for (auto& guess : guesses_) guess.clear();
     changed_.notify_all();
   }
 
@@ -81,21 +79,14 @@ class ExpertStore {
   void want(int64_t layer, const int64_t* experts, int64_t count, bool in_order) {
     std::lock_guard lock(mutex_);
     in_order_ = in_order;
-    guessed_.clear();
     wants_.clear();
-    const int64_t first = layer * per_layer_;
-    std::vector<int64_t>& guess = guesses_[size_t(layer)];
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t expert = first + experts[i];
+      const int64_t expert = layer * per_layer_ + experts[i];
       State& state = states_[size_t(expert)];
       ++counts_.wanted;
       if (state.place == kInSlot) {
         ++counts_.hits;
         counts_.guessed_hits += state.unused;
-      }
-      if (!guess.empty()) {
-        ++counts_.guessable;
-        counts_.right += std::count(guess.begin(), guess.end(), expert);
       }
       state.unused = false;
       state.wanted = true;
@@ -103,22 +94,18 @@ class ExpertStore {
       state.scored_in = pass_;
       wants_.push_back(expert);
     }
-    guess.clear();
+    for (int64_t expert : guessed_) counts_.right += states_[size_t(expert)].wanted;
+    guessed_.clear();
     changed_.notify_all();
   }
 
-  // The experts that a layer will probably choose.
+  // The experts that a layer will probably choose, in place of an earlier guess.
   void guess(int64_t layer, const int64_t* experts, int64_t count) {
     std::lock_guard lock(mutex_);
-    std::vector<int64_t>& guess = guesses_[size_t(layer)];
-    guess.clear();
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t expert = layer * per_layer_ + experts[i];
-      if (std::count(guess.begin(), guess.end(), expert)) continue;
-      guess.push_back(expert);
-      ++counts_.guesses;
-    }
-    guessed_ = guess;
+    guessed_.clear();
+    for (int64_t i = 0; i < count; ++i)
+      if (const int64_t expert = layer * per_layer_ + experts[i]; !is_guessed(expert)) guessed_.push_back(expert);
+    counts_.guesses += int64_t(guessed_.size());
     changed_.notify_all();
   }
 
@@ -200,6 +187,12 @@ class ExpertStore {
     return -1;
   }
 
+  // Whether to read the next piece of an expert. A guess that proved wrong is given up.
+  bool goes_on(int64_t expert) const {
+    std::lock_guard lock(mutex_);
+    return !stop_ && (states_[size_t(expert)].wanted || is_guessed(expert));
+  }
+
   // A slot for an expert: a free one, else that of the expert with the lowest score that nobody needs now. A guess
   // counts as a use, and no guessed expert takes the slot of another. If all are needed, the first wanted expert may
   // take the slot of the last wanted one: in order, that one is needed later. -1: none.
@@ -238,7 +231,7 @@ class ExpertStore {
       State& state = states_[size_t(expert)];
       if (int64_t& owner = owners_[size_t(slot)]; owner >= 0) {
         State& before = states_[size_t(owner)];
-        counts_.unused_reads += before.unused;
+        if (before.unused) counts_.wasted_bytes += file_.bytes();
         before.place = kInFile;
         before.unused = false;
         before.slot = -1;
@@ -249,20 +242,24 @@ class ExpertStore {
       state.unused = !state.wanted;
       lock.unlock();
       const int64_t begin = now_ns();
-      const Outcome outcome = file_.read(expert, slots_ + slot * slot_bytes_);
+      const Outcome outcome = file_.read(expert, slots_ + slot * slot_bytes_, [&] { return goes_on(expert); });
       const int64_t end = now_ns();
       lock.lock();
+      if (stop_) return;
       counts_.read_ns += end - begin;
+      counts_.bytes_read += outcome.bytes;
       if (outcome.failure == kWhole) {
         state.place = kInSlot;
         ++counts_.reads;
-        counts_.bytes_read += outcome.bytes;
       } else {
         state.place = kInFile;
         state.unused = false;
         state.slot = -1;
         owners_[size_t(slot)] = -1;
-        fail(expert, outcome);
+        if (outcome.failure == kGivenUp)
+          counts_.wasted_bytes += outcome.bytes;
+        else
+          fail(expert, outcome);
       }
       changed_.notify_all();
     }
@@ -297,11 +294,10 @@ class ExpertStore {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<State> states_;                  // [experts]
-  std::vector<int64_t> owners_;                // [slots]: the expert in each slot; -1: none
-  std::vector<std::vector<int64_t>> guesses_;  // [layers]
-  std::vector<int64_t> wants_;                 // of the layer, not in a wave yet
-  std::vector<int64_t> guessed_;               // of the next layer
+  std::vector<State> states_;     // [experts]
+  std::vector<int64_t> owners_;   // [slots]: the expert in each slot; -1: none
+  std::vector<int64_t> wants_;    // of the layer, not in a wave yet
+  std::vector<int64_t> guessed_;  // of the layer that comes next
   std::vector<int64_t> wave_;
   bool in_order_ = false, stop_ = false;
   int64_t pass_ = 0;

@@ -29,7 +29,7 @@ struct Span {
   int64_t kind, layer, begin_ns, end_ns;
 };
 
-enum StreamFailure : int32_t { kWhole = 0, kReadError = 1, kEnds = 2, kAltered = 3, kWriteError = 4 };
+enum StreamFailure : int32_t { kWhole = 0, kReadError = 1, kEnds = 2, kAltered = 3, kWriteError = 4, kGivenUp = 5 };
 
 struct Outcome {
   StreamFailure failure = kWhole;

@@ -14,19 +14,20 @@ class ExpertReads(FrozenRecord):
 
     wanted: int  # experts that rows chose
     hits: int  # of these, already in memory
-    guessed_hits: int  # of the hits, read because the previous layer guessed them
-    guessable: int  # experts that were wanted after a guess
-    right: int  # of these, the guessed ones
-    guesses: int
+    guessed_hits: int  # of the hits, read because of a guess
+    guesses: int  # experts that were guessed at the beginning of their layer
+    right: int  # of these, those that rows then chose
     reads: int
     read_mb: float
-    unused_reads: int  # guessed experts that lost their place in memory before they were wanted
+    wasted_mb: float  # of `read_mb`, for guesses that proved wrong
     wait_ms: float  # in which the steps waited for experts
 
     @classmethod
     def of(cls, counts: ExpertCounts) -> Self:
         same = {name: getattr(counts, name) for name in cls.model_fields if name in ExpertCounts._fields}
-        return cls(**same, read_mb=counts.bytes_read / 1e6, wait_ms=counts.wait_ns / 1e6)
+        return cls(
+            **same, read_mb=counts.bytes_read / 1e6, wasted_mb=counts.wasted_bytes / 1e6, wait_ms=counts.wait_ns / 1e6
+        )
 
     @classmethod
     def sum_of(cls, reads: Iterable[ExpertReads]) -> ExpertReads | None:
@@ -37,6 +38,11 @@ class ExpertReads(FrozenRecord):
     @property
     def hit_rate(self) -> float:
         return self.hits / self.wanted if self.wanted else 0.0
+
+    @property
+    def needed_mb(self) -> float:
+        """MB of the experts that were read and then used."""
+        return self.read_mb - self.wasted_mb
 
     @property
     def accuracy(self) -> float | None:

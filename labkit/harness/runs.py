@@ -150,7 +150,7 @@ class Run(FrozenRecord):
             return None
         rate = float(np.mean(self.disk_gb_s))
         if self.experts is not None:  # the steps read different numbers of them
-            return self.experts.read_mb / rate / sum(self.decode_ms)
+            return self.experts.needed_mb / rate / sum(self.decode_ms)
         return streamed_mb / rate / self.per_token_ms
 
     @property

@@ -86,7 +86,7 @@ def test_waves_bring_what_is_wanted_with_the_bytes_of_the_file(
             asked += len(wanted)
         store.check()
     counts = store.counts
-    assert (counts.wanted, counts.guesses, counts.unused_reads) == (asked, 0, 0)
+    assert (counts.wanted, counts.guesses, counts.wasted_bytes) == (asked, 0, 0)
     if slots == LAYERS * EXPERTS:  # nothing is read twice
         assert counts.reads == len(
             {(layer, expert) for one in passes for layer, want in enumerate(one) for expert in want}

@@ -87,7 +87,8 @@ def test_counts_say_what_was_in_memory_and_what_was_read(tmp_path: Path) -> None
     assert counts.wanted == pytest.approx(sum(part.calls * sum(part.by_layer) for part in read))
     assert 0 < counts.hits < counts.wanted
     assert counts.guessed_hits <= counts.hits
-    assert counts.right <= counts.guessable <= counts.wanted
+    assert 0 < counts.right <= min(counts.guesses, counts.wanted)
+    assert counts.wasted_bytes < counts.bytes_read
     assert counts.bytes_read >= counts.reads * store.bytes_per_expert
     assert store.counts.hit_rate <= 1
     assert Stage.FETCH in {time.stage for time in engine.stage_times()}

@@ -41,8 +41,8 @@ def reads(batch: int) -> ReadByBatch:
 def in_memory(part: float) -> ExpertsInMemory:
     of, wanted = LAYERS * EXPERTS, 240
     hits = round(part * wanted)
-    reads = ExpertReads(wanted=wanted, hits=hits, guessed_hits=hits // 8, guessable=160, right=100, guesses=170,
-                        reads=wanted - hits, read_mb=1.5 * (wanted - hits), unused_reads=3, wait_ms=400.0)  # fmt: skip
+    reads = ExpertReads(wanted=wanted, hits=hits, guessed_hits=hits // 8, guesses=200, right=180,
+                        reads=wanted - hits, read_mb=1.5 * (wanted - hits), wasted_mb=9.0, wait_ms=400.0)  # fmt: skip
     return ExpertsInMemory(experts=round(part * of), of=of, step_ms=14 + 40 * (1 - part), wait_ms=40 * (1 - part),
                            read_mb=80 * (1 - part), reads=reads, disk_gb_s=2.5)  # fmt: skip
 
