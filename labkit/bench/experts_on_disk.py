@@ -150,8 +150,8 @@ def page(records: Sequence[Comparison]) -> str:
         verdict([(_router(record), check) for record in records for check in checks(record)]),
         markdown_table(TITLES, map(_row, records)),
         "Of the disk: the disk's time for the experts that were read and used / the time of the steps. Of disk and "
-        "memory: the disk's time and then the memory's time for all bytes of a step / the time of a step. Reading while "
-        "it computes brings a side above 100 %. A guess is what a layer's router chooses for the rows before attention.",
+        "memory: the same, with the memory's time for all bytes of a step after the disk's. A side that reads while it "
+        "computes can come above 100 %. A guess is what a layer's router chooses for the rows before attention.",
         f"- {LLAMA_CPP}: {records[0].baseline.impl}\n- {STREAMED}: {candidate.impl}",
         checks_table([check for record in records for check in checks(record)]),
         environment.origin,
