@@ -1,4 +1,4 @@
-"""The experts of all layers in a file, of which the most used ones stay in slots of memory."""
+"""The experts of all layers in a file. The most used ones stay in slots of memory."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ExpertCounts(NamedTuple):
     read_ns: int  # of both readers
     wasted_bytes: int  # of the bytes read, for guesses that proved wrong
     guesses: int  # experts that were guessed at the beginning of their layer
-    right: int  # of these, those that rows then chose
+    right: int  # guesses that rows then chose
     wait_ns: int  # in which steps waited for experts
 
     def since(self, before: ExpertCounts) -> ExpertCounts:

@@ -1,4 +1,4 @@
-// The experts of all layers in a file, of which the most used ones stay in slots of memory.
+// The experts of all layers in a file. The most used ones stay in slots of memory.
 //
 // A step passes the layers in order. In each it says which experts its rows chose (`want`) and takes them in waves
 // (`next_wave`): those in memory, then others as they arrive. The experts of a wave keep their slots until the next one
@@ -35,7 +35,7 @@ struct ExpertCounts {
   int64_t guessed_hits;  // of these, read because of a guess
   int64_t reads, bytes_read, read_ns;
   int64_t wasted_bytes;    // of these, for guesses that proved wrong
-  int64_t guesses, right;  // experts that were guessed, and those of them that were then wanted
+  int64_t guesses, right;  // experts that were guessed, and the right ones among them
   int64_t wait_ns;         // in which a step waited for experts
   int64_t direct;          // whether the page cache is bypassed
   int64_t failure, error_number, failed_layer, failed_expert;
@@ -109,9 +109,9 @@ class ExpertStore {
     changed_.notify_all();
   }
 
-  // Ends the wave before, and waits for experts of the layer that were not in a wave yet. Returns their number, 0 once
-  // there are none left, and puts those experts, by their numbers in the layer, to the beginning of `rest`, the experts
-  // that were not in a wave yet.
+  // Ends the wave before, and waits for experts of the layer that were in no wave yet. Returns the number of experts in
+  // the new wave; 0: the layer has had them all. rest: the experts that were in no wave yet, by their numbers in the
+  // layer; those of the new wave come first.
   int64_t next_wave(int64_t* rest) {
     std::unique_lock lock(mutex_);
     let_go(wave_);

@@ -159,8 +159,8 @@ def experts_in_memory_figure(study: ExpertsStudy) -> go.Figure | str:
     figure.add_scatter(x=[point.least_ms for point in points], y=names, mode="markers", name=least,
                        marker={"symbol": "line-ns-open", "size": 22, "color": LIMIT, "line_width": 3},
                        hovertemplate="%{y}<br>" + least + ": %{x:.3g} ms<extra></extra>")  # fmt: skip
-    guesses = [point.reads.accuracy for point in points if point.reads.accuracy is not None]
-    guessed = f"; {min(guesses):.0%} to {max(guesses):.0%} of the guesses were right" if guesses else ""
+    right = " to ".join(dict.fromkeys(f"{share:.0%}" for share in study.right_guesses))
+    guessed = f"; {right} of the guesses were right" if right else ""
     disk = f"a decode step of one sequence; hits: chosen experts that were in memory{guessed}"
     finish(figure, "Experts on the disk", in_lines(_subtitle(study), disk), 100 + 44 * len(points), left=left)
     return legend_below(figure, [*parts, least], left, axis=40)

@@ -16,7 +16,7 @@ class ExpertReads(FrozenRecord):
     hits: int  # of these, already in memory
     guessed_hits: int  # of the hits, read because of a guess
     guesses: int  # experts that were guessed at the beginning of their layer
-    right: int  # of these, those that rows then chose
+    right: int  # guesses that rows then chose
     reads: int
     read_mb: float
     wasted_mb: float  # of `read_mb`, for guesses that proved wrong

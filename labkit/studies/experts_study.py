@@ -123,6 +123,12 @@ class ExpertsStudy(Study, ResultRecord):
         return ExpertsShape(self.experts, self.of_a_row).read(rows)
 
     @property
+    def right_guesses(self) -> tuple[float, ...]:
+        """The least and the largest share of right guesses among the runs with experts on the disk; empty without any."""
+        shares = [point.reads.accuracy for point in self.on_disk if point.reads.accuracy is not None]
+        return (min(shares), max(shares)) if shares else ()
+
+    @property
     def busiest(self) -> list[float]:
         """Share of a layer's choices that goes to its busiest eighth of the experts, by layer."""
         counts = np.sort(np.asarray(self.counts), axis=1)[:, ::-1]
