@@ -124,7 +124,7 @@ class ExpertsStudy(Study, ResultRecord):
 
     @property
     def right_guesses(self) -> tuple[float, ...]:
-        """The least and the largest share of right guesses among the runs with experts on the disk; empty without any."""
+        """The least and the largest share of right guesses with experts on the disk; empty without any."""
         shares = [point.reads.accuracy for point in self.on_disk if point.reads.accuracy is not None]
         return (min(shares), max(shares)) if shares else ()
 
