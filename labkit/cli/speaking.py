@@ -21,7 +21,7 @@ System = Annotated[str | None, typer.Option(help="System prompt of a chat model.
 Temperature = Annotated[float, typer.Option(help="0: greedy; else sampling, from 0.000001 on.")]
 ResidentGb = Annotated[
     float | None,
-    typer.Option(help="GB of memory for weights; layers that do not fit are read from the disk for every token."),
+    typer.Option(help="GB of memory for weights; layers or experts that do not fit are read from the disk."),
 ]
 OffloadPath = Annotated[
     Path | None, typer.Option("--offload", help="Folder on the disk for offloaded layers. Default: labkit's cache.")
