@@ -131,9 +131,9 @@ ALL = (
         ExpertsBench,
         {
             "model": "tiny-moe", "dtype": "float32", "skew": 1.0, "batches": "1, 3", "prompt_tokens": 6,
-            "new_tokens": 5, "ranks": 2, "rounds": 2, "threads": 1,
+            "new_tokens": 5, "ranks": 2, "in_memory": "30", "rounds": 2, "threads": 1,
         },
-        figures=5,  # experts by layer, by token, what steps read, what the choice costs, a step of each rank
+        figures=6,  # experts by layer, by token, what steps read, the choice, a step of each rank, experts on the disk
         headline=r"^tiny-moe: a table against one-hot products, 512 rows: [\d.]+x \[.*2 epochs, fewer than",
         texts=("published, not measured here", "router skewed by 1"),
     ),
