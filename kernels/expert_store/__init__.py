@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 from ctypes import c_uint64
@@ -22,7 +20,7 @@ from ..build import INT, LONG, POINTER, fields
 from ..experts import ExpertMlps
 from ..layer_stream import descriptor_of
 from ..memory import reserved
-from ..slot_stream import ALTERED, ENDS, READ_ERROR
+from ..slot_stream import ALTERED, ENDS, READ_ERROR, closed, reason_of, require_opened
 from ..types import Linear
 
 __all__ = ["PARTS", "ExpertCounts", "ExpertStore", "ExpertsOfLayer", "StoredExpert"]
@@ -75,12 +73,12 @@ class ExpertCounts(NamedTuple):
     wait_ns: int  # in which steps waited for experts
 
     def since(self, before: ExpertCounts) -> ExpertCounts:
-        """The reads after those of `before`."""
+        """The counts from `before` until now."""
         return ExpertCounts(*(now - then for now, then in zip(self, before, strict=True)))
 
     @property
     def hit_rate(self) -> float:
-        """Part of the wanted experts that was already in memory; 0 before the first step."""
+        """Share of hits among the wanted experts; 0 before the first step."""
         return self.hits / self.wanted if self.wanted else 0.0
 
 
@@ -123,13 +121,8 @@ class ExpertStore:
             self.slot_bytes,
             slots,
         )
-        if not self.address:
-            os.close(descriptor)
-            raise RunError(
-                "experts could not be read from a file: the system has no memory or no thread left; close other "
-                "programs, or raise the limits that `ulimit -v` and `ulimit -u` show"
-            )
-        self.close = weakref.finalize(self, _closed, library, self.address, descriptor, memory)
+        require_opened(self.address, descriptor)
+        self.close = weakref.finalize(self, closed, library.labkit_expert_store_close, self.address, descriptor, memory)
 
     @staticmethod
     def slot_bytes_of(library: ctypes.CDLL, part_bytes: Sequence[int]) -> int:
@@ -187,8 +180,7 @@ class ExpertStore:
             return
         where = f"expert {counts.failed_expert} of layer {counts.failed_layer} in {self.path}"
         again = "copy the file again, or remove its folder so that it is made again"
-        number = int(counts.error_number)
-        reason = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
+        reason = reason_of(counts.error_number)
         raise RunError(
             {
                 READ_ERROR: f"{where} can't be read: {reason}; see whether the disk is whole, then try again",
@@ -227,10 +219,3 @@ class ExpertsOfLayer(NamedTuple):
 
     def _part(self, like: Tensor, expert: int, part: int) -> Tensor:
         return self.store.part(self.layer, expert, part).view(like.dtype).view(like.shape)
-
-
-def _closed(library: ctypes.CDLL, address: int, descriptor: int, memory: Tensor) -> None:
-    """Ends the threads, which use `memory` until then."""
-    library.labkit_expert_store_close(address)
-    os.close(descriptor)
-    del memory

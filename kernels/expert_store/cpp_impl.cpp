@@ -8,11 +8,8 @@ extern "C" {
 labkit::ExpertStore* labkit_expert_store_open(int32_t fd, const labkit::StoredExpert* experts, int64_t layers,
                                               int64_t per_layer, const int64_t* bytes, char* slots, int64_t slot_bytes,
                                               int64_t slot_count) {
-  try {
-    return new labkit::ExpertStore(fd, experts, layers, per_layer, bytes, slots, slot_bytes, slot_count);
-  } catch (const std::exception&) {
-    return nullptr;
-  }
+  return labkit::opened(
+      [&] { return new labkit::ExpertStore(fd, experts, layers, per_layer, bytes, slots, slot_bytes, slot_count); });
 }
 
 // Ends the threads. No step may use the store any more.

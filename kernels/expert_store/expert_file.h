@@ -45,7 +45,7 @@ class ExpertFile {
     return total;
   }
 
-  // Where a part of an expert begins in a slot.
+  // The offset in a slot at which a part of an expert begins.
   int64_t place_in_slot(int64_t number, int64_t part) const {
     int64_t at = 0;
     for (int64_t p = 0; p < part; ++p) at += room(bytes_[size_t(p)]);

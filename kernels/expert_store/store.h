@@ -111,7 +111,7 @@ class ExpertStore {
 
   // Ends the wave before, and waits for experts of the layer that were in no wave yet. Returns the number of experts in
   // the new wave; 0: the layer has had them all. rest: the experts that were in no wave yet, by their numbers in the
-  // layer; those of the new wave come first.
+  // layer. The new wave comes first.
   int64_t next_wave(int64_t* rest) {
     std::unique_lock lock(mutex_);
     let_go(wave_);

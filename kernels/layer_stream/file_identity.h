@@ -12,19 +12,18 @@ struct FileIdentity {
 
   explicit FileIdentity(int fd) {
     struct stat now{};
-    if (fstat(fd, &now) == 0)
-      *this =
-          FileIdentity(now.st_size, now.st_mtim.tv_sec, now.st_mtim.tv_nsec, now.st_ctim.tv_sec, now.st_ctim.tv_nsec);
+    if (fstat(fd, &now) != 0) return;
+    size = now.st_size;
+    modified_s = now.st_mtim.tv_sec;
+    modified_ns = now.st_mtim.tv_nsec;
+    changed_s = now.st_ctim.tv_sec;
+    changed_ns = now.st_ctim.tv_nsec;
   }
 
   bool operator==(const FileIdentity& other) const {
     return size == other.size && modified_s == other.modified_s && modified_ns == other.modified_ns &&
            changed_s == other.changed_s && changed_ns == other.changed_ns;
   }
-
- private:
-  FileIdentity(int64_t size, int64_t modified_s, int64_t modified_ns, int64_t changed_s, int64_t changed_ns)
-      : size(size), modified_s(modified_s), modified_ns(modified_ns), changed_s(changed_s), changed_ns(changed_ns) {}
 };
 
 }  // namespace labkit

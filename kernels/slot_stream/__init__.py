@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
@@ -20,7 +20,7 @@ from ..build import LONG, POINTER, fields
 from ..memory import reserved
 from ..other_ranks import UnexplainedError
 
-__all__ = ["PAGE", "SlotStream", "StreamSpan", "awaited", "require_whole"]
+__all__ = ["PAGE", "SlotStream", "StreamSpan", "awaited", "closed", "reason_of", "require_opened", "require_whole"]
 
 PAGE = 4096  # reads begin and end at multiples of it
 MOST_SPANS = 1 << 16
@@ -87,14 +87,11 @@ class SlotStream:
         """Keeps the stream's address, and closes the stream with this object. descriptor: of the file; it is closed
         after the threads have ended. Raises RunError if there is no stream.
         """
-        if not address:
-            os.close(descriptor)
-            raise RunError(
-                "a stream from a file could not start: the system has no memory or no thread left; close other "
-                "programs, or raise the limits that `ulimit -v` and `ulimit -u` show"
-            )
+        require_opened(address, descriptor)
         self.address = address
-        self.close = weakref.finalize(self, _closed, self._library, address, descriptor, self.all_slots)
+        self.close = weakref.finalize(
+            self, closed, self._library.labkit_stream_close, address, descriptor, self.all_slots
+        )
 
     def memory(self, turn: int) -> Tensor:
         """uint8 [slot_bytes]: the slot of a turn."""
@@ -154,8 +151,7 @@ class SlotStream:
         """Raises RunError if the pass has failed: its results are invalid."""
         state = self._state()
         if state.failure:
-            number = int(state.error_number)
-            reason = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
+            reason = reason_of(state.error_number)
             raise RunError(self._failure_message(state.failure, state.failed_layer, state.failed_offset, reason))
 
     def _failure_message(self, failure: int, layer: int, offset: int, reason: str) -> str:
@@ -219,8 +215,24 @@ def require_whole(streams: Iterable[Checked], failed: bool) -> None:
     raise UnexplainedError("another rank could not read its layers; its message says why: try again once it can")
 
 
-def _closed(library: ctypes.CDLL, address: int, descriptor: int, memory: Tensor) -> None:
-    """Ends the threads, which use `memory` until then."""
-    library.labkit_stream_close(address)
+def reason_of(error_number: int) -> str:
+    """An error of the system in words, with its name."""
+    return f"{os.strerror(error_number)} ({errno.errorcode.get(error_number, error_number)})"
+
+
+def require_opened(address: int, descriptor: int) -> None:
+    """Closes the descriptor and raises RunError if there is nothing at the address that C++ returned."""
+    if address:
+        return
+    os.close(descriptor)
+    raise RunError(
+        "a stream from a file could not start: the system has no memory or no thread left; close other "
+        "programs, or raise the limits that `ulimit -v` and `ulimit -u` show"
+    )
+
+
+def closed(close: Callable[[int], object], address: int, descriptor: int, memory: Tensor) -> None:
+    """Ends the threads of a stream, which use `memory` until then. close: the function of C++."""
+    close(address)
     os.close(descriptor)
     del memory

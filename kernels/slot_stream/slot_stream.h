@@ -223,7 +223,7 @@ class SlotStream {
 
 // What make() returns, or null without memory or a thread: no exception passes through C.
 template <class Make>
-SlotStream* opened(Make&& make) {
+auto opened(Make&& make) -> decltype(make()) {
   try {
     return make();
   } catch (const std::exception&) {
