@@ -9,7 +9,7 @@ namespace labkit {
 struct bf16;  // simd.h
 
 enum NormKind : int32_t { kNoNorm = 0, kLayerNorm = 1, kRmsNorm = 2 };
-enum ActivationKind : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3, kReluSquared = 4 };
+enum ActivationKind : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3, kReluSquared = 4, kClampedSwiglu = 5 };
 
 struct Norm {
   int32_t kind;
@@ -77,6 +77,7 @@ struct AttentionParams {
   int32_t causal;       // 0: every token sees its whole sequence
   const float* slopes;  // [query heads]; null: no ALiBi
   float cap;            // a score s becomes cap * tanh(s / cap); 0: no cap
+  const float* sinks;   // [query heads]: a score that takes part in the softmax and has no value; null: none
 };
 
 struct MlpWeights {

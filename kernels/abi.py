@@ -53,7 +53,9 @@ class CQkvWeights(ctypes.Structure):
 
 @mirrors("AttentionParams")
 class CAttentionParams(ctypes.Structure):
-    _fields_ = fields((c_float, "scale"), (INT, "window causal"), (POINTER, "slopes"), (c_float, "cap"))
+    _fields_ = fields(
+        (c_float, "scale"), (INT, "window causal"), (POINTER, "slopes"), (c_float, "cap"), (POINTER, "sinks")
+    )
 
 
 @mirrors("MlpWeights")

@@ -327,7 +327,8 @@ def _attention(name: str, params: AttentionParams, call: ArgumentCheck) -> None:
     flag(f"{name}.causal", params.causal, call)
     if params.window is not None:
         call.number(f"{name}.window", params.window, 1)
-    maybe(floats("query"))(f"{name}.slopes", params.slopes, call)
+    for vector in ("slopes", "sinks"):
+        maybe(floats("query"))(f"{name}.{vector}", getattr(params, vector), call)
     if params.slopes is not None and call.rows is not None and call.rows.key_positions is None:
         raise UserError("got slopes and no key_positions; ALiBi needs the position of each slot's token in `rows`")
 

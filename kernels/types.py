@@ -21,13 +21,16 @@ from .build import same_in_cpp
 from .codes import unpack_words
 
 NORM_KINDS = ("none", "layer", "rms")
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "relu_squared")
+PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "relu_squared")
+ACTIVATIONS = (*PLAIN_ACTIVATIONS, "clamped_swiglu")  # the last one is of a gated MLP
 MOST_REAL = torch.finfo(torch.float32).max
 HEAD_DIM_LIMITS = {"cpp": 512, "reference": 512, "triton": 256}
 HEAD_DIM_MULTIPLE = 16
 same_in_cpp({"kMostDim": HEAD_DIM_LIMITS["cpp"]})
 same_in_cpp(dict(zip(("kNoNorm", "kLayerNorm", "kRmsNorm"), range(len(NORM_KINDS)), strict=True)))
-same_in_cpp(dict(zip(("kGelu", "kGeluTanh", "kRelu", "kSilu", "kReluSquared"), range(len(ACTIVATIONS)), strict=True)))
+SWIGLU_SLOPE, SWIGLU_LIMIT = 1.702, 7.0  # of "clamped_swiglu", see `MlpWeights`
+KINDS_IN_CPP = ("kGelu", "kGeluTanh", "kRelu", "kSilu", "kReluSquared", "kClampedSwiglu")
+same_in_cpp(dict(zip(KINDS_IN_CPP, range(len(ACTIVATIONS)), strict=True)))
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -290,6 +293,9 @@ class AttentionParams:
 
     cap: a score s = scale q k^T becomes cap * tanh(s / cap); None: no cap. Unless `causal`, a token sees later tokens
     too. A window then raises ValueError, because it ends at the token's slot.
+
+    sinks: float32 [Hq], a score of each head that takes part in the softmax and has no value; None: no such score. It
+    is neither scaled nor capped, and no mask hides it.
     """
 
     scale: float
@@ -297,6 +303,7 @@ class AttentionParams:
     slopes: Tensor | None = None
     causal: bool = True
     cap: float | None = None
+    sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
@@ -309,12 +316,16 @@ class AttentionParams:
 
     @cached_property
     def c(self) -> CAttentionParams:
-        return CAttentionParams(self.scale, self.window or 0, self.causal, pointer(self.slopes), self.cap or 0.0)
+        vectors = pointer(self.slopes), self.cap or 0.0, pointer(self.sinks)
+        return CAttentionParams(self.scale, self.window or 0, self.causal, *vectors)
 
 
 @dataclass(frozen=True)
 class MlpWeights:
     """Region 3: norm, first MLP matrix, activation. gated: activation(gate) * up, from one interleaved matrix.
+
+    The activation "clamped_swiglu" of a gated MLP is that of GPT-OSS: gate * sigmoid(1.702 * gate) * (up + 1), where
+    gate is at most 7, and up is between -7 and 7.
 
     addend_norm: norm of the attention's output, before it is added to the residual.
     """

@@ -43,6 +43,8 @@ struct AttentionCall {
     return sight;
   }
 
+  float sink(int64_t head) const { return params.sinks ? params.sinks[head] : -INFINITY; }
+
   SlotFacts facts(int64_t b) const {
     return {rows.visible ? rows.visible + b * rows.visible_stride : nullptr,
             rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr};
@@ -148,8 +150,9 @@ void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* m
   const PartialContexts of_own(memory + common.bytes(int(dim)), own.parts, own.most(), int(dim));
   float* const rows = scratch.scores.get<float>(size_t(2 * kMostQueries * dim));
   float* const context = rows + kMostQueries * dim;
-  const auto give = [&](int64_t tile, int64_t r, const float* out) {
+  const auto give = [&](int64_t tile, int64_t r, const Softmax& sums, float* out) {
     const auto [b, token, head] = own.place(tile, r);
+    sums.divide(out, dim, call.sink(head));
     call.give(b, token, head, out);
   };
 
@@ -162,10 +165,7 @@ void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* m
     Softmax sums[kMostQueries];
     attend_tile<T>(call, of, tile, part, among, rows, sums, context);
     if (tiles.merges()) return (is_common ? of_common : of_own).keep(tile, part, of.count(tile), sums, context);
-    for (int64_t r = 0; r < of.count(tile); ++r) {
-      sums[r].divide(context + r * dim, dim);
-      give(tile, r, context + r * dim);
-    }
+    for (int64_t r = 0; r < of.count(tile); ++r) give(tile, r, sums[r], context + r * dim);
   });
   team.barrier();
   if (!tiles.merges()) return;
@@ -178,8 +178,7 @@ void attend_cached(Team& team, int thread, const AttentionCall<X>& call, char* m
       std::memset(context, 0, size_t(dim) * sizeof(float));
       if (common.tiles) of_common.add(shared_tile, shared_row, all, context);
       of_own.add(tile, r, all, context);
-      all.divide(context, dim);
-      give(tile, r, context);
+      give(tile, r, all, context);
     }
   });
   team.barrier();
@@ -207,7 +206,7 @@ void attend_prompt(Team& team, int thread, const AttentionCall<X>& call, ThreadS
     }
     queries.attend(count, packed, head, call.params, call.facts(b));
     for (int64_t r = 0; r < count; ++r) {
-      queries.context(r, out);
+      queries.context(r, call.sink(query_head), out);
       call.give(b, first + r, query_head, out);
     }
   });

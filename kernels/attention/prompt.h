@@ -114,11 +114,11 @@ class PromptQueries {
       add(count, packed, head, params, facts, begin, seen.end - begin < kPromptSlots ? seen.end - begin : kPromptSlots);
   }
 
-  // out[dim] of a query, after `attend`.
-  void context(int64_t r, float* out) const {
+  // out[dim] of a query, after `attend`. sink: see Softmax::divide.
+  void context(int64_t r, float sink, float* out) const {
     for (int64_t d = 0; d < dim_; d += kWidth)
       store(out + d, load(context_ + d / kBlock * rows_ * kBlock + r * kBlock + d % kBlock));
-    sums_[r].divide(out, dim_);
+    sums_[r].divide(out, dim_, sink);
   }
 
  private:

@@ -28,11 +28,16 @@ def attention(
         scores = soft_capped(scores, params.cap)
     if params.slopes is not None and rows.key_positions is not None:
         scores = scores + params.slopes.view(1, -1, 1, 1) * rows.key_positions[:, None, None, :total]
-    if all_seen:
-        probabilities = scores.softmax(dim=-1)
+    hidden = None if all_seen else ~seen(rows, cache.past, params.window, causal=params.causal)[:, None]
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
+    if params.sinks is not None:
+        sinks = params.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        probabilities = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
     else:
-        hidden = ~seen(rows, cache.past, params.window, causal=params.causal)[:, None]
-        probabilities = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).masked_fill(hidden, 0.0)
+        probabilities = scores.softmax(dim=-1)
+    if hidden is not None:
+        probabilities = probabilities.masked_fill(hidden, 0.0)
     return (probabilities @ v).transpose(1, 2).reshape(len(queries), -1).contiguous()
 
 

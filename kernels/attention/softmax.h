@@ -66,9 +66,15 @@ struct Softmax {
     return factor;
   }
 
-  // Divides the weighted values, out[dim]; zeros for a query that sees no slot (padding).
-  void divide(float* out, int64_t dim) const {
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+  // Divides the weighted values, out[dim], by the sum with the score `sink` in it; zeros for a query that sees no slot
+  // (padding).
+  void divide(float* out, int64_t dim, float sink) const {
+    float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    if (sink != -INFINITY && total != 0.0f) {
+      const float most = sink > top ? sink : top;
+      const float own = exp(broadcast(top - most))[0];
+      inverse = own / (total * own + exp(broadcast(sink - most))[0]);
+    }
     for (int64_t d = 0; d < dim; d += kWidth) store(out + d, load(out + d) * inverse);
   }
 

@@ -64,12 +64,27 @@ def softmax_step(scores, largest, total):
 
 
 @triton.jit
+def divided(acc, largest, total, sink, SINKS: tl.constexpr):
+    """Weighted values acc [rows, DB] divided by their sums, in which the score `sink` takes part; zeros for a row that
+    sees no slot.
+    """
+    if SINKS:
+        most = tl.maximum(largest, sink)
+        own = tl.exp(largest - most)
+        acc = acc * own[:, None]
+        total = tl.where(total == 0.0, 0.0, total * own + tl.exp(sink - most))
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
 def _attend_one(
     context_ptr, partial_ptr, sums_ptr, arrived_ptr, queries_ptr, keys_ptr, values_ptr,
-    key_scales_ptr, value_scales_ptr, C, scale, slopes_ptr, first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
+    key_scales_ptr, value_scales_ptr, C, scale, slopes_ptr, sinks_ptr, first_ptr, past_ptr, visible_ptr,
+    key_positions_ptr, stride,
     HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr, SCALED: tl.constexpr,
-    SPLITS: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, HOLES: tl.constexpr,
+    SCALED: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One new token per sequence. Program (split, KV head, sequence) takes a share of the slots, for the G query heads
     of a KV head, which read the same keys and values.
@@ -98,6 +113,9 @@ def _attend_one(
     slope = tl.zeros((GP,), tl.float32)
     if ALIBI:
         slope += tl.load(slopes_ptr + head, mask=g < G, other=0.0)
+    sink = tl.zeros((GP,), tl.float32)
+    if SINKS:
+        sink += tl.load(sinks_ptr + head, mask=g < G, other=0.0)
     slots = (b * HKV + kv_head).to(tl.int64) * C
     largest = tl.full((GP,), float("-inf"), tl.float32)
     total = tl.zeros((GP,), tl.float32)
@@ -129,8 +147,7 @@ def _attend_one(
     if GP == 1:
         acc = tl.sum(acc, axis=0)[None, :]
     if SPLITS == 1:
-        safe = tl.where(total == 0.0, 1.0, total)
-        tl.store(context_ptr + of_head, acc / safe[:, None], mask=head_mask)
+        tl.store(context_ptr + of_head, divided(acc, largest, total, sink, SINKS), mask=head_mask)
     else:
         part = (b * (HKV * G) + head) * SPLITS
         tl.store(partial_ptr + (part + split)[:, None] * D + d[None, :], acc, mask=head_mask)
@@ -163,18 +180,17 @@ def _attend_one(
                     weight = tl.sum(tl.where(shares[None, :] == s, weights, 0.0), axis=1)
                     at = partial_ptr + (part + s)[:, None] * D + d[None, :]
                     out += weight[:, None] * tl.load(at, mask=head_mask, other=0.0, cache_modifier=".cg")
-            safe = tl.where(total == 0.0, 1.0, total)
-            tl.store(context_ptr + of_head, out / safe[:, None], mask=head_mask)
+            tl.store(context_ptr + of_head, divided(out, largest, total, sink, SINKS), mask=head_mask)
             tl.store(arrived_ptr + b * HKV + kv_head, 0)  # for the next layer
 
 
 @triton.jit
 def _attend_many(
     context_ptr, queries_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, T, C, scale, slopes_ptr,
-    first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
+    sinks_ptr, first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
-    SCALED: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    HOLES: tl.constexpr, SCALED: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Several new tokens per sequence: program (BQ of the tokens, query head, sequence) walks over the slots.
 
@@ -199,6 +215,9 @@ def _attend_many(
     slope = tl.zeros((BQ,), tl.float32)
     if ALIBI:
         slope += tl.load(slopes_ptr + head)
+    sink = tl.zeros((BQ,), tl.float32)
+    if SINKS:
+        sink += tl.load(sinks_ptr + head)
     slots = (b * HKV + head // G).to(tl.int64) * C
     largest = tl.full((BQ,), float("-inf"), tl.float32)
     total = tl.zeros((BQ,), tl.float32)
@@ -222,8 +241,7 @@ def _attend_many(
         p, correction, largest, total = softmax_step(scores, largest, total)
         p = times_scales(p, value_scales_ptr + slots, j, live, SCALED)
         acc = tl.dot(p.to(DOT), v.to(DOT), acc * correction[:, None], input_precision="ieee")
-    safe = tl.where(total == 0.0, 1.0, total)
-    tl.store(context_ptr + at, acc / safe[:, None], mask=mask)
+    tl.store(context_ptr + at, divided(acc, largest, total, sink, SINKS), mask=mask)
 
 
 @dataclass(frozen=True)
@@ -269,6 +287,7 @@ def attention(
         "C": cache.keys.shape[2],
         "scale": params.scale,
         "slopes_ptr": optional(params.slopes, queries),
+        "sinks_ptr": optional(params.sinks, queries),
         "first_ptr": rows.first,
         "past_ptr": cache.past_on_device,
         "visible_ptr": optional(rows.visible, queries),
@@ -282,6 +301,7 @@ def attention(
         "WINDOW": params.window or 0,
         "CAP": params.cap or 0.0,
         "ALIBI": alibi,
+        "SINKS": params.sinks is not None,
         "HOLES": rows.visible is not None,
         "SCALED": cache.key_scales is not None,
         "DOT": dot_type(cache.keys.dtype),

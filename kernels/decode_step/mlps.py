@@ -120,9 +120,11 @@ class MixtureMlp:
 
 def _parts(stack: Linear, count: int) -> list[Linear]:
     """The matrices of a stack. Their tensors are views of its own."""
+    none = [None] * count
     weights = stack.weight.chunk(count)
-    scales = [None] * count if stack.scales is None else stack.scales.chunk(count)
+    scales = none if stack.scales is None else stack.scales.chunk(count)
+    biases = none if stack.bias is None else stack.bias.chunk(count)
     return [
-        replace(stack, weight=weight, scales=scale, outputs=stack.outputs // count)
-        for weight, scale in zip(weights, scales, strict=True)
+        replace(stack, weight=weight, scales=scale, bias=bias, outputs=stack.outputs // count)
+        for weight, scale, bias in zip(weights, scales, biases, strict=True)
     ]

@@ -7,6 +7,8 @@
 
 namespace labkit {
 
+constexpr float kSwigluSlope = 1.702f, kSwigluLimit = 7.0f;
+
 inline vf activate(int32_t kind, vf x) {
   switch (kind) {
     case kGelu:
@@ -21,6 +23,15 @@ inline vf activate(int32_t kind, vf x) {
     default:
       return x > 0.0f ? x : (x != x ? x : vf{});
   }
+}
+
+// The product of a gated MLP. kClampedSwiglu is GPT-OSS'; a NaN stays one.
+inline vf gated_product(int32_t kind, vf gate, vf up) {
+  if (kind != kClampedSwiglu) return activate(kind, gate) * up;
+  const vf most = broadcast(kSwigluLimit), least = -most;
+  gate = gate > most ? most : gate;
+  up = up > most ? most : up < least ? least : up;
+  return gate / (1.0f + exp(-kSwigluSlope * gate)) * (up + 1.0f);
 }
 
 inline void silu(float* x, int64_t n) {
@@ -42,7 +53,7 @@ void mlp_part(Deal&& deal, const MlpWeights& weights, const Activation<T>* x, in
         for (int i = 0; i < kBlock; ++i) row[i] += up.bias[block * kBlock + i];
       if (weights.gated) {
         for (int i = 0; i < kBlock / 2; i += kWidth)
-          store(row + i, activate(weights.activation, load(row + i)) * load(row + kBlock / 2 + i));
+          store(row + i, gated_product(weights.activation, load(row + i), load(row + kBlock / 2 + i)));
       } else {
         for (int i = 0; i < kBlock; i += kWidth) store(row + i, activate(weights.activation, load(row + i)));
       }

@@ -4,7 +4,7 @@ from labkit.system.errors import UserError
 from labkit.system.rounding import BLOCK
 
 from ..checks import ArgumentCheck, flag, linear, norm, record
-from ..types import ACTIVATIONS, Linear, MlpWeights
+from ..types import ACTIVATIONS, PLAIN_ACTIVATIONS, Linear, MlpWeights
 
 
 def _mlp(name: str, weights: MlpWeights, call: ArgumentCheck) -> None:
@@ -14,6 +14,8 @@ def _mlp(name: str, weights: MlpWeights, call: ArgumentCheck) -> None:
     norm(f"{name}.addend_norm", weights.addend_norm, call)
     call.one_of(f"{name}.activation", weights.activation, ACTIVATIONS)
     flag(f"{name}.gated", weights.gated, call)
+    if not weights.gated:
+        call.one_of(f"{name}.activation of an MLP without a gate", weights.activation, PLAIN_ACTIVATIONS)
     block = BLOCK if call.impl == "cpp" else 2
     call.sizes |= {"act": up.outputs // (2 if weights.gated else 1), "act padding": block // 2 if weights.gated else 1}
     if weights.gated and up.outputs % block:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..plain import linear, normalise
-from ..types import Linear, MlpWeights
+from ..types import SWIGLU_LIMIT, SWIGLU_SLOPE, Linear, MlpWeights
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -31,13 +31,20 @@ def mlp_gemm(
         hidden = hidden + normalise(weights.addend_norm, addend)
     normed = normalise(weights.norm, hidden)
     wide = multiply(normed, weights.up)
-    activation = ACTIVATION[weights.activation]
-    if weights.gated:
-        gate, up = wide.chunk(2, dim=-1)
-        act = activation(gate) * up
-    else:
-        act = activation(wide)
+    act = (
+        gated_product(weights.activation, *wide.chunk(2, dim=-1))
+        if weights.gated
+        else ACTIVATION[weights.activation](wide)
+    )
     return act, normed if residual_from_norm else hidden
+
+
+def gated_product(activation: str, gate: Tensor, up: Tensor) -> Tensor:
+    """activation(gate) * up, or the clamped product of GPT-OSS."""
+    if activation != "clamped_swiglu":
+        return ACTIVATION[activation](gate) * up
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * (SWIGLU_SLOPE * gate).sigmoid() * (up + 1)
 
 
 def mlp(hidden: Tensor, weights: MlpWeights, down: Linear) -> Tensor:

@@ -36,6 +36,17 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def gated_product(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up, or the clamped product of GPT-OSS. NaN stays NaN."""
+    if ACTIVATION == "clamped_swiglu":
+        gate = tl.where(gate > 7.0, 7.0, gate)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
+        return gate * tl.sigmoid(1.702 * gate) * (up + 1.0)
+    else:
+        return activated(gate, ACTIVATION) * up
+
+
+@triton.jit
 def mlp_gemm_kernel(
     begin, act_ptr, residual_ptr, M, N, eps,
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
@@ -63,7 +74,7 @@ def mlp_gemm_kernel(
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
     if GATED:
         gate, up = tl.split(tl.permute(tl.reshape(y, (BN // 2, 2, MP)), (0, 2, 1)))
-        act = activated(gate, ACTIVATION) * up
+        act = gated_product(gate, up, ACTIVATION)
     else:
         act = activated(y, ACTIVATION)
     tl.store(act_ptr + m[None, :] * N + n[:, None], act, mask=(n < N)[:, None] & (m < M)[None, :])
@@ -83,12 +94,13 @@ def _activate(
     first = tl.load(wide_ptr + column, mask=inside).to(tl.float32)
     if BIAS:
         first += tl.load(bias_ptr + column, mask=inside)
-    act = activated(first, ACTIVATION)
     if GATED:
         up = tl.load(wide_ptr + N + column, mask=inside).to(tl.float32)
         if BIAS:
             up += tl.load(bias_ptr + N + column, mask=inside)
-        act *= up
+        act = gated_product(first, up, ACTIVATION)
+    else:
+        act = activated(first, ACTIVATION)
     tl.store(act_ptr + row * N + column, act, mask=inside)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 NORMS = ("layer", "rms")
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "relu_squared")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "relu_squared", "clamped_swiglu")  # see `MlpWeights`
 POSITIONS = ("learned", "rotary", "alibi")
 PER_LAYER = ("attention_scales", "windows", "rotary_tables")
 KV_SCALE_BYTES = 2  # float16: one scale for a head's keys and one for its values, per position of an int8 cache
@@ -111,7 +111,7 @@ class ModelConfig:
     rotary_tables: tuple[int, ...] = ()  # per layer: 0 for `rotary`, 1 for the first of the others, …; empty: all 0
     attention_scales: tuple[float, ...]  # per layer, multiplies q·k
     windows: tuple[int | None, ...]  # per layer: the query at i sees the keys i - window < j <= i; None: all j <= i
-    biases: frozenset[str] = frozenset()  # of "qkv", "attn_out", "ff1", "ff2", "head"
+    biases: frozenset[str] = frozenset()  # of "qkv", "attn_out", "router", "ff1", "ff2", "head"
     parallel_residual: bool = False  # h + attn(norm1(h)) + mlp(norm2(h))
     shared_norm: bool = False  # norm2 is norm1 (GPT-J)
     input_norms: bool = True  # False: no norm1 and norm2, as in OLMo 2, which has output_norms alone
@@ -128,6 +128,7 @@ class ModelConfig:
     norm_bias: bool = True  # of layer norms (Cohere: none)
     residual_scale: float = 1.0  # h += residual_scale * attn(norm1(h)), and so the MLP (Granite)
     embedding_scale: float = 1.0  # multiplies the rows of the embedding, rounded to its type (Gemma)
+    attention_sinks: bool = False  # each head has a score that takes part in the softmax without a value (GPT-OSS)
     attention_cap: float | None = None  # a score s becomes cap * tanh(s / cap) before the mask (Gemma 2)
     logit_cap: float | None = None  # the same for a logit
     logit_scale: float = 1.0  # multiplies the logits (Cohere, Granite)
@@ -157,8 +158,8 @@ class ModelConfig:
             raise UserError("an embedding_norm needs an embedding of the hidden size")
         if self.experts and (self.parallel_residual or self.residual_from_norm or not self.pre_norm):
             raise UserError("experts need a sequential layer whose residual is not normed")
-        if self.experts and self.biases & {"ff1", "ff2"}:
-            raise UserError("experts with biases are not supported; expected none of 'ff1' and 'ff2'")
+        if self.activation == "clamped_swiglu" and not self.gated:
+            raise UserError("the activation 'clamped_swiglu' is one of gated MLPs; expected gated = True")
         if not self.input_norms and not (self.output_norms and self.norm == "rms"):
             raise UserError("layers without input_norms need output_norms of kind 'rms'")
         for per_layer in PER_LAYER:
@@ -205,6 +206,8 @@ class ModelConfig:
         if self.qk_norm:
             of_query, of_key = (query, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
             shapes |= {"q_norm.weight": (of_query,), "k_norm.weight": (of_key,)}
+        if self.attention_sinks:
+            shapes |= {"sinks.weight": (self.num_heads,)}
         shapes |= self._linear_shapes("attn_out", hidden, query)
         if self.output_norms:
             shapes |= self._norm_shapes("attn_out_norm") | self._norm_shapes("mlp_out_norm")
@@ -214,9 +217,10 @@ class ModelConfig:
         if experts is None:
             shapes |= self._linear_shapes("ff1", wide * inner, hidden)
             return shapes | self._linear_shapes("ff2", hidden, inner)
-        shapes |= {"router.weight": (experts.count, hidden)}
         own = len(experts.own)
-        shapes |= {"ff1.weight": (own * wide * inner, hidden), "ff2.weight": (own * hidden, inner)}
+        shapes |= self._linear_shapes("router", experts.count, hidden)
+        shapes |= self._linear_shapes("ff1", own * wide * inner, hidden)
+        shapes |= self._linear_shapes("ff2", own * hidden, inner)
         if experts.shared:
             shared = experts.shared
             shapes |= {"shared_ff1.weight": (wide * shared, hidden), "shared_ff2.weight": (hidden, shared)}

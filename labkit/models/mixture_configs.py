@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
+from labkit.kernels.types import SWIGLU_LIMIT, SWIGLU_SLOPE
 from labkit.models.config import ExpertsSpec
 from labkit.models.hf_config import Fields, layer_windows, llama_like
 
@@ -69,6 +70,27 @@ def read_granitemoe(hf: PretrainedConfig) -> Fields:
         logit_scale=1 / hf.logits_scaling,
         experts=ExpertsSpec(hf.num_local_experts, hf.num_experts_per_tok, renormalised=True),
     )
+
+
+def computes_gpt_oss(hf: PretrainedConfig) -> bool:
+    """Whether `read_gpt_oss` describes the model: the kernels have the published numbers of its activation."""
+    numbers = (getattr(hf, "swiglu_alpha", SWIGLU_SLOPE), getattr(hf, "swiglu_limit", SWIGLU_LIMIT))
+    return numbers == (SWIGLU_SLOPE, SWIGLU_LIMIT) and has_experts_everywhere(hf)
+
+
+def read_gpt_oss(hf: PretrainedConfig) -> Fields:
+    """GPT-OSS: attention sinks, a router and experts with biases, and a clamped activation of its own. The softmax over
+    the chosen logits is that over all of them, renormalised.
+    """
+    attention = {"qkv", "attn_out"} if hf.attention_bias else set()
+    fields = llama_like(
+        hf,
+        windows=layer_windows(hf),
+        biases=frozenset(attention | {"router", "ff1", "ff2"}),
+        attention_sinks=True,
+        experts=ExpertsSpec(hf.num_local_experts, hf.num_experts_per_tok, renormalised=True),
+    )
+    return fields | {"activation": "clamped_swiglu"}
 
 
 def _qwen_moe(hf: PretrainedConfig, **fields: object) -> Fields:

@@ -27,7 +27,9 @@ from labkit.models.hf_config import (
     read_qwen3,
 )
 from labkit.models.mixture_configs import (
+    computes_gpt_oss,
     has_experts_everywhere,
+    read_gpt_oss,
     read_granitemoe,
     read_mixtral,
     read_olmoe,
@@ -196,6 +198,21 @@ MIXTRAL = replace(
     experts=replace(EXPERTS_OF_QWEN, apart=(("mlp.experts.{}.w1", "mlp.experts.{}.w3"), "mlp.experts.{}.w2")),
     renamed_in_layer=(("block_sparse_moe.", "mlp."),),
 )
+GPT_OSS = replace(
+    MIXTRAL,
+    architecture="GptOssForCausalLM",
+    model_type="gpt_oss",
+    read=read_gpt_oss,
+    router="mlp.router",
+    sinks="self_attn.sinks",
+    experts=ExpertNames(
+        stacks=EXPERTS_OF_QWEN.stacks,
+        apart=((), "mlp.experts.{}"),  # no checkpoint has them
+        alternating=True,
+    ),
+    renamed_in_layer=(),
+    covers=computes_gpt_oss,
+)
 GRANITE_MOE = replace(
     MIXTRAL,
     architecture="GraniteMoeForCausalLM",
@@ -219,7 +236,7 @@ POLICIES: dict[str, Policy] = {
     policy.architecture: policy
     for policy in (
         *(GPT2, GPTJ, GPT_NEO, GPT_NEOX, BLOOM, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2),
-        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE),
+        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GPT_OSS),
     )
 }
 

@@ -63,6 +63,7 @@ class Policy:
     head: str = "lm_head"
     q_norm: str | None = None
     k_norm: str | None = None
+    sinks: str = ""  # the tensor of attention sinks
     attn_out_norm: str | None = None
     mlp_out_norm: str | None = None
     router: str | None = None
@@ -164,7 +165,7 @@ class Policy:
 
     def in_gguf(self, config: ModelConfig) -> Policy:
         """This row, with the names of experts in a GGUF file."""
-        return self.as_stored(config, [f"{self.layers}.0.{GATE_APART[1]}"])
+        return self.as_stored(config, [f"{self.layers}.0.{GATE_APART[1]}.weight"])
 
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
         """Raises UserError naming the tensors that a checkpoint's `names` lack, or that the model does not have."""
@@ -239,7 +240,9 @@ class Policy:
         role, kind = canonical.split(".")
         layer = "" if index is None else f"{self.layers}.{index}."
         if experts := self._experts_of(role):
-            return tuple(f"{layer}{name}" for name in experts.of(role))
+            return tuple(f"{layer}{name}" for name in experts.of(role, kind))
+        if role == "sinks":
+            return (f"{layer}{self.sinks}",)
         return tuple(f"{layer}{module}.{kind}" for module in self.modules("tokens" if role == "embed" else role))
 
     def modules(self, role: str) -> tuple[str, ...]:
@@ -277,7 +280,7 @@ class Policy:
         """The shard's part of each stored tensor of a canonical weight, in the layout of that tensor."""
         cut, config, (role, kind) = shard.cut(name), shard.config, name.split(".")
         if experts := self._experts_of(role):
-            return experts.cuts(shard, role, parts)
+            return experts.cuts(shard, role, kind, parts)
         if cut is None:
             return [None] * parts
         if role == "qkv" and parts == 3:

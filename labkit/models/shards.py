@@ -148,6 +148,8 @@ class Shard:
             keys, values = config.num_heads, config.num_heads + config.num_kv_heads
             heads = (*self.query, *(keys + head for head in self.kv), *(values + head for head in self.kv))
             return self.of_heads(heads, values + config.num_kv_heads)
+        if role == "sinks":
+            return Cut(0, ((self.query.start, self.query.stop),), config.num_heads)
         experts = config.experts
         if role in ("ff1", "ff2") and len(self.inner) == config.intermediate_size:
             return None  # whole matrices, of this rank's experts

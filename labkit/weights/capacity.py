@@ -62,14 +62,14 @@ def _cut(spec: WeightSpec) -> WeightSpec:
 def _bytes(spec: WeightSpec, shapes: Mapping[str, tuple[int, ...]]) -> int:
     local, total = spec.part, 0
     for name, shape in shapes.items():
+        experts = local.config.experts
+        parts = len(local.experts) if experts and name.split(".")[0] in ("ff1", "ff2") else 1
         if len(shape) == 1:
-            total += _vector(shape[0])
+            total += _vector(shape[0] + parts * BLOCK)
             continue
         only_embedding = name == "embed.weight" and not local.config.tied_head
         scheme = None if only_embedding else spec.scheme(name)
         stored = PACKED[scheme.bits] if scheme else float_dtype(spec.dtype)
-        experts = local.config.experts
-        parts = len(local.experts) if experts and name in OF_EXPERTS else 1
         rows = shape[0] + parts * BLOCK
         total += aligned(torch.Size(packed_shape(rows, shape[1], stored)).numel() * stored.itemsize) + _vector(rows)
         if scheme:

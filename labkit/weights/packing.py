@@ -185,6 +185,14 @@ class Packer:
             bias = pad(bias, (0, -len(bias) % BLOCK))
         return replace(linear, bias=self.vector(bias))
 
+    def with_biases(self, stack: Linear, biases: Tensor | None, experts: int, *, gated: bool = False) -> Linear:
+        """The matrices of experts with their biases, one after the other. gated: gate, then up, of each expert."""
+        if biases is None or stack.layout != "panels":
+            return self.with_bias(stack, biases)
+        rows = stack.outputs // experts
+        of_experts = [interleave_gate(bias) if gated else bias for bias in biases.chunk(experts)]
+        return self.with_bias(stack, torch.cat([pad(bias, (0, rows - len(bias))) for bias in of_experts]))
+
     def vector(self, tensor: Tensor | None) -> Tensor | None:
         """A float32 copy in the matrices' memory: small blocks that stay on the heap would keep it from shrinking."""
         if tensor is None:

@@ -134,7 +134,12 @@ class Builder:
                 whole_norms=config.qk_norm_whole,
             ),
             attention=AttentionParams(
-                config.attention_scales[local], config.windows[local], slopes, config.causal, config.attention_cap
+                config.attention_scales[local],
+                config.windows[local],
+                slopes,
+                config.causal,
+                config.attention_cap,
+                self.packer.vector(vectors.get("sinks.weight")),
             ),
             attn_out=matrix("attn_out.weight", columns=cuts["attn_out.weight"]),
             attn_bias=self.packer.vector(attn_bias),
@@ -159,12 +164,17 @@ class Builder:
                 matrix("shared_ff2.weight", columns=cuts["shared_ff2.weight"]),
                 matrix("shared_gate.weight") if experts.shared_gate else None,
             )
-        router = matrix("router.weight")
+        router = self.packer.with_bias(matrix("router.weight"), vectors.get("router.bias"))
+        count = len(experts.own)
+        ups = matrix("ff1.weight", gated=config.gated, experts=count)
+        outs = matrix("ff2.weight", columns=cuts["ff2.weight"], experts=count)
+        # Of the ranks with a part of the same experts, the first adds their biases to the sum.
+        out_bias = vectors.get("ff2.bias") if self.spec.part.inner.start == 0 else None
         return MixtureMlp(
             Router(norm, router, experts.chosen, experts.renormalised, self.norm(vectors, "attn_out_norm")),
             own=experts.own,
-            ups=matrix("ff1.weight", gated=config.gated, experts=len(experts.own)),
-            outs=matrix("ff2.weight", columns=cuts["ff2.weight"], experts=len(experts.own)),
+            ups=self.packer.with_biases(ups, vectors.get("ff1.bias"), count, gated=config.gated),
+            outs=self.packer.with_biases(outs, out_bias, count),
             activation=config.activation,
             gated=config.gated,
             hidden=config.hidden_size,

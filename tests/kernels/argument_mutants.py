@@ -36,6 +36,7 @@ from labkit.kernels.route.reference import route as plain_route
 from labkit.kernels.types import (
     ACTIVATIONS,
     NORM_KINDS,
+    PLAIN_ACTIVATIONS,
     AttentionParams,
     Heads,
     LayerCache,
@@ -105,7 +106,7 @@ def for_mlp_gemm(data: st.DataObject) -> Arguments:
         "hidden": draw.normal(rows, WIDTH),
         "addend": draw.normal(rows, WIDTH),
         "addend_bias": draw.normal(WIDTH),
-        "weights": MlpWeights(a_norm(data, draw), up, data.draw(st.sampled_from(ACTIVATIONS)), gated),
+        "weights": MlpWeights(a_norm(data, draw), up, data.draw(st.sampled_from(PLAIN_ACTIVATIONS)), gated),
         "residual_from_norm": data.draw(st.booleans()),
     }
 
@@ -118,7 +119,8 @@ def for_attention(data: st.DataObject) -> Arguments:
     slopes = draw.normal(heads.query) if data.draw(st.booleans()) else None
     causal = window is not None or data.draw(st.booleans())
     queries = draw.normal(rows.batch * rows.tokens, heads.query * heads.dim)
-    return call | {"queries": queries, "params": AttentionParams(0.25, window, slopes, causal)}
+    sinks = draw.normal(heads.query) if data.draw(st.booleans()) else None
+    return call | {"queries": queries, "params": AttentionParams(0.25, window, slopes, causal, sinks=sinks)}
 
 
 def for_qkv_gemm(data: st.DataObject) -> Arguments:

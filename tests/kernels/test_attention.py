@@ -25,6 +25,7 @@ PARAMS = {
     "window-1": AttentionParams(0.25, window=1),
     "cap": AttentionParams(2.0, window=7, cap=1.5),
     "alibi": AttentionParams(0.25, slopes=torch.tensor([0.5, 0.25, 0.0625, 0.7, 0.03, 0.2])),
+    "sinks": AttentionParams(0.25, window=7, sinks=torch.tensor([0.5, -3.0, 4.0, 200.0, -200.0, 0.0])),
     "whole": AttentionParams(0.25, causal=False),
 }
 LONG = [(1, 1, 1300), (3, 2, 600), (2, 60, 300), (1, 300, 0)]  # several parts, or several blocks of a prompt
@@ -60,8 +61,7 @@ def compare(
         rows = rows_of(batch, tokens, past, mask=mask_for(mask, batch, past + tokens), slots=capacity)
         cache, twin = draw.cache(heads, rows, past + tokens, capacity)
         cache, twin = (replace(kv, past=past) for kv in (cache, twin))
-        slopes = None if params.slopes is None else params.slopes[: heads.query].contiguous()
-        case_params = replace(params, slopes=slopes)
+        case_params = of_heads(params, heads)
         queries = draw.normal(batch * tokens, heads.query * heads.dim)
         if rounds_activations(dtype):  # the queries of a prompt; how much that moves a score is no matter of the kernel
             queries = queries.bfloat16().float()
@@ -69,6 +69,12 @@ def compare(
         actual = attention(queries, case_params, heads, rows, twin, impl="cpp")
         rounding = UNIT[dtype] if rounds_activations(dtype) else 0.0
         assert_near(actual, expected, cache.values[:, :, : past + tokens].float().abs().max(), tolerance + rounding)
+
+
+def of_heads(params: AttentionParams, heads: Heads) -> AttentionParams:
+    """With the vectors of these heads alone."""
+    vectors = {"slopes": params.slopes, "sinks": params.sinks}
+    return replace(params, **{n: None if v is None else v[: heads.query].contiguous() for n, v in vectors.items()})
 
 
 # At most 4 new tokens: with more, the kernels of some instruction sets read the slots of every sequence.
@@ -90,8 +96,7 @@ def test_slots_that_sequences_share_are_read_from_the_first_of_them(
     for part in (cache.keys, cache.values):
         of_groups = part.view(-1, alike, *part.shape[1:])
         of_groups[:, 1:, :, :shared] = of_groups[:, :1, :, :shared]
-    slopes = None if params.slopes is None else params.slopes[: heads.query].contiguous()
-    case_params, queries = replace(params, slopes=slopes), draw.normal(batch * tokens, heads.query * heads.dim)
+    case_params, queries = of_heads(params, heads), draw.normal(batch * tokens, heads.query * heads.dim)
     expected = attention(queries, case_params, heads, rows, cache, impl="reference")
     for part in (cache.keys, cache.values):
         part.view(-1, alike, *part.shape[1:])[:, 1:, :, :shared] = torch.nan

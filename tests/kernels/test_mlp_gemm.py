@@ -5,11 +5,13 @@ from itertools import product
 
 import pytest
 import torch
+from helpers.kernels.clamped_products import assert_clamped_products, clamped_products
 from helpers.kernels.ops import UNIT, WEIGHTS, Draw, assert_near, rounds_activations, tolerance
 
 from labkit.kernels import mlp_gemm
+from labkit.kernels.gemm import pack
 from labkit.kernels.mlp_gemm import mlp
-from labkit.kernels.types import ACTIVATIONS, MlpWeights
+from labkit.kernels.types import NO_NORM, PLAIN_ACTIVATIONS, MlpWeights
 
 HIDDEN, INNER = 63, 100
 ROWS = [1, 5, 13, 33]
@@ -23,8 +25,13 @@ def act_tolerance(dtype: torch.dtype) -> float:
     return 2 * tolerance(dtype, roundings=4) + (UNIT[dtype] if rounds_activations(dtype) else 0.0)
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize(("norm", "activation"), [*product(["layer"], ACTIVATIONS), ("rms", "silu"), ("none", "relu")])
+NORMS_AND_ACTIVATIONS = [*product(["layer"], PLAIN_ACTIVATIONS), ("rms", "silu"), ("none", "relu")]
+
+
+@pytest.mark.parametrize(
+    ("norm", "activation", "gated"),
+    [*((*kinds, gated) for kinds in NORMS_AND_ACTIVATIONS for gated in (False, True)), ("rms", "clamped_swiglu", True)],
+)
 @pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 def test_cpp_equals_reference(dtype: torch.dtype, norm: str, activation: str, gated: bool) -> None:
     draw = Draw(dtype)
@@ -86,7 +93,16 @@ def test_padding_columns_of_a_gated_matrix_are_zero() -> None:
     assert not act[:, INNER:].any()
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_clamped_product_holds_over_its_whole_range() -> None:
+    """As transformers computes GPT-OSS' experts. A NaN of gate or up stays a NaN."""
+    x, expected = clamped_products()
+    _, packed = Draw().linear(2, 2, bias=False, gated=True)
+    weights = replace(packed, weight=pack(*torch.eye(2).chunk(2)))  # the gate is the first number, up the second
+    act, _ = mlp_gemm(x, None, None, MlpWeights(NO_NORM, weights, "clamped_swiglu", gated=True), impl="cpp")
+    assert_clamped_products(act[:, :1], expected)
+
+
+@pytest.mark.parametrize("activation", PLAIN_ACTIVATIONS)
 def test_activations_hold_over_their_whole_range(activation: str) -> None:
     """One input with weight 1: act is the activation itself, from underflow to overflow of exp."""
     x = torch.cat((torch.linspace(-100, 100, 4001), torch.tensor([0.0, -0.0, 1e-20, -1e-20, 3e4, -3e4])))[:, None]
@@ -99,7 +115,7 @@ def test_activations_hold_over_their_whole_range(activation: str) -> None:
     assert_near(actual[:, :1], expected, 1.0 + x.abs(), 1e-6)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", PLAIN_ACTIVATIONS)
 def test_a_nan_stays_a_nan(activation: str) -> None:
     draw = Draw()
     _, packed = draw.linear(33, 20)

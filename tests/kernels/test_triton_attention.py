@@ -37,7 +37,8 @@ def attention_inputs(
     slopes = 2.0 ** -torch.arange(1.0, heads.query + 1) if case.shape.alibi else None
     queries = draw.normal(batch * case.tokens, heads.query * heads.dim)
     cap = 1.5 if case.window else None
-    params = AttentionParams(0.25, case.window, slopes, case.causal, cap)
+    sinks = torch.linspace(-3.0, 4.0, heads.query) if case.window else None
+    params = AttentionParams(0.25, case.window, slopes, case.causal, cap, sinks)
     return queries, params, heads, rows, replace(cache, past=case.past)
 
 

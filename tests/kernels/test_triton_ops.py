@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from helpers.kernels.clamped_products import assert_clamped_products, clamped_products
 from helpers.kernels.gpus import INTERPRETED
 from helpers.kernels.ops import QUANTISED, WEIGHTS, Draw, distance, double, rows_of
 from helpers.sweeps import numbered, paired, sweep, swept
@@ -29,7 +30,7 @@ from labkit.kernels.residual_add import cases as residual_cases
 from labkit.kernels.residual_add.reference import residual_add as residual_reference
 from labkit.kernels.shapes import TOLERANCES
 from labkit.kernels.tuned import Tile
-from labkit.kernels.types import ACTIVATIONS, Heads, Linear, MlpWeights, QkvWeights, Rotary
+from labkit.kernels.types import NO_NORM, PLAIN_ACTIVATIONS, Heads, Linear, MlpWeights, QkvWeights, Rotary
 
 ROWS = (1, 3, 20)
 STEPS = ((1, 1), (3, 1), (4, 5))  # sequences, new tokens; their product is the number of rows
@@ -155,7 +156,16 @@ def test_mlp_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
         check_mlp(Draw(dtype, groups=3), case, (1, 16))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_clamped_product_holds_over_its_whole_range() -> None:
+    """Few rows at a time, and many. A NaN of gate or up stays a NaN."""
+    x, expected = clamped_products()
+    weights = MlpWeights(NO_NORM, Linear(torch.eye(2), None, 2, 2, "rows"), "clamped_swiglu", gated=True)
+    for rows in (x[:9], x):
+        act, _ = mlp_gemm(rows, None, None, weights, impl="triton")
+        assert_clamped_products(act, expected[: len(rows)])
+
+
+@pytest.mark.parametrize("activation", PLAIN_ACTIVATIONS)
 def test_activations_hold_over_their_whole_range(activation: str) -> None:
     """One input, 1: act is the activation of the weights, from underflow to overflow of exp. A NaN stays NaN."""
     values = torch.cat((torch.linspace(-100, 100, 401), torch.tensor([-0.0, 1e-20, -1e-20, 3e4, -3e4])))

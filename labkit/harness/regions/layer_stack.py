@@ -96,7 +96,7 @@ def layer_stack(config: ModelConfig, case: LayerCase) -> LayerStack:
         _side(OWN_GEMM, own_gemm, layers.own_gemm, layers),
         _side(FUSED, fast, layers.fused.layers, layers),
     ]
-    if all_seen and config.position != "alibi" and config.attention_cap is None:
+    if all_seen and config.position != "alibi" and config.attention_cap is None and not config.attention_sinks:
         sides.append(replace(sides[0], name=SDPA, ops={**vanilla, "attention": _sdpa}))
     one_call = OneCall(layers, case.threads) if case.impl == "cpp" else None
     on_gpu = gpu_step(layers) if case.impl == "triton" else None

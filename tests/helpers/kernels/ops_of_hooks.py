@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from labkit.kernels.experts import ExpertMlps
 from labkit.kernels.route import Router
-from labkit.kernels.types import ACTIVATIONS, NO_NORM, NORM_KINDS, MlpWeights
+from labkit.kernels.types import NO_NORM, NORM_KINDS, PLAIN_ACTIVATIONS, MlpWeights
 
 WIDTH = 36
 Arguments = dict[str, Any]
@@ -36,7 +36,7 @@ def for_delta_step(data: st.DataObject) -> Arguments:
 
 def for_experts(data: st.DataObject) -> Arguments:
     draw, rows, choices = Draw(), data.draw(st.sampled_from([1, 5])), data.draw(st.sampled_from([1, 3]))
-    gated, activation = data.draw(st.booleans()), data.draw(st.sampled_from(ACTIVATIONS))
+    gated, activation = data.draw(st.booleans()), data.draw(st.sampled_from(PLAIN_ACTIVATIONS))
     regions = tuple(MlpWeights(NO_NORM, draw.linear(48, WIDTH, gated=gated)[1], activation, gated) for _ in range(3))
     outs = tuple(draw.linear(WIDTH + 2, 48)[1] for _ in range(3))
     return {

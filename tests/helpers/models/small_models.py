@@ -18,6 +18,7 @@ from transformers import (
     GPTJConfig,
     GPTNeoConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
@@ -136,6 +137,16 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 48}
+GPT_OSS = partial(
+    GptOssConfig,
+    **GROUPED | {"intermediate_size": 56},
+    hidden_size=72,
+    head_dim=20,
+    num_local_experts=5,
+    num_experts_per_tok=2,
+    sliding_window=WINDOW,
+    rope_parameters=YARN_ROPE | {"truncate": False},
+)
 
 SMALL_CONFIGS: dict[str, Callable[..., PretrainedConfig]] = {
     "gpt2": GPT2,
@@ -203,10 +214,15 @@ SMALL_CONFIGS: dict[str, Callable[..., PretrainedConfig]] = {
     ),
     "olmoe": OLMOE,
     "granite-moe": GRANITE_MOE,
+    "gpt-oss": GPT_OSS,
+    "gpt-oss-plain": partial(GPT_OSS, attention_bias=False, num_experts_per_tok=1, tie_word_embeddings=True),
 }
 
 
-WITH_EXPERTS = ("mixtral", "mixtral-windowed", "qwen2-moe", "qwen3-moe", "qwen3-moe-shares", "olmoe", "granite-moe")
+WITH_EXPERTS = (
+    *("mixtral", "mixtral-windowed", "qwen2-moe", "qwen3-moe", "qwen3-moe-shares", "olmoe", "granite-moe"),
+    *("gpt-oss", "gpt-oss-plain"),
+)
 DENSE = [name for name in SMALL_CONFIGS if name not in WITH_EXPERTS]
 # Rounding changes the choice of experts where two are nearly equal, and so the logits at once. Not if all are chosen.
 ALL_EXPERTS: dict[str, Any] = {
