@@ -89,11 +89,12 @@ class LayerShape:
     rotary: int = 0  # how many numbers of a head are rotated
     interleaved: bool = False
     alibi: bool = False
-    biases: frozenset[str] = BIASES  # of "qkv", "attn_out", "ff1", "ff2", "head"
+    biases: frozenset[str] = BIASES  # of "qkv", "attn_out", "router", "ff1", "ff2", "head"
     parallel: bool = False  # attention and MLP start from the same rows
     shared_norm: bool = False  # the MLP takes the rows of attention's norm
     qk_norm: bool = False  # queries and keys of each head have a norm of their own
     qk_norm_whole: bool = False  # it is over all query heads together, and all key heads
+    sinks: bool = False  # each query head has a score without a value
     output_norms: bool = False  # the outputs of attention and MLP have norms
     experts: ExpertsShape | None = None  # in place of an MLP
 

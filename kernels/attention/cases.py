@@ -23,11 +23,12 @@ class AttentionCase:
         return f"{self.shape.model}-{self.past}+{self.tokens}{seen}"
 
     def bytes(self, sequences: int, sizes: Sizes) -> int:
-        """The keys and values of the seen slots, once."""
+        """The keys and values of the seen slots, once, and the sinks."""
         heads, slots = self.shape.heads, self.past + self.tokens
         if self.window is not None:
             slots = min(slots, self.window + self.tokens - 1)
-        return 2 * sequences * heads.kv * slots * (heads.dim * sizes.cache + sizes.cache_scale)
+        sinks = sizes.vector * heads.query if self.shape.sinks else 0
+        return sinks + 2 * sequences * heads.kv * slots * (heads.dim * sizes.cache + sizes.cache_scale)
 
     def flops(self, sequences: int) -> int:
         """Multiplications and additions of scores and context, for all pairs of a token and a slot that it sees."""

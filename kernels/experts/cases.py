@@ -18,11 +18,13 @@ class RouteCase:
     shape: LayerShape
 
     def bytes(self, rows: int, sizes: Sizes) -> int:
-        """The matrix, which has no scales, the norms, and the bias of the attention output."""
+        """The matrix, which has no scales, its bias, the norms, and the bias of the attention output."""
         shape = self.shape
         vectors = shape.norm_numbers * (2 if shape.output_norms else 1)
         if "attn_out" in shape.biases:
             vectors += shape.hidden
+        if "router" in shape.biases:
+            vectors += _experts(shape).count
         return sizes.vector * vectors + sizes.matrix * self._outputs * shape.hidden
 
     def flops(self, rows: int) -> int:
@@ -53,14 +55,21 @@ class ExpertsCase:
 
     def _bytes_of_one(self, sizes: Sizes) -> int:
         shape = self.shape
-        up = sizes.of_matrix(shape.intermediate * (2 if shape.gated else 1), shape.hidden, bias=False)
-        return up + sizes.of_matrix(shape.hidden, shape.intermediate, bias=False)
+        up_rows = shape.intermediate * (2 if shape.gated else 1)
+        up = sizes.of_matrix(up_rows, shape.hidden, bias="ff1" in shape.biases)
+        return up + sizes.of_matrix(shape.hidden, shape.intermediate, bias="ff2" in shape.biases)
 
 
 def shared_shape(shape: LayerShape) -> LayerShape:
     """The shape of the shared expert. Its norm is that of the choice."""
     return replace(
-        shape, intermediate=_experts(shape).shared, experts=None, shared_norm=True, output_norms=False, parallel=True
+        shape,
+        intermediate=_experts(shape).shared,
+        experts=None,
+        shared_norm=True,
+        output_norms=False,
+        parallel=True,
+        biases=frozenset(),
     )
 
 

@@ -17,9 +17,11 @@ class ResidualCase:
 
     def bytes(self, rows: int, sizes: Sizes) -> int:
         """The biases and the norm once."""
-        biases = ("ff2" in self.shape.biases) + (self.shape.parallel and "attn_out" in self.shape.biases)
-        norm = self.shape.norm_numbers if self.shape.output_norms else 0
-        return sizes.vector * (self.shape.hidden * biases + norm)
+        shape = self.shape
+        of_mlp = "ff2" in shape.biases and not shape.experts  # experts add theirs
+        biases = of_mlp + (shape.parallel and "attn_out" in shape.biases)
+        norm = shape.norm_numbers if shape.output_norms else 0
+        return sizes.vector * (shape.hidden * biases + norm)
 
     def flops(self, rows: int) -> int:
         """Zero: there is no product."""

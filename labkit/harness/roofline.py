@@ -180,6 +180,7 @@ def layer_shape(config: ModelConfig) -> LayerShape:
         interleaved=config.rotary is not None and config.rotary.interleaved,
         alibi=config.position == "alibi",
         biases=config.biases,
+        sinks=config.attention_sinks,
         parallel=config.parallel_residual,
         shared_norm=config.shared_norm,
         qk_norm=config.qk_norm,

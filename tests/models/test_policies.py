@@ -87,7 +87,10 @@ def attention(config: ModelConfig, index: int, weights: Weights, x: Tensor) -> T
         scores = scores - torch.tensor(alibi_slopes(heads))[:, None, None] * distance
     window = config.windows[index]
     hidden = (distance < 0) | (distance >= (length if window is None else window))
-    context = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if config.attention_sinks:
+        scores = torch.cat((scores, weights["sinks.weight"].view(-1, 1, 1).expand(-1, length, 1)), dim=-1)
+    context = scores.softmax(-1)[..., :length] @ v
     return linear(weights, "attn_out", context.transpose(0, 1).reshape(length, -1))
 
 
@@ -104,9 +107,10 @@ def mixture(config: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
     largest, chosen = probabilities.topk(experts.chosen)
     kept.scatter_(1, chosen, largest / largest.sum(-1, keepdim=True) if experts.renormalised else largest)
     total = torch.zeros_like(x)
-    firsts, seconds = (weights[f"{role}.weight"].chunk(experts.count) for role in ("ff1", "ff2"))
-    for share, first, second in zip(kept.T, firsts, seconds, strict=True):
-        total += share[:, None] * dense(config, {"ff1.weight": first, "ff2.weight": second}, x)
+    names = [name for name in weights if name.split(".")[0] in ("ff1", "ff2")]
+    of_experts = zip(*(weights[name].chunk(experts.count) for name in names), strict=True)
+    for share, tensors in zip(kept.T, of_experts, strict=True):
+        total += share[:, None] * dense(config, dict(zip(names, tensors, strict=True)), x)
     if experts.shared:
         beside = {f"ff{part}.weight": weights[f"shared_ff{part}.weight"] for part in (1, 2)}
         total += linear(weights, "shared_gate", x).sigmoid() * dense(config, beside, x)
@@ -118,7 +122,11 @@ def mlp(config: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
 
 
 def dense(config: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
-    inner, activation = linear(weights, "ff1", x), ACTIVATION[config.activation]
+    inner = linear(weights, "ff1", x)
+    if config.activation == "clamped_swiglu":
+        gate, up = inner.chunk(2, dim=-1)
+        return linear(weights, "ff2", F.silu(1.702 * gate.clamp(max=7)) / 1.702 * (up.clamp(-7, 7) + 1))
+    activation = ACTIVATION[config.activation]
     if config.gated:
         gate, up = inner.chunk(2, dim=-1)
         return linear(weights, "ff2", activation(gate) * up)

@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int8": {"dtype": torch.int8},
     "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 2}}},
 }
-MODELS = ("qwen2-moe", "mixtral", "qwen3-moe", "olmoe", "granite-moe")
+MODELS = ("qwen2-moe", "mixtral", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss")
 
 
 def larger_model(name: str) -> PreTrainedModel:

@@ -215,7 +215,7 @@ SMALL_CONFIGS: dict[str, Callable[..., PretrainedConfig]] = {
     "olmoe": OLMOE,
     "granite-moe": GRANITE_MOE,
     "gpt-oss": GPT_OSS,
-    "gpt-oss-plain": partial(GPT_OSS, attention_bias=False, num_experts_per_tok=1, tie_word_embeddings=True),
+    "gpt-oss-plain": partial(GPT_OSS, attention_bias=False, num_experts_per_tok=3, tie_word_embeddings=True),
 }
 
 

@@ -45,6 +45,7 @@ ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # the heads can be divided among
     "qwen2-moe": {"shared_expert_intermediate_size": 75},
     "qwen3-moe": {},
     "granite-moe": {},
+    "gpt-oss": {},
 }
 
 

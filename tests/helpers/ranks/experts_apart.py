@@ -18,7 +18,7 @@ def with_experts_apart(size: int, ep_size: int, folder: str) -> dict[str, Any]:
     say of options that do not fit.
     """
     found, mixtral = {}, small_model("mixtral")
-    for name in ("mixtral", "qwen2-moe", "qwen3-moe", "granite-moe"):
+    for name in ("mixtral", "qwen2-moe", "qwen3-moe", "granite-moe", "gpt-oss"):
         heads: dict[str, Any] = {} if name == "mixtral" or size < 4 else {"num_attention_heads": 6}
         found[name] = compare(engine(name, 1, **heads), engine(name, size, ep_size=ep_size, **heads))
     for name, all_experts in ALL_EXPERTS.items():

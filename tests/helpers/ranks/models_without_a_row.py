@@ -34,6 +34,8 @@ def without_a_row(folder: str) -> dict[str, bool]:
     equal["BERT"] = torch.allclose(expected, actual, atol=1e-4) and len(cut.model_times()) == 1
     for name in ("olmo2", "gpt_oss", "phimoe"):
         model = any_model(name)
+        if name == "gpt_oss":  # its row has the published limit
+            model.config.swiglu_limit = 6.0
         cut = labkit.init_inference(model, dtype=torch.float32, tensor_parallel={"tp_size": 2})
         packed = [part for part in cut.module.modules() if isinstance(part, InjectedModule)]
         equal[name] = torch.equal(texts(cut), texts(model)) and cut.level == "hooks" and len(packed) > 3

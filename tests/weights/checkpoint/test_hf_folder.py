@@ -14,13 +14,13 @@ from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.resolve import resolve
 from labkit.weights.source import RandomWeights, hf_shapes
 
-FEW = ["gpt2", "llama", "bloom", "opt-post-norm", "mixtral", "qwen2-moe", "granite-moe"]
+FEW = ["gpt2", "llama", "bloom", "opt-post-norm", "mixtral", "qwen2-moe", "granite-moe", "gpt-oss"]
 MOST = 60_000  # bytes in a file
 
 
 @pytest.mark.parametrize(
     "name",
-    swept(list(SMALL_CONFIGS), ["gpt2", "llama", "bloom", "opt-post-norm", "mixtral", "qwen2-moe", "granite-moe"]),
+    swept(list(SMALL_CONFIGS), FEW),
 )
 def test_transformers_finds_every_tensor_as_it_was(name: str, tmp_path: Path) -> None:
     model = small_model(name)
