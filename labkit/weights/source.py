@@ -33,6 +33,7 @@ from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError, first_line
 from labkit.system.json_file import read_json
 from labkit.weights.checkpoint.files import TensorFile
+from labkit.weights.checkpoint.mxfp4 import StoredTensor, with_stacks, without_mxfp4
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
@@ -190,8 +191,9 @@ class Checkpoint:
     def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
         opened = [TensorFile(path) for path in files]
         self.identity, self.copies_to_convert = identity_of_files(files), True
-        current = policy.current_names(config, (name for file in opened for name in file.names()))
-        self._places = {current[name]: (file, name) for file in opened for name in file.names() if name in current}
+        stored = with_stacks({name: StoredTensor(file, name) for file in opened for name in file.names()})
+        current = policy.current_names(config, stored)
+        self._places = {current[name]: place for name, place in stored.items() if name in current}
         head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
         if config.tied_head and head in self._places:
             self._places.setdefault(tokens, self._places[head])
@@ -205,8 +207,8 @@ class Checkpoint:
     def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
         if name not in self._places:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
-        file, stored = self._places[name]
-        tensor = file.present(cut_of(name, file.get(stored), cut))
+        place = self._places[name]
+        tensor = place.present(cut_of(name, place.get(), cut))
         return tensor if dtype is None else tensor.to(dtype)
 
 
@@ -221,7 +223,7 @@ def checkpoint_source(folder: Path, *, name: str, origin: str, any_architecture:
         weights = OfTransformers(folder, some_weight_files(folder))
         return ModelSource(name, origin, hf_config, weights, folder)
     policy = policy_for(hf_config)
-    config = policy.model_config(hf_config)
+    config = policy.model_config(without_mxfp4(hf_config))
     if saved := saved_weights(folder, policy, config):
         return ModelSource(name, origin, hf_config, saved, folder)
     return ModelSource(name, origin, hf_config, Checkpoint(some_weight_files(folder), policy, config), folder)

@@ -57,12 +57,21 @@ class TensorFile:
 
     def get(self, name: str) -> Tensor:
         """The tensor as it is stored, mapped from the file. Raises UserError unless it is dense and floating-point."""
-        if self._loaded is None:
-            with self._opened() as tensors:
-                tensor = tensors.get_tensor(name)
-        else:
-            tensor = self._loaded[name]
-        return require_floats(tensor, name, f"in {self.path}")
+        return require_floats(self._get(name), name, f"in {self.path}")
+
+    def bytes(self, name: str) -> Tensor:
+        """A tensor of bytes, mapped from the file. Raises UserError for another type."""
+        tensor = self._get(name)
+        if tensor.dtype != torch.uint8 or tensor.layout != torch.strided:
+            raise UserError(f"{name} is stored as {tensor.dtype} in {self.path}; expected bytes: download it again")
+        return tensor
+
+    def _get(self, name: str) -> Tensor:
+        if self._loaded is not None:
+            return self._loaded[name]
+        with self._opened() as tensors:
+            tensor: Tensor = tensors.get_tensor(name)
+        return tensor
 
     def present(self, tensor: Tensor) -> Tensor:
         """Returns a tensor of this file, or a part of it. UserError if the file has become shorter than that."""
