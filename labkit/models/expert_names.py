@@ -20,7 +20,7 @@ class ExpertStorage(StrEnum):
 
     STACKS = "stacks"  # two tensors [E, outputs, inputs]; a first matrix has the gate's rows, then up's
     APART = "apart"  # each matrix by itself, as most checkpoints do
-    GATE_APART = "gate apart"  # GGUF: three tensors [E * outputs, inputs], of the gate, of up and of down
+    GATE_APART = "gate apart"  # GGUF: three tensors [E * outputs, inputs], of the gate, of up and of down; biases [E, N]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ExpertNames:
         ranges = tuple((expert * width + begin, expert * width + end) for expert in range(self.count))
         return [Cut(0, ranges, self.count * width)] * stored
 
-    def arranged(self, shard: Shard, role: str, parts: list[Tensor]) -> list[Tensor]:
+    def arranged(self, shard: Shard, role: str, kind: str, parts: list[Tensor]) -> list[Tensor]:
         """The stored tensors of a role in pieces: their rows one after the other are the rows of the shard's canonical
         weight. They may have further dimensions, such as the scales of rows.
         """
@@ -95,7 +95,7 @@ class ExpertNames:
         if self.way is ExpertStorage.STACKS:
             return [part[own].flatten(0, 1) if part.ndim > 2 else part for part in parts]
         if self.way is ExpertStorage.GATE_APART:
-            of_experts = [part.view(-1, *part.shape[-1:]).chunk(self.count)[own] for part in parts]
+            of_experts = [part[own] if kind == "bias" else part.chunk(self.count)[own] for part in parts]
             return [part for of_expert in zip(*of_experts, strict=True) for part in of_expert]
         return parts
 

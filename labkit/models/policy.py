@@ -298,7 +298,7 @@ class Policy:
 
     def _arranged(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> list[Tensor]:
         """The stored tensors of a canonical weight in the engine's layout, for this rank."""
-        stored, config, role = self.stored_names(name, index), shard.local, name.split(".")[0]
+        stored, config, (role, kind) = self.stored_names(name, index), shard.local, name.split(".")
         if experts := self._experts_of(role):
             stored = experts.held(role, stored, shard)
         parts = [
@@ -314,7 +314,7 @@ class Policy:
         elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == shard.layer_shapes["qkv.weight"][:1]:
             parts = [by_kind(parts[0], config)]
         if experts := self._experts_of(role):
-            parts = experts.arranged(shard, role, parts)
+            parts = experts.arranged(shard, role, kind, parts)
         return parts
 
     def _experts_of(self, role: str) -> ExpertNames | None:

@@ -15,7 +15,7 @@ from labkit.models.shards import Cut, shard
 from labkit.system.errors import UserError
 from labkit.weights.protocol import TensorSource
 
-OF_EXPERTS = ("ff1.weight", "ff2.weight", "router.weight")
+OF_EXPERTS = ("ff1", "ff2", "router")
 
 
 def fill(model: PreTrainedModel, source: TensorSource, *, copies: bool) -> None:
@@ -57,8 +57,9 @@ class HfTensors:
     def _of_experts(self) -> dict[str, tuple[str, int]]:
         """The canonical weight and the layer of each tensor of experts."""
         assert isinstance(self._policy, Policy)
-        layers = range(self._policy.model_config(self._hf_config).num_layers)
-        places = [(canonical, index) for index in layers for canonical in OF_EXPERTS]
+        config = self._policy.model_config(self._hf_config)
+        canonical = [name for name in config.layer_shapes() if name.split(".")[0] in OF_EXPERTS]
+        places = [(name, index) for index in range(config.num_layers) for name in canonical]
         return {name: place for place in places for name in self._policy.stored_names(*place)}
 
 
@@ -103,11 +104,12 @@ def _stacks(policy: Policy, published: Policy, config: ModelConfig) -> dict[str,
     """The canonical weight and the layer of each stack of experts that is published in parts."""
     if policy.experts is None or published.experts == policy.experts:
         return {}
-    places = [(canonical, index) for index in range(config.num_layers) for canonical in OF_EXPERTS[:2]]
+    matrices = [f"{role}.weight" for role in OF_EXPERTS[:2]]
+    places = [(canonical, index) for index in range(config.num_layers) for canonical in matrices]
     return {policy.stored_names(*place)[0]: place for place in places}
 
 
 def _shape_of_one(canonical: str, config: ModelConfig) -> tuple[int, int]:
     """The shape of an expert's gate, up or down projection."""
     hidden, inner = config.hidden_size, config.intermediate_size
-    return (inner, hidden) if canonical == OF_EXPERTS[0] else (hidden, inner)
+    return (inner, hidden) if canonical.startswith(OF_EXPERTS[0]) else (hidden, inner)

@@ -67,7 +67,8 @@ class GgufArchitecture:
     """An architecture of GGUF files.
 
     model_type: transformers' name, unless `read` gives another one.
-    read: the fields of transformers' config; "partial_rotary_factor" and "local_theta" are of its `rope_parameters`.
+    read: the fields of transformers' config; "partial_rotary_factor", "local_theta" and "truncate" (of YaRN) are of its
+        `rope_parameters`.
     rotary: the positions are rotary, and the file may scale them.
     pairs_together: the two rows of a rotary pair of queries and keys lie next to each other.
     """
@@ -187,6 +188,21 @@ def _olmoe(file: Described) -> Fields:
 
 def _granite_moe(file: Described) -> Fields:
     return _granite(file, experts=EXPERTS[:1]) | _experts(file, "num_local_experts")
+
+
+def _gpt_oss(file: Described) -> Fields:
+    """llama.cpp knows which layers have windows: the first, the third, and so on, as transformers does."""
+    return (
+        _sizes(file, experts=EXPERTS[:1])
+        | _rms(file)
+        | _experts(file, "num_local_experts")
+        | {
+            "intermediate_size": file.needed_size("expert_feed_forward_length"),
+            "sliding_window": file.needed_size("attention.sliding_window"),
+            "attention_bias": QUERY_BIAS in file.tensors,
+            "truncate": False,
+        }
+    )
 
 
 def _gemma2(file: Described) -> Fields:
@@ -319,6 +335,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "qwen3moe": GgufArchitecture("qwen3_moe", _qwen3_moe),
     "olmoe": GgufArchitecture("olmoe", _olmoe),
     "granitemoe": GgufArchitecture("granitemoe", _granite_moe, pairs_together=True),
+    "gpt-oss": GgufArchitecture("gpt_oss", _gpt_oss),
     "gpt2": GgufArchitecture("gpt2", _gpt2, rotary=False),
     "bloom": GgufArchitecture("bloom", _bloom, rotary=False),
 }

@@ -45,6 +45,8 @@ def read_config(
         rope = _rope(architecture, metadata, fields, tensors.get(ROPE_FACTORS))
         if (part := fields.pop("partial_rotary_factor", None)) is not None:
             rope["partial_rotary_factor"] = part
+        if (truncate := fields.pop("truncate", None)) is not None and rope["rope_type"] == "yarn":
+            rope["truncate"] = truncate
         if (theta := fields.pop("local_theta", None)) is not None:
             rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
         fields["rope_parameters"] = rope

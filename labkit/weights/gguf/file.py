@@ -84,9 +84,12 @@ class GgufFile:
 
     @staticmethod
     def _name(name_map: TensorNameMap, name: str) -> str | None:
-        """GGUF's name for Hugging Face's. The maps of some models leave out the model's own prefix."""
-        spellings = (name, name.partition(".")[2])
-        return next((stored for key in spellings if (stored := name_map.get_name(key, (".weight", ".bias")))), None)
+        """GGUF's name for Hugging Face's. The maps of some models leave out the model's own prefix. A parameter without
+        an ending is a weight in the file.
+        """
+        spellings, endings = (name, name.partition(".")[2]), (".weight", ".bias")
+        stored = next((found for key in spellings if (found := name_map.get_name(key, endings))), None)
+        return stored if stored is None or stored.endswith(endings) else f"{stored}.weight"
 
     def generation_config(self) -> GenerationConfig:
         """The special tokens of the file, and every token that ends an answer."""

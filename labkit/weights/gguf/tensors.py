@@ -236,14 +236,20 @@ def _shapes_of_experts(policy: Policy, config: ModelConfig) -> Shapes:
     """The shapes of the tensors of experts, by the names that the row has for them in a file."""
     if (experts := config.experts) is None:
         return {}
-    hidden, rows = config.hidden_size, experts.count * config.intermediate_size
+    hidden, inner, count = config.hidden_size, config.intermediate_size, experts.count
+    of_roles: Shapes = {
+        "ff1.weight": (count * inner, hidden),
+        "ff2.weight": (count * hidden, inner),
+        "router.weight": (count, hidden),
+        "ff1.bias": (count, inner),
+        "ff2.bias": (count, hidden),
+        "router.bias": (count,),
+    }
+    roles = [name for name in config.layer_shapes() if name in of_roles]
     shapes: Shapes = {}
     for index in range(config.num_layers):
-        shapes |= dict.fromkeys(policy.stored_names("ff1.weight", index), (rows, hidden))
-        shapes |= dict.fromkeys(
-            policy.stored_names("ff2.weight", index), (experts.count * hidden, config.intermediate_size)
-        )
-        shapes |= dict.fromkeys(policy.stored_names("router.weight", index), (experts.count, hidden))
+        for name in roles:
+            shapes |= dict.fromkeys(policy.stored_names(name, index), of_roles[name])
     return shapes
 
 

@@ -56,12 +56,19 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _WIDE | _EXPERTS | {"head_dim": 32, "moe_intermediate_size": 64, "norm_topk_prob": True},
     ),
     "olmoe": ("olmoe", _WIDE | _EXPERTS),
+    "gpt-oss": (
+        "gpt_oss",
+        _WIDE
+        | {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2}
+        | {"head_dim": 24, "sliding_window": 16},
+    ),
     "granite-moe": (
         "granitemoe",
         _WIDE | _SCALES | {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
     ),
 }
 _ARCHITECTURES = {
+    "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
     "cohere": "command-r",
@@ -77,6 +84,7 @@ _LAYER_NORMS = {
     "cohere": "layer_norm_eps",
     "nemotron": "norm_eps",
 }
+_WINDOWED = ("gemma2", "gemma3_text", "phi3", "olmo3", "gpt_oss")
 _PAIRS_TOGETHER = ("llama", "mixtral", "granite", "granitemoe", "smollm3")
 _ADDED_TO_NORMS = ("gemma2", "gemma3_text", "nemotron")
 
@@ -104,7 +112,7 @@ def describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
     _describe_heads(writer, config)
-    if (window := getattr(config, "sliding_window", None)) and kind in ("gemma2", "gemma3_text", "phi3", "olmo3"):
+    if (window := getattr(config, "sliding_window", None)) and kind in _WINDOWED:
         writer.add_sliding_window(window)
     if kind == "olmo3":
         writer.add_sliding_window_pattern([layer == "sliding_attention" for layer in config.layer_types])
@@ -115,6 +123,11 @@ def describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if kind == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
     if kind in ("qwen2_moe", "qwen3_moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if kind == "qwen2_moe":
@@ -142,6 +155,8 @@ def _describe_heads(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
 
 def stored_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a model, with the gate and the up projection of experts apart, under names that gguf maps."""
+    if any(name.endswith(".sinks") for name in tensors):
+        return _stored_of_gpt_oss(tensors)
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         name = name.replace("block_sparse_moe.experts", "mlp.experts").replace("block_sparse_moe.router", "mlp.gate")
@@ -153,6 +168,22 @@ def stored_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             stored[f"{name}.weight"] = tensor
         else:
             stored[name] = tensor.squeeze() if name.endswith("shared_expert_gate.weight") else tensor
+    return stored
+
+
+def _stored_of_gpt_oss(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same of GPT-OSS, whose stacks are transposed, and whose rows of gate and up alternate."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        stem, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+        rows = tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
+        if stem.endswith("gate_up_proj"):
+            begin = stem.removesuffix("gate_up_proj")
+            stored |= {f"{begin}gate_proj.{kind}": rows[:, ::2], f"{begin}up_proj.{kind}": rows[:, 1::2]}
+        elif stem.endswith("experts.down_proj"):
+            stored[f"{stem}.{kind}"] = rows
+        else:
+            stored[f"{name}.weight" if name.endswith(".sinks") else name] = tensor
     return stored
 
 

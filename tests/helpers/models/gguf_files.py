@@ -95,6 +95,7 @@ def write_gguf(
         matrix = (
             tensor.ndim >= 2
             and "gate_inp" not in stored
+            and not stored.endswith(".bias")
             and stored.startswith(("blk.", "token_embd.weight", "output.weight"))
         )
         type_name = (kinds or {}).get(stored, kind if matrix else "F32")
