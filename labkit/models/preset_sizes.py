@@ -79,4 +79,6 @@ PRESET_SIZES = {
     "olmoe-1b-7b": PresetSize("OlmoeForCausalLM", 16, 2048, 16, 50304, 6_919_161_856),
     "qwen1.5-moe": PresetSize("Qwen2MoeForCausalLM", 24, 2048, 16, 151936, 14_315_784_192),
     "qwen3-30b-a3b": PresetSize("Qwen3MoeForCausalLM", 48, 2048, 32, 151936, 30_532_122_624),
+    "gpt-oss-20b": PresetSize("GptOssForCausalLM", 24, 2880, 64, 201088, 20_914_757_184),
+    "gpt-oss-120b": PresetSize("GptOssForCausalLM", 36, 2880, 64, 201088, 116_829_156_672),
 }

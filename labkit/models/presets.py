@@ -15,6 +15,7 @@ from transformers import (
     GPTJConfig,
     GPTNeoConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
@@ -141,6 +142,21 @@ GRANITE_MOE: dict[str, Any] = {
     "residual_multiplier": 0.22,
     "logits_scaling": 6.0,
 }
+_gpt_oss = partial(
+    _llama,
+    hidden=2880,
+    heads=64,
+    kv_heads=8,
+    inner=2880,
+    family=GptOssConfig,
+    vocab=201088,
+    positions=131072,
+    theta=150_000.0,
+    rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
+    head_dim=64,
+    num_experts_per_tok=4,
+    sliding_window=128,
+)
 SMOLLM2 = _llama(30, 576, 9, 3, 1536, vocab=49152, positions=8192, theta=100_000.0, tie_word_embeddings=True)
 
 PRESETS: dict[str, Preset] = {
@@ -272,6 +288,8 @@ PRESETS: dict[str, Preset] = {
             "Qwen/Qwen3-30B-A3B",
             _qwen3_moe(48, 2048, 32, 4, 6144, vocab=151936, num_experts=128, num_experts_per_tok=8),
         ),
+        ("gpt-oss-20b", "openai/gpt-oss-20b", _gpt_oss(layers=24, num_local_experts=32)),
+        ("gpt-oss-120b", "openai/gpt-oss-120b", _gpt_oss(layers=36, num_local_experts=128)),
     )
 }
 
