@@ -86,6 +86,11 @@ class LayerWeights:
         assert isinstance(self.mlp, DenseMlp)
         return self.mlp
 
+    @property
+    def matrices(self) -> dict[str, Linear]:
+        """The matrices by canonical name."""
+        return {"qkv.weight": self.qkv.proj, "attn_out.weight": self.attn_out, **self.mlp.matrices}
+
     def with_matrices(self, at: Callable[[Tensor], Tensor]) -> LayerWeights:
         """The same layer with its matrices and their scales replaced by `at(tensor)`."""
 
@@ -175,8 +180,12 @@ class ModelWeights:
 
     @property
     def weight_type(self) -> str:
-        """The type of the layers' matrices. The head of a quantised model may have another."""
-        return self.layers[0].qkv.proj.weight_type
+        """The type of the kernels that read these weights: int8 if any matrix has codes. Such kernels read matrices in
+        bfloat16, too.
+        """
+        matrices = [matrix for layer in self.layers for matrix in layer.matrices.values()]
+        matrices += [] if self.head is None else [self.head.matrix]
+        return next((matrix.weight_type for matrix in matrices if matrix.scales is not None), matrices[0].weight_type)
 
     @property
     def cache_dtype(self) -> torch.dtype:

@@ -14,7 +14,7 @@ from labkit.harness.frozen_record import FrozenRecord
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.kernels.types import Linear
 from labkit.models.dtypes import DTYPES
-from labkit.weights.matrices import Outside, matrices_of
+from labkit.weights.matrices import Outside
 
 
 class StoredWeights(FrozenRecord):
@@ -65,7 +65,7 @@ def stored_by(engine: InferenceEngine) -> Weights:
         whole: int | None = packed_bytes(engine)
     elif isinstance(engine, FusedEngine):
         weights = engine.weights
-        layers = [matrix for layer in weights.layers for matrix in matrices_of(layer).values()]
+        layers = [matrix for layer in weights.layers for matrix in layer.matrices.values()]
         head = [weights.head.matrix] if weights.head else layers
         whole = matrix_bytes(weights) if engine.options.tensor_parallel.ranks == 1 else None
     else:
@@ -93,7 +93,7 @@ def packed_bytes(engine: InferenceEngine) -> int:
 def matrix_bytes(weights: ModelWeights) -> int:
     """Bytes of the packed matrices and their scales; a tied head counts once."""
     outside = Outside(weights.embedding, None, weights.head).matrices()
-    matrices = [*outside.values(), *(matrix for layer in weights.layers for matrix in matrices_of(layer).values())]
+    matrices = [*outside.values(), *(matrix for layer in weights.layers for matrix in layer.matrices.values())]
     return sum(map(_bytes, matrices))
 
 

@@ -20,7 +20,9 @@ class ExpertStorage(StrEnum):
 
     STACKS = "stacks"  # two tensors [E, outputs, inputs]; a first matrix has the gate's rows, then up's
     APART = "apart"  # each matrix by itself, as most checkpoints do
-    GATE_APART = "gate apart"  # GGUF: three tensors [E * outputs, inputs], of the gate, of up and of down; biases [E, N]
+    GATE_APART = (
+        "gate apart"  # GGUF: three tensors [E * outputs, inputs], of the gate, of up and of down; biases [E, N]
+    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from labkit.weights.canonical import Canonical, CanonicalLayers, Empty, RowBlock
 from labkit.weights.capacity import layer_bytes, model_bytes, outside_bytes
 from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.gguf.tensors import GgufTensors, NativeWeights
-from labkit.weights.matrices import matrices_of
 from labkit.weights.packing import packed_at_once
 from labkit.weights.protocol import TensorSource, finite, is_finite
 from labkit.weights.quantise import check_schemes, warn_of_coarse_scales
@@ -93,10 +92,10 @@ def build_layers(
     for index in part.layers:
         tensors = canonical.layer(index, builder.empty)
         layers.append(builder.layer(index, tensors, before))
-        warn_of_coarse_scales(index, matrices_of(layers[-1]))
+        warn_of_coarse_scales(index, layers[-1].matrices)
         before = builder.last_norm(tensors)
         if keep:
-            keep(index, {**vectors_of(tensors), **matrices_of(layers[-1])})
+            keep(index, {**vectors_of(tensors), **layers[-1].matrices})
         del tensors
         return_freed_memory()
         if done_with:
@@ -122,7 +121,7 @@ def pack_layers(spec: WeightSpec, source: TensorSource, keep: Keep, progress: Pa
     for count, index in enumerate(spec.part.layers, 1):
         builder = replace(builder, place=Arena(memory))
         tensors = canonical.layer(index, builder.empty)
-        matrices = matrices_of(builder.layer(index, tensors, Norm()))
+        matrices = builder.layer(index, tensors, Norm()).matrices
         warn_of_coarse_scales(index, matrices)
         keep(index, {**vectors_of(tensors), **matrices})
         del tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
+from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights
 from labkit.kernels.types import Linear, Norm
 
 
@@ -31,8 +31,3 @@ class Outside:
             linears |= {"project_out.weight": self.head.project_out}
             linears |= {} if tied else {"head.weight": self.head.matrix}
         return {name: linear for name, linear in linears.items() if linear is not None}
-
-
-def matrices_of(layer: LayerWeights) -> dict[str, Linear]:
-    """The packed matrices of a layer by canonical name."""
-    return {"qkv.weight": layer.qkv.proj, "attn_out.weight": layer.attn_out, **layer.mlp.matrices}

@@ -92,7 +92,9 @@ def test_a_step_reads_what_one_counts_by_hand() -> None:
 
 def numbers_of_experts(config: ModelConfig) -> int:
     """Of the matrices and biases of all experts of a layer."""
-    return sum(math.prod(shape) for name, shape in config.layer_shapes().items() if name.split(".")[0] in ("ff1", "ff2"))
+    return sum(
+        math.prod(shape) for name, shape in config.layer_shapes().items() if name.split(".")[0] in ("ff1", "ff2")
+    )
 
 
 @each_model
@@ -114,7 +116,7 @@ def test_every_weight_of_every_architecture_is_counted_once(name: str) -> None:
 def test_many_rows_read_all_experts_and_few_rows_those_that_they_choose(name: str) -> None:
     config = small(name)
     assert config.experts is not None
-    count, share = config.experts.count, config.experts.chosen / config.experts.count
+    share = config.experts.chosen / config.experts.count
     read = [region_bytes(config, Stage.EXPERTS, torch.float32, batch, 7) for batch in (1, 2, 5, 10_000)]
     assert read[-1] == 4 * numbers_of_experts(config)
     for rows, some in zip((1, 2, 5), read, strict=False):

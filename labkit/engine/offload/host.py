@@ -26,7 +26,6 @@ from labkit.system.rounding import round_up
 from labkit.weights.build import CanonicalLayers, build_layers, canonical_layers, check_names, has_codes
 from labkit.weights.canonical import Canonical
 from labkit.weights.capacity import outside_bytes
-from labkit.weights.matrices import matrices_of
 from labkit.weights.protocol import TensorSource
 from labkit.weights.records import Builder
 from labkit.weights.spec import WeightSpec
@@ -114,7 +113,7 @@ def _sizes(spec: WeightSpec, canonical: CanonicalLayers, *, codes: bool) -> Weig
     part, builder = spec.part, Builder(spec, Heap(CPU))
     with torch.inference_mode():
         first = builder.layer(part.layers.start, canonical.layer(part.layers.start, builder.empty), Norm())
-    tensors = [tensor for linear in matrices_of(first).values() for tensor in (linear.weight, linear.scales)]
+    tensors = [tensor for linear in first.matrices.values() for tensor in (linear.weight, linear.scales)]
     size = sum(aligned(tensor.nbytes) for tensor in tensors if tensor is not None)
     types = (spec, spec.unquantised) if codes else (spec,)  # a file's codes are no larger than floats
     outside = max(map(outside_bytes, types))

@@ -18,7 +18,6 @@ from labkit.kernels.reading import READINGS
 from labkit.kernels.types import Linear
 from labkit.statistics.kept_records import KeptRecord, Machine, kept_file, read_kept, write_kept
 from labkit.system.errors import UserError
-from labkit.weights.matrices import matrices_of
 
 KEPT, NAME = "readings.json", "readings"
 
@@ -78,7 +77,7 @@ def matrices_text(weights: ModelWeights, *, streamed: bool) -> str:
     """What a decode step reads: the shapes and types of a layer's matrices and of the head, and the number of layers.
     streamed: whether layers come from a backing store.
     """
-    layer = ", ".join(map(_text, matrices_of(weights.layers[0]).values()))
+    layer = ", ".join(map(_text, weights.layers[0].matrices.values()))
     head = "" if weights.head is None else f"; {_text(weights.head.matrix)}"
     return f"{len(weights.layers)} {'streamed ' if streamed else ''}layers of {layer}{head}"
 

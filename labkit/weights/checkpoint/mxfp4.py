@@ -46,7 +46,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Mxfp4Stack:
-    """The matrices of a layer's experts: blocks uint8 [E, outputs, groups, 16] and scales uint8 [E, outputs, groups]."""
+    """The matrices of a layer's experts: uint8 blocks [E, outputs, groups, 16] and scales [E, outputs, groups]."""
 
     blocks: StoredTensor
     scales: StoredTensor

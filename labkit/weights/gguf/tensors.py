@@ -25,7 +25,11 @@ from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.protocol import finite, identity_of_files
 
 GROUP = 32  # numbers that share a scale in every type below
-BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}  # types whose blocks become codes and scales of labkit's without loss
+# Types whose blocks become codes and scales of labkit's without loss. The numbers of MXFP4 are halves of integers up to
+# 12, which 4 bits cannot count.
+BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "MXFP4": 8}
+STORED_BITS = BITS | {"MXFP4": 4}
+DOUBLED = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)  # MXFP4's numbers
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -129,21 +133,27 @@ class GgufTensors:
     def codes(self, name: str, cut: Cut | None) -> Tensor:
         """The int8 codes of a tensor of one of the types in BITS, in Hugging Face's shape."""
         blocks, rest = self._blocks(name, cut)
-        packed = blocks[..., -(GROUP * BITS[self.kind(name)] // 8) :]
+        packed = blocks[..., -(GROUP * STORED_BITS[self.kind(name)] // 8) :]
         if self.kind(name) == "Q8_0":
             codes = torch.from_numpy(packed.copy()).view(torch.int8)
         else:  # byte j of a block has number j in its low nibble and number 16 + j in its high one
             nibbles = torch.from_numpy(packed.copy())
-            codes = torch.cat((nibbles & 15, nibbles >> 4), dim=2).view(torch.int8) - 8
+            nibbles = torch.cat((nibbles & 15, nibbles >> 4), dim=2)
+            codes = DOUBLED[nibbles.int()] if self.kind(name) == "MXFP4" else nibbles.view(torch.int8) - 8
         codes = codes.flatten(1)
         codes = codes if rest is None else rest(codes)
         return codes.T if self._stored[name].transposed else codes
 
     def scales(self, name: str, cut: Cut | None) -> Tensor:
-        """The scales of a tensor of one of the types in BITS, float16 [outputs, groups, 1 or 2], not transposed."""
+        """The scales of a tensor of one of the types in BITS, float16 [outputs, groups, 1 or 2], not transposed. Raises
+        UserError for scales that float16 does not have.
+        """
         blocks, rest = self._blocks(name, cut)
         numbers = 2 if self.kind(name) == "Q4_1" else 1
-        scales = torch.from_numpy(blocks[..., : 2 * numbers].copy()).view(torch.float16)
+        if self.kind(name) == "MXFP4":
+            scales = self._halved_powers(name, torch.from_numpy(blocks[..., :1].copy()))
+        else:
+            scales = torch.from_numpy(blocks[..., : 2 * numbers].copy()).view(torch.float16)
         if rest is None:
             return scales
         if any(end % GROUP for bounds in rest.ranges for end in bounds):
@@ -153,6 +163,18 @@ class GgufTensors:
             )
         ranges = tuple((begin // GROUP, end // GROUP) for begin, end in rest.ranges)
         return Cut(rest.dim, ranges, rest.whole // GROUP)(scales)
+
+    def _halved_powers(self, name: str, exponents: Tensor) -> Tensor:
+        """The scales of MXFP4's doubled numbers, by their exponents with the bias 127. Numbers with the exponent 0
+        become zeros: they are at most 6 * 2^-127.
+        """
+        scales = torch.where(exponents == 0, 0.0, torch.exp2(exponents.float() - 128)).half()
+        if bool(((scales == 0) != (exponents == 0)).any()) or not scales.isfinite().all():
+            raise UserError(
+                f"{self.file.path}: {name} has scales from 2^{int(exponents.min()) - 127} to "
+                f"2^{int(exponents.max()) - 127}, which float16 does not have; use dtype=torch.bfloat16"
+            )
+        return scales
 
     def _blocks(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         """The stored blocks, uint8 [outputs, blocks, bytes of a block], and the remaining cut of the inputs."""

@@ -18,7 +18,6 @@ from labkit.kernels.types import Linear
 from labkit.models.shards import Cut
 from labkit.system.errors import UserError
 from labkit.weights.gguf.tensors import GgufTensors
-from labkit.weights.matrices import matrices_of
 from labkit.weights.resolve import resolve
 
 TOKENS = torch.arange(1, 21)[None]
@@ -87,8 +86,8 @@ def test_codes_stay_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
     assert isinstance(stored, StoredWeights)
     assert stored.name == stored.head == BLOCKS[kind]
     for layer, expected_layer in zip(engine.weights.layers, exact.layers, strict=True):
-        for role, matrix in matrices_of(layer).items():
-            expected = floats(matrices_of(expected_layer)[role])
+        for role, matrix in layer.matrices.items():
+            expected = floats(expected_layer.matrices[role])
             chooses = role in ("router.weight", "shared_gate.weight")  # a file has them in floats
             assert torch.equal(floats(matrix), expected.bfloat16().float() if chooses else expected), role
     assert engine.weights.head is not None
@@ -96,6 +95,35 @@ def test_codes_stay_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
     assert torch.equal(floats(engine.weights.head.matrix), floats(exact.head.matrix))
     logits, expected = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
     assert float((logits - expected).norm() / expected.norm()) < 0.05  # prompts use bfloat16 products
+
+
+def test_experts_in_mxfp4_stay_exact(tmp_path: Path) -> None:
+    """As codes of 8 bits. The rest of the layer is in floats, as in the published files of GPT-OSS."""
+    model = gguf_model("gpt-oss")
+    model.config.num_experts_per_tok = 6
+    kinds = {f"blk.{layer}.ffn_{part}_exps.weight": "MXFP4" for layer in range(2) for part in ("gate", "up", "down")}
+    source = resolve(write_gguf(tmp_path / "model.gguf", model, kinds=kinds))
+    exact = init_inference(source, dtype=torch.float32).weights
+    engine = init_inference(source)
+    for layer, expected_layer in zip(engine.weights.layers, exact.layers, strict=True):
+        for role in ("ff1.weight", "ff2.weight"):
+            matrix = layer.matrices[role]
+            assert (matrix.bits, matrix.group) == (8, 32)
+            assert torch.equal(floats(matrix), floats(expected_layer.matrices[role])), role
+    logits, expected = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
+    assert float((logits - expected).norm() / expected.norm()) < 0.1  # the other matrices are rounded to bfloat16
+
+
+@pytest.mark.parametrize("exponent", [100, 150, 255])
+def test_scales_of_mxfp4_that_float16_lacks_are_refused(exponent: int, tmp_path: Path) -> None:
+    kinds = {"blk.1.ffn_down_exps.weight": "MXFP4"}
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("gpt-oss"), kinds=kinds)
+    tensor = next(part for part in gguf.GGUFReader(file, "r+").tensors if part.name in kinds)
+    tensor.data[..., 17] = exponent  # of the second block
+    with pytest.raises(
+        UserError, match=r"mlp\.experts\.down_proj\.weight has scales from 2\^.*; use dtype=torch.bfloat16"
+    ):
+        init_inference(resolve(file))
 
 
 def test_a_saved_engine_keeps_the_codes(tmp_path: Path) -> None:
@@ -110,9 +138,20 @@ def test_types_may_differ_from_matrix_to_matrix(tmp_path: Path) -> None:
     kinds = {"blk.0.attn_k.weight": "Q8_0", "blk.1.ffn_down.weight": "F32", "token_embd.weight": "F16"}
     source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "Q4_1", kinds=kinds))
     engine = init_inference(source, replace_with_kernel_inject=True)
-    first, second = (matrices_of(layer) for layer in engine.weights.layers)
+    first, second = (layer.matrices for layer in engine.weights.layers)
     assert (first["qkv.weight"].bits, second["qkv.weight"].bits, second["ff2.weight"].scales) == (8, 4, None)
     logits, expected = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
+    assert float((logits - expected).norm() / expected.norm()) < 0.05
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [{"blk.1.ffn_down.weight": "Q8_0"}, {"output.weight": "Q4_0"}, {"blk.0.attn_output.weight": "Q4_1"}],
+    ids=str,
+)
+def test_one_matrix_alone_may_have_codes(kinds: dict[str, str], tmp_path: Path) -> None:
+    source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("llama"), kinds=kinds))
+    logits, expected = (logits_of(model, TOKENS) for model in (init_inference(source), source.hf_model(torch.float32)))
     assert float((logits - expected).norm() / expected.norm()) < 0.05
 
 
@@ -125,7 +164,7 @@ def test_other_codes_are_dequantised_and_said_to_be(tmp_path: Path) -> None:
     tensor = next(item for item in gguf.GGUFReader(file).tensors if item.name == "blk.1.ffn_down.weight")
     expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, GGMLQuantizationType.Q6_K))
     assert torch.equal(source.get("transformer.h.1.mlp.c_proj.weight"), expected.T)
-    matrix = matrices_of(init_inference(source, replace_with_kernel_inject=True).weights.layers[1])["ff2.weight"]
+    matrix = init_inference(source, replace_with_kernel_inject=True).weights.layers[1].matrices["ff2.weight"]
     assert (matrix.bits, matrix.group) == (8, 32)
     requantised = init_inference(
         source, quant={"weight": {"num_bits": 4, "group_size": 64}}, replace_with_kernel_inject=True
