@@ -14,7 +14,7 @@ from labkit.kernels.gpu import CPU
 from labkit.kernels.memory import Arena, Heap, reserved, return_freed_memory
 from labkit.kernels.types import Heads, Norm, check_heads
 from labkit.models.shards import Cut, shard
-from labkit.system.errors import UnsupportedError, UserError
+from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
 from labkit.weights.canonical import Canonical, CanonicalLayers, Empty, RowBlocks, Weight, is_matrix, vectors_of
@@ -149,8 +149,6 @@ def canonical_layers(spec: WeightSpec, source: TensorSource) -> tuple[WeightSpec
     if isinstance(weights, GgufTensors) and quant.as_stored:
         return spec, NativeWeights(weights, spec.part)
     saved = saved_in(source)
-    if saved is not None and spec.part.local.experts and spec.part.local.experts.held:
-        raise UnsupportedError("the experts of a checkpoint that labkit saved cannot be divided yet; leave moe out")
     if saved is not None and (quant.as_stored or not saved.native):
         spec = replace(spec, part=replace(spec.part, sums_whole=spec.quantised and saved.dtype != spec.dtype))
         return spec, saved.part(spec)

@@ -18,7 +18,7 @@ from labkit.kernels.types import Linear, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
-from labkit.system.errors import UserError
+from labkit.system.errors import UnsupportedError, UserError
 from labkit.system.first_bytes import first_bytes, instead_of_content
 from labkit.system.rounding import ceil_div
 from labkit.system.shown import shown_value
@@ -98,8 +98,9 @@ class SavedWeights:
     def part(self, spec: WeightSpec) -> OwnFileWeights | MergedWeights:
         """A rank's weights: in the saved layout if the spec's kernels read that layout, else as rows.
 
-        Raises UserError for int8 weights if the spec has another type.
+        Raises UserError for int8 weights if the spec has another type, and for experts that cannot be divided.
         """
+        self._require_whole_experts(spec.part)
         if self.dtype == torch.int8 and not spec.quantised:
             raise UserError(
                 f"{self.folder} holds int8 weights, got dtype={spec.dtype}; pass dtype=torch.int8, or load the original"
@@ -114,8 +115,28 @@ class SavedWeights:
         return saved == (spec.part.size, spec.layout, spec.dtype)
 
     def floats(self, spec: WeightSpec) -> MergedWeights:
-        """A rank's weights as floats of the spec's type; for int8 as float32, to be quantised anew."""
+        """A rank's weights as floats of the spec's type; for int8 as float32, to be quantised anew.
+
+        Raises UserError for experts that cannot be divided.
+        """
+        self._require_whole_experts(spec.part)
         return MergedWeights(self, spec.part, torch.float32 if spec.quantised else spec.dtype, floats=True)
+
+    def _require_whole_experts(self, part: Shard) -> None:
+        """Raises UserError for a rank with some of the experts, unless it has them whole, and so has the file."""
+        experts = part.config.experts
+        if experts is None or len(part.experts) == experts.count:
+            return
+        if self.manifest.tp_size > 1:
+            raise UnsupportedError(
+                f"{self.folder} was saved by {self.manifest.tp_size} ranks, and its experts cannot be divided among "
+                "ranks; leave moe out, or save the checkpoint with one process"
+            )
+        if len(part.inner) < part.config.intermediate_size:
+            raise UnsupportedError(
+                f"the experts of {self.folder} cannot be divided and cut as well; use as many parts of experts as "
+                f"ranks, ep_size={part.size}"
+            )
 
     def check(self) -> None:
         """Reads every tensor. Raises UserError for a tensor that was altered since it was written."""
@@ -231,13 +252,22 @@ class MergedWeights(CanonicalLayers):
 
     def _dim(self, name: str) -> int:
         """The dimension along which the weight is divided: among the present ranks, or among the saving ranks."""
-        return next((cut.dim for cut in (self.part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
+        return next((cut.dim for cut in (self._cut(name), self._saved.shards[0].cut(name)) if cut), 0)
+
+    def _cut(self, name: str) -> Cut | None:
+        """This rank's part of the whole weight."""
+        part, experts = self.part, self.part.config.experts
+        if experts is None or len(part.experts) == experts.count or name.split(".")[0] not in ("ff1", "ff2"):
+            return part.cut(name)
+        rows = part.config.layer_shapes()[name][0]
+        of_one = rows // experts.count
+        return Cut(0, ((part.experts.start * of_one, part.experts.stop * of_one),), rows)
 
     def _pieces(self, name: str, dim: int) -> list[HeldRange]:
         config = self._saved.config
         whole = (config.layer_shapes() | config.top_shapes())[name][dim]
         holdings = [ranges_of(part.cut(name), whole) for part in self._saved.shards]
-        return pieces(ranges_of(self.part.cut(name), whole), holdings)
+        return pieces(ranges_of(self._cut(name), whole), holdings)
 
     def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: HeldRange) -> None:
         """Copies a piece of the matrix to its place in `out`, some rows at a time."""

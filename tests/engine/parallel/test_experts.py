@@ -1,7 +1,9 @@
 """Experts on different ranks: the same tokens as in one process, from every kind of source."""
 
+from typing import Any
+
 import pytest
-from helpers.sweeps import swept
+from helpers.sweeps import sweep, swept
 
 import labkit
 from labkit.models.config import ExpertsSpec
@@ -35,6 +37,11 @@ def test_every_rank_holds_its_part_of_the_experts(ranks: str, request: pytest.Fi
 def test_a_rank_reads_those_of_its_experts_that_a_row_chose(ranks: str, request: pytest.FixtureRequest) -> None:
     for rank in request.getfixturevalue(ranks).answers:
         assert rank["experts"]["read"] == rank["experts"]["chose"]
+
+
+@sweep
+def test_stages_of_a_pipeline_divide_their_experts(of_four: Any) -> None:
+    assert all(rank["experts"]["in stages"] for rank in of_four.answers)
 
 
 def test_options_that_do_not_fit_are_refused_on_every_rank(of_two: object) -> None:

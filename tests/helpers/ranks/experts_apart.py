@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from helpers.models.gguf_files import gguf_model, write_gguf
 from helpers.models.small_models import ALL_EXPERTS, small_model
-from helpers.ranks.cut_models import compare, engine, four_ranks, message, prompts
+from helpers.ranks.cut_models import Found, compare, engine, four_ranks, message, prompts
 
 import labkit
 
@@ -34,6 +34,12 @@ def with_experts_apart(size: int, ep_size: int, folder: str) -> dict[str, Any]:
     for source in (f"{folder}/mixtral", f"{folder}/mixtral.gguf"):
         whole, cut = (labkit.init_inference(source, dtype=torch.float32, **given) for given in ({}, options))
         found[f"file {Path(source).name}"] = compare(whole, cut)
+    in_stages: bool | None = None
+    if size == 2:
+        found |= from_saved(folder, options)
+    else:
+        in_stages = stages_with_experts()
+        cut = labkit.init_inference(f"{folder}/mixtral.gguf", dtype=torch.float32, **options)
     held = cut.weights.layers[0].mlp.own
     cut.stage_times()
     with cut.noting_experts() as chosen:
@@ -54,7 +60,35 @@ def with_experts_apart(size: int, ep_size: int, folder: str) -> dict[str, Any]:
         "chose": chose,
         "read": list(cut.experts_read()[0].by_layer),
         "refused": refused,
+        "in stages": in_stages,
     }
+
+
+def stages_with_experts() -> bool:
+    """Whether a model in two stages, each of two ranks with other experts, gives the tokens of one process."""
+    ids, options = prompts()[0], {"tensor_parallel": {"tp_size": 2}, "pipeline_parallel": {"pp_size": 2}, "ep_size": 2}
+    tokens = [
+        labkit.init_inference(small_model("mixtral"), dtype=torch.float32, **given).generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
+        )
+        for given in ({}, options)
+    ]
+    return torch.equal(*tokens)
+
+
+def from_saved(folder: str, options: dict[str, Any]) -> dict[str, Found]:
+    """Models from checkpoints that labkit saved with one process, in floats and in codes."""
+    found = {}
+    for name, kinds in (("mixtral", {}), ("gpt-oss", {"dtype": torch.int8})):
+        given = {"dtype": torch.float32} | kinds
+        saved = f"{folder}/saved-{name}"
+        if dist.get_rank() == 0:
+            labkit.init_inference(small_model(name, **ALL_EXPERTS[name]), **given, save_mp_checkpoint_path=saved)
+        dist.barrier()
+        found[f"saved {name} {'in int8' if kinds else ''}"] = compare(
+            labkit.init_inference(saved, **given), labkit.init_inference(saved, **given, **options)
+        )
+    return found
 
 
 def four_ranks_with_experts(folder: str) -> dict[str, Any]:
