@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from labkit.models.config import ModelConfig
+from labkit.models.config import CHOICE_BIAS, ModelConfig
 from labkit.models.config_checks import check_fields
 from labkit.models.expert_names import FIRST, GATE_APART, ROUTER_IN_GGUF, SECOND, ExpertNames, ExpertStorage
 from labkit.models.hf_config import Fields
@@ -66,6 +66,7 @@ class Policy:
     attn_out_norm: str | None = None
     mlp_out_norm: str | None = None
     router: str | None = None
+    choice_bias: str = ""  # a tensor of a layer, not a module
     experts: ExpertNames | None = None  # with them `ff1` and `ff2` are the module of the experts
     shared_ff1: tuple[str, ...] = ()
     shared_ff2: str = ""
@@ -240,6 +241,8 @@ class Policy:
         layer = "" if index is None else f"{self.layers}.{index}."
         if experts := self._experts_of(role):
             return tuple(f"{layer}{name}" for name in experts.of(role))
+        if canonical == CHOICE_BIAS:
+            return (f"{layer}{self.choice_bias}",)
         return tuple(f"{layer}{module}.{kind}" for module in self.modules("tokens" if role == "embed" else role))
 
     def modules(self, role: str) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from labkit.kernels.decode_step import (
 from labkit.kernels.gemm import interleave_gate
 from labkit.kernels.memory import Place
 from labkit.kernels.types import NO_NORM, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
-from labkit.models.config import ExpertsSpec, ModelConfig
+from labkit.models.config import CHOICE_BIAS, ExpertsSpec, ModelConfig
 from labkit.models.shards import SUMMED, Cut
 from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
 from labkit.weights.matrices import Outside
@@ -161,7 +161,16 @@ class Builder:
             )
         router = matrix("router.weight")
         return MixtureMlp(
-            Router(norm, router, experts.chosen, experts.renormalised, self.norm(vectors, "attn_out_norm")),
+            Router(
+                norm,
+                router,
+                experts.chosen,
+                experts.renormalised,
+                self.norm(vectors, "attn_out_norm"),
+                experts.scores,
+                self.packer.vector(vectors.get(CHOICE_BIAS)),
+                experts.factor,
+            ),
             own=experts.own,
             ups=matrix("ff1.weight", gated=config.gated, experts=len(experts.own)),
             outs=matrix("ff2.weight", columns=cuts["ff2.weight"], experts=len(experts.own)),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import labkit
 from labkit.system.errors import UserError
+from labkit.weights.checkpoint.manifest import MANIFEST
 
 Tensors = dict[str, Tensor]
 ROUTER, EXPERT = "model.layers.1.block_sparse_moe.gate.weight", "model.layers.1.block_sparse_moe.experts.4.w2.weight"
@@ -67,3 +68,20 @@ def test_a_number_of_chosen_experts_that_the_layer_does_not_have_is_refused(
     (tmp_path / "model.safetensors").symlink_to(mixtral / "model.safetensors")
     with pytest.raises(UserError, match=r"num_experts_per_tok = 0; expected|got 6 experts for each token of 5 experts"):
         labkit.init_inference(tmp_path)
+
+
+def test_a_checkpoint_from_before_a_field_of_mixtures_is_read(tmp_path: Path) -> None:
+    model = small_model("mixtral")
+    saved = tmp_path / "saved"
+    labkit.init_inference(model, dtype=torch.float32, save_mp_checkpoint_path=str(saved))
+    manifest = json.loads((saved / MANIFEST).read_text())
+    for later in ("scores", "choice_bias", "factor"):
+        del manifest["model"]["experts"][later]
+    (saved / MANIFEST).write_text(json.dumps(manifest))
+    tokens = torch.arange(3, 12)[None]
+    engine = labkit.init_inference(saved, dtype=torch.float32)
+    assert torch.allclose(engine(tokens).logits, model(tokens).logits, atol=1e-4)
+    manifest["model"]["experts"]["scores"] = "sigmoid"
+    (saved / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="is of another model than the config given with it: experts"):
+        labkit.init_inference(saved)
