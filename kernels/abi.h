@@ -103,9 +103,12 @@ struct ExpertMlps {
 
 // The choice of experts.
 struct Router {
-  Linear matrix;         // one output for each expert
-  int64_t chosen;        // experts of a row
-  int32_t renormalised;  // whether the shares of a row add up to 1
+  Linear matrix;             // one output for each expert
+  const float* choice_bias;  // [experts], added to the scores for the choice alone; null: none
+  int64_t chosen;            // experts of a row
+  int32_t renormalised;      // whether the shares of a row add up to 1, before `factor`
+  int32_t sigmoid;           // scores are sigmoids of the logits; 0: their softmax
+  float factor;              // multiplies the shares
 };
 
 // What a layer has instead of an MLP that every row passes.

@@ -75,7 +75,13 @@ class CExpertMlps(ctypes.Structure):
 
 @mirrors("Router")
 class CRouter(ctypes.Structure):
-    _fields_ = fields((CLinear, "matrix"), (LONG, "chosen"), (INT, "renormalised"))
+    _fields_ = fields(
+        (CLinear, "matrix"),
+        (POINTER, "choice_bias"),
+        (LONG, "chosen"),
+        (INT, "renormalised sigmoid"),
+        (c_float, "factor"),
+    )
 
 
 @mirrors("Mixture")

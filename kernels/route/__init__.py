@@ -36,8 +36,8 @@ def route(
     """hidden, addend [N, H] float32 -> (normed [N, H], residual [N, H], chosen [N, K] int64, shares [N, K] float32).
 
     residual = hidden + addend_norm(addend + addend_bias); normed = norm(residual), rounded to the type of the rows that
-    the experts multiply. The experts of a row are in the order of their logits. If a logit of a row is NaN, so are its
-    shares. impl: "cpp" or "reference".
+    the experts multiply. The experts of a row are in the order of their scores, with the choice bias. If a logit of a
+    row is NaN, so are its shares. impl: "cpp" or "reference".
     """
     run = choose("route", impl, reference=reference.route, cpp=lambda *arguments: _cpp(*arguments, threads=threads))
     return run(hidden, addend, addend_bias, router)

@@ -1,29 +1,50 @@
-// The choice of experts: the rows of region 3 (attention bias, residual and norm), a logit for each expert, and the
-// largest of them. The share of an expert is its part of the softmax over all experts; renormalised: over the chosen.
+// The choice of experts: the rows of region 3 (attention bias, residual and norm), a logit for each expert, a score of
+// each logit, and the largest of them. The shares of the chosen experts are made of their scores.
 #pragma once
 
 #include "../mlp_gemm/cpp_impl.cpp"
 
 namespace labkit {
 
-// The experts of one row, the largest logit first; of equal logits the first expert. Where a logit is NaN, all shares
-// are. logits are overwritten.
+// Scores of logits: parts of their softmax, or their sigmoids.
+class Scores {
+ public:
+  Scores(const float* logits, int64_t experts, bool sigmoid) : sigmoid_(sigmoid) {
+    if (sigmoid) return;
+    for (int64_t e = 0; e < experts; ++e) top_ = logits[e] > top_ ? logits[e] : top_;
+    for (int64_t e = 0; e < experts; ++e) total_ += std::exp(logits[e] - top_);
+  }
+
+  float of(float logit) const { return sigmoid_ ? 1.0f / (1.0f + std::exp(-logit)) : std::exp(logit - top_) / total_; }
+
+ private:
+  const bool sigmoid_;
+  float top_ = -INFINITY, total_ = 0.0f;
+};
+
+// The experts of one row, the largest first; of equal experts the first one. With a bias the score and the bias are
+// compared, else the logits. Where one of these is NaN, all shares are. logits are overwritten.
 inline void choose_experts(float* logits, int64_t experts, const Router& router, int64_t* chosen, float* shares) {
-  float top = -INFINITY, total = 0.0f;
-  for (int64_t e = 0; e < experts; ++e) top = logits[e] > top ? logits[e] : top;
-  for (int64_t e = 0; e < experts; ++e) total += std::exp(logits[e] - top);
+  const Scores scores(logits, experts, router.sigmoid);
+  const float* const bias = router.choice_bias;
+  const auto compared = [&](int64_t e) { return bias ? logits[e] + bias[e] : logits[e]; };
+  bool is_nan = false;
+  for (int64_t e = 0; e < experts; ++e) {
+    if (bias) logits[e] = scores.of(logits[e]);
+    is_nan = is_nan || std::isnan(compared(e));
+  }
   float kept = 0.0f;
   for (int64_t k = 0; k < router.chosen; ++k) {
     int64_t best = 0;
     for (int64_t e = 1; e < experts; ++e)
-      if (logits[e] > logits[best] || logits[best] != logits[best]) best = e;
+      if (compared(e) > compared(best) || std::isnan(compared(best))) best = e;
     chosen[k] = best;
-    shares[k] = std::exp(logits[best] - top) / total;
+    shares[k] = bias ? logits[best] : scores.of(logits[best]);
     kept += shares[k];
     logits[best] = NAN;
   }
-  if (!router.renormalised) return;
-  for (int64_t k = 0; k < router.chosen; ++k) shares[k] /= kept;
+  const float factor = is_nan ? NAN : router.renormalised ? router.factor / kept : router.factor;
+  for (int64_t k = 0; k < router.chosen; ++k) shares[k] *= factor;
 }
 
 // chosen, shares: [rows][router.chosen]. logits: [rows][experts], working memory. On all threads; ends after a barrier.

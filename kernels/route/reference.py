@@ -1,5 +1,6 @@
-"""Reference: the unfused sequence (bias, residual, norm, product, softmax, top-k)."""
+"""Reference: the unfused sequence (bias, residual, norm, product, scores, top-k)."""
 
+import torch
 from torch import Tensor
 
 from ..plain import linear, normalise
@@ -13,7 +14,12 @@ def route(
         addend = addend if addend_bias is None else addend + addend_bias
         hidden = hidden + normalise(router.addend_norm, addend)
     normed = normalise(router.norm, hidden)
-    shares, chosen = linear(normed, router.matrix).float().softmax(dim=-1).topk(router.chosen, dim=-1)
+    logits = linear(normed, router.matrix).float()
+    scores = logits.sigmoid() if router.scores == "sigmoid" else logits.softmax(dim=-1)
+    compared = logits if router.choice_bias is None else scores + router.choice_bias
+    chosen = compared.topk(router.chosen, dim=-1).indices
+    shares = scores.gather(-1, chosen)
     if router.renormalised:
         shares = shares / shares.sum(dim=-1, keepdim=True)
-    return normed, hidden, chosen, shares
+    shares = shares.masked_fill(compared.isnan().any(dim=-1, keepdim=True), torch.nan)
+    return normed, hidden, chosen, router.factor * shares

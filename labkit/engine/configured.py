@@ -12,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from labkit.models.tensor_names import unwrapped
+from labkit.models.tensor_names import is_buffer, unwrapped
 from labkit.system.errors import UserError, first_line
 from labkit.weights.source import fill_buffers
 
@@ -78,8 +78,18 @@ def differences(model: nn.Module, configured: nn.Module) -> Iterator[tuple[str, 
         if not _is_activation(expected):
             yield from ((f"{prefix}{name}", change) for name, change in _attributes(module, expected))
         for name, table in expected._buffers.items():
-            if name not in LEFT_OUT and table is not None and (change := _changed_table(module, name, table)):
+            if (
+                name not in LEFT_OUT
+                and not _is_weight(expected, f"{prefix}{name}")
+                and table is not None
+                and (change := _changed_table(module, name, table))
+            ):
                 yield f"{prefix}{name}", change
+
+
+def _is_weight(module: nn.Module, path: str) -> bool:
+    """Whether a buffer of a module is a weight of checkpoints, all of which a row names."""
+    return path.rpartition(".")[2] not in module._non_persistent_buffers_set and not is_buffer(path)
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -16,8 +16,9 @@ from labkit.engine.injected.inject import inject
 from labkit.engine.proof import derive
 from labkit.kernels.build import unavailable
 from labkit.models.config import ModelConfig
-from labkit.models.derived.row import ConfigByContent, small_model
+from labkit.models.derived.row import ConfigByContent
 from labkit.models.derived.small_config import small_config
+from labkit.models.derived.small_models import small_model
 from labkit.models.level_names import DERIVED, HOOKS, ROW
 from labkit.models.policies import find_policy
 from labkit.system.errors import UserError, first_line

@@ -23,15 +23,16 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.alterations import refuse_alterations
 from labkit.models.derived.recognise import ModelRoles
-from labkit.models.derived.row import DerivedRow, causal_class, derived_policy, errors_of_the_class, randomised
+from labkit.models.derived.row import DerivedRow, derived_policy
 from labkit.models.derived.small_config import small_config
+from labkit.models.derived.small_models import causal_class, errors_of_the_class, randomised
 from labkit.models.observed.calls import distance
 from labkit.models.policy import Policy
 from labkit.statistics.kept_records import KeptRecord, kept_file, read_kept, write_kept
 from labkit.system.errors import UserError
 
 KEPT, NAME = "proofs.json", "proofs"
-EDITION = 3  # of what is read and proved; a kept proof of another edition does not count
+EDITION = 4  # of what is read and proved; a kept proof of another edition does not count
 FAR = 2e-3  # largest distance between logits; another epsilon, scale, window or clamp moves them much further
 SHORT, LONG, CACHED = 5, 200, 40  # tokens
 EMBEDDINGS = (1.0, 0.01, 30.0)  # scales of the embedding's rows: epsilons show in small rows, caps and clamps in large
@@ -112,7 +113,10 @@ def _keep(proof: KeptProof, folder: Path | None) -> None:
 
 def refusal_of(row: DerivedRow, build: Build) -> str:
     """Why the kernels do not compute what small models of the class do; empty: they do."""
-    for model, scales in ((row.small, EMBEDDINGS), (row.with_every_layer(), EMBEDDINGS[:1])):
+    models = ((row.small, EMBEDDINGS), (row.with_every_layer(), EMBEDDINGS[:1]), (row.with_other_choices(), (1.0,)))
+    for model, scales in models:
+        if model is None:
+            continue
         policy = row.policy_for(model)
         for scale in scales:
             with torch.random.fork_rng(devices=[]):

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 NORMS = ("layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "relu_squared", "clamped_swiglu")  # see `MlpWeights`
 POSITIONS = ("learned", "rotary", "alibi")
+SCORES = ("softmax", "sigmoid")
 PER_LAYER = ("attention_scales", "windows", "rotary_tables")
+CHOICE_BIAS = "router.choice_bias"  # canonical name
 KV_SCALE_BYTES = 2  # float16: one scale for a head's keys and one for its values, per position of an int8 cache
 SIZES = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
@@ -49,8 +51,11 @@ class RotarySpec:
 class ExpertsSpec:
     """The mixture of experts that every layer has in place of an MLP.
 
-    count: number of experts. chosen: how many of them a row passes, those with the largest logits of the router.
-    renormalised: the shares of the chosen experts add up to 1; else they are parts of the softmax over all experts.
+    count: number of experts. chosen: how many of them a row passes, those with the largest scores.
+    renormalised: the scores of the chosen experts are divided by their sum.
+    scores: "softmax" of the router's logits, or the "sigmoid" of each logit.
+    choice_bias: the layers have a `router.choice_bias`, which is added to the scores for the choice alone.
+    factor: the share of an expert is its score times this number.
     shared: width of the shared expert, an MLP that every row passes; 0: the mixture has none.
     shared_gate: its output is multiplied by the sigmoid of a gate.
     held: the experts of a rank, [first, end); None: all. The router chooses among all of them.
@@ -62,6 +67,9 @@ class ExpertsSpec:
     shared: int = 0
     shared_gate: bool = False
     held: tuple[int, int] | None = None
+    scores: str = "softmax"
+    choice_bias: bool = False
+    factor: float = 1.0
 
     @property
     def own(self) -> range:
@@ -74,6 +82,10 @@ class ExpertsSpec:
                 raise UserError(f"experts.{name} = {value!r}; expected an integer of at least 1")
         if self.chosen > self.count:
             raise UserError(f"got {self.chosen} experts for each token of {self.count} experts; expected at most all")
+        if self.scores not in SCORES:
+            raise UserError(f"experts.scores = {self.scores!r}; expected one of {', '.join(SCORES)}")
+        if not math.isfinite(self.factor):
+            raise UserError(f"experts.factor = {self.factor}; expected a finite number")
         if type(self.shared) is not int or self.shared < 0 or (self.shared_gate and not self.shared):
             raise UserError(
                 f"experts.shared = {self.shared!r}, shared_gate = {self.shared_gate}; expected an MLP's width, or 0"
@@ -219,6 +231,8 @@ class ModelConfig:
             return shapes | self._linear_shapes("ff2", hidden, inner)
         own = len(experts.own)
         shapes |= self._linear_shapes("router", experts.count, hidden)
+        if experts.choice_bias:
+            shapes |= {CHOICE_BIAS: (experts.count,)}
         shapes |= self._linear_shapes("ff1", own * wide * inner, hidden)
         shapes |= self._linear_shapes("ff2", own * hidden, inner)
         if experts.shared:

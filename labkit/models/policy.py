@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from labkit.models.config import ModelConfig
+from labkit.models.config import CHOICE_BIAS, ModelConfig
 from labkit.models.config_checks import check_fields
 from labkit.models.expert_names import FIRST, GATE_APART, ROUTER_IN_GGUF, SECOND, ExpertNames, ExpertStorage
 from labkit.models.hf_config import Fields
@@ -20,6 +20,7 @@ from labkit.models.tensor_names import is_buffer, misfits, remedy, some_of
 from labkit.system.errors import UserError
 
 LINEARS = ("qkv", "attn_out", "ff1", "ff2")
+PARAMETERS = {"sinks.weight": "sinks", CHOICE_BIAS: "choice_bias"}  # weights whose field names a tensor, not a module
 # Names that torch.compile, FSDP, activation checkpointing and DeepSpeed insert into the names of tensors.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 STATE = "state_dict."  # the weights in a file that a trainer wrote, next to its own state
@@ -67,6 +68,7 @@ class Policy:
     attn_out_norm: str | None = None
     mlp_out_norm: str | None = None
     router: str | None = None
+    choice_bias: str = ""  # a tensor of a layer, not a module
     experts: ExpertNames | None = None  # with them `ff1` and `ff2` are the module of the experts
     shared_ff1: tuple[str, ...] = ()
     shared_ff2: str = ""
@@ -241,8 +243,8 @@ class Policy:
         layer = "" if index is None else f"{self.layers}.{index}."
         if experts := self._experts_of(role):
             return tuple(f"{layer}{name}" for name in experts.of(role, kind))
-        if role == "sinks":
-            return (f"{layer}{self.sinks}",)
+        if field := PARAMETERS.get(canonical):
+            return (f"{layer}{getattr(self, field)}",)
         return tuple(f"{layer}{module}.{kind}" for module in self.modules("tokens" if role == "embed" else role))
 
     def modules(self, role: str) -> tuple[str, ...]:

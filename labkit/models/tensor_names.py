@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 # Parts of names that libraries add to a model's tensors, and the cause and remedy for the error message.
 WRAPPED: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -63,6 +67,12 @@ def unwrapped(name: str) -> str:
 def is_buffer(name: str) -> bool:
     """Whether a tensor is a mask or frequencies, which older checkpoints store with the weights."""
     return name.endswith((".attn.bias", ".attention.bias", ".masked_bias", ".rotary_emb.inv_freq"))
+
+
+def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that checkpoints store as weights, such as the bias of a choice of experts."""
+    stored = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in stored and buffer.is_floating_point()}
 
 
 def misfits(missing: Iterable[str], extra: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from labkit.kernels.decode_step import LayerWeights, ModelWeights
 from labkit.kernels.gpu import CPU
 from labkit.kernels.memory import Arena, Heap, reserved, return_freed_memory
 from labkit.kernels.types import Heads, Norm, check_heads
+from labkit.models.config import CHOICE_BIAS
 from labkit.models.shards import Cut, shard
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
@@ -168,6 +169,8 @@ class Unsaved(CanonicalLayers):
     def load(self, name: str, index: int | None, empty: Empty) -> Weight:
         if name in ("embed.weight", "head.weight"):
             return self._by_token(name)
+        if name == CHOICE_BIAS:  # rounded, it would choose other experts
+            return self._policy.tensor(self.part, name, index, self._get_exact)
         if index is None or not is_matrix(name):
             return self._policy.tensor(self.part, name, index, self._get)
         return RowBlocks.joined(self._policy.pieces(self.part, name, index, self._get_narrow))
@@ -190,6 +193,9 @@ class Unsaved(CanonicalLayers):
 
     def _get(self, name: str, cut: Cut | None) -> Tensor:
         return finite_tensor(self._source, name, self._dtype, cut)
+
+    def _get_exact(self, name: str, cut: Cut | None) -> Tensor:
+        return finite_tensor(self._source, name, torch.float32, cut)
 
     def _get_narrow(self, name: str, cut: Cut | None) -> Tensor:
         """A matrix, or rows of one; in its stored type where `dtype` has all of its numbers and the source would copy

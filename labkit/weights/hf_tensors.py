@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.models.config import ModelConfig, Shapes
-from labkit.models.policies import find_policy
+from labkit.models.policies import find_policy, known_policy
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, shard
+from labkit.models.tensor_names import stored_buffers
 from labkit.system.errors import UserError
 from labkit.weights.protocol import TensorSource
 
@@ -29,6 +30,9 @@ def fill(model: PreTrainedModel, source: TensorSource, *, copies: bool) -> None:
         if tensor.shape != parameter.shape:
             raise UserError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
         setattr(model.get_submodule(module), leaf, nn.Parameter(tensor.clone() if copies else tensor))
+    for name in stored_buffers(model):
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, tensors.get(name, torch.float32).clone())
 
 
 class HfTensors:
@@ -36,8 +40,6 @@ class HfTensors:
 
     def __init__(self, source: TensorSource, hf_config: PretrainedConfig) -> None:
         self._source, self._names = source, source.names()
-        policy = find_policy(hf_config)
-        self._policy = policy if policy is not None and policy.experts is not None else None
         self._hf_config = hf_config
 
     def get(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -52,6 +54,11 @@ class HfTensors:
 
         tensor = policy.as_stored(config, self._names).tensor(shard(config), canonical, index, get)
         return policy.stored(config, canonical, tensor, index)[name].contiguous()
+
+    @cached_property
+    def _policy(self) -> Policy | None:
+        policy = known_policy(self._hf_config)
+        return policy if policy is not None and policy.experts is not None else None
 
     @cached_property
     def _of_experts(self) -> dict[str, tuple[str, int]]:

@@ -27,7 +27,7 @@ from labkit.kernels.decode_step import (
 from labkit.kernels.gemm import interleave_gate
 from labkit.kernels.memory import Place
 from labkit.kernels.types import NO_NORM, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
-from labkit.models.config import ExpertsSpec, ModelConfig
+from labkit.models.config import CHOICE_BIAS, ExpertsSpec, ModelConfig
 from labkit.models.shards import SUMMED, Cut
 from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
 from labkit.weights.matrices import Outside
@@ -171,7 +171,16 @@ class Builder:
         # Of the ranks with a part of the same experts, the first adds their biases to the sum.
         out_bias = vectors.get("ff2.bias") if self.spec.part.inner.start == 0 else None
         return MixtureMlp(
-            Router(norm, router, experts.chosen, experts.renormalised, self.norm(vectors, "attn_out_norm")),
+            Router(
+                norm,
+                router,
+                experts.chosen,
+                experts.renormalised,
+                self.norm(vectors, "attn_out_norm"),
+                experts.scores,
+                self.packer.vector(vectors.get(CHOICE_BIAS)),
+                experts.factor,
+            ),
             own=experts.own,
             ups=self.packer.with_biases(ups, vectors.get("ff1.bias"), count, gated=config.gated),
             outs=self.packer.with_biases(outs, out_bias, count),

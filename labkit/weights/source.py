@@ -27,7 +27,7 @@ from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
 from labkit.models.policies import known_policy, policy_for
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, cut_of
-from labkit.models.tensor_names import some_of
+from labkit.models.tensor_names import some_of, stored_buffers
 from labkit.models.token_ids import check_token_ids
 from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError, first_line
@@ -316,9 +316,9 @@ def _generation_config(folder: Path) -> GenerationConfig:
 
 
 def hf_shapes(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of the Hugging Face model's tensors by name, without a tied head."""
+    """The shapes of the tensors in a checkpoint of the Hugging Face model by name, without a tied head."""
     model = _meta_model(copy.deepcopy(hf_config), torch.float32)  # transformers notes the dtype in the config
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: tuple(tensor.shape) for name, tensor in (*model.named_parameters(), *stored_buffers(model).items())}
 
 
 def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -28,7 +28,7 @@ def test_hooks_say_why_there_is_no_row_and_what_they_replace() -> None:
     config = config_of_class("PhimoeForCausalLM")
     assert config is not None
     level = level_of(config)
-    assert (level.level, level.why) == (HOOKS, "no MLP of two or three linears and a known activation")
+    assert (level.level, level.why) == (HOOKS, "a router that no row describes: its experts or their shares are others")
     assert "1 x head: lm_head" in level.facts
 
 

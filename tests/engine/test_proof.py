@@ -15,7 +15,8 @@ from labkit.engine.engine import DecoderEngine, InjectedEngine
 from labkit.engine.init_inference import engine_with_row
 from labkit.engine.proof import KEPT, derive
 from labkit.models.derived.head_linears import NotRecognised
-from labkit.models.derived.row import DerivedRow, without_memory
+from labkit.models.derived.row import DerivedRow
+from labkit.models.derived.small_models import without_memory
 from labkit.models.policies import policy_for
 from labkit.statistics import kept_records
 
@@ -138,7 +139,7 @@ def test_a_folder_without_a_row_is_run_by_transformers(tmp_path: Path) -> None:
 
 
 def test_the_policy_of_a_class_that_no_row_describes_says_why() -> None:
-    with pytest.raises(ValueError, match=r"'phimoe', from whose class no row can be derived \(no MLP of two"):
+    with pytest.raises(ValueError, match=r"'phimoe', from whose class no row can be derived \(a router that no row"):
         policy_for(any_model("phimoe").config)
 
 

@@ -1,6 +1,7 @@
 """The choice of experts."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -62,12 +63,15 @@ def test_the_largest_logits_are_chosen_in_their_order(chosen: int, renormalised:
     assert torch.equal(actual[1], hidden)
 
 
-def with_logits(logits: Tensor, chosen: int, impl: str) -> tuple[Tensor, Tensor]:
-    """The choice of rows with these logits [N, E]: the rows are the logits, and the matrix is the identity."""
+def with_logits(logits: Tensor, chosen: int, impl: str, **fields: Any) -> tuple[Tensor, Tensor]:
+    """The choice of rows with these logits [N, E]: the rows are the logits, and the matrix is the identity. fields: of
+    the router.
+    """
     experts = logits.shape[1]
     matrix = Linear(torch.eye(experts), None, experts, experts, "rows")
     matrix = packed_matrix(matrix) if impl == "cpp" else matrix
-    _, _, numbers, shares = route(logits, None, None, Router(NO_NORM, matrix, chosen, True), impl=impl)
+    router = replace(Router(NO_NORM, matrix, chosen, renormalised=True), **fields)
+    _, _, numbers, shares = route(logits, None, None, router, impl=impl)
     return numbers, shares
 
 
@@ -89,6 +93,35 @@ def test_a_logit_that_is_no_number_makes_the_shares_of_its_row_none(wrong: float
     assert ((numbers >= 0) & (numbers < 6)).all()
 
 
+@pytest.mark.parametrize("renormalised", [False, True])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_a_bias_changes_the_choice_alone(scores: str, renormalised: bool) -> None:
+    draw = Draw()
+    hidden, bias = draw.normal(70, HIDDEN), draw.normal(EXPERTS)
+    plain, packed = (replace(router, scores=scores, choice_bias=bias, factor=2.5) for router in routers(draw))
+    whole = replace(plain, chosen=EXPERTS, renormalised=False, choice_bias=None, factor=1.0)
+    of_all = dense(*route(hidden, None, None, whole, impl="reference")[2:])
+    order = (of_all + bias).argsort(dim=1, descending=True)[:, :4]
+    kept = of_all.gather(1, order)
+    expected = 2.5 * (kept / kept.sum(1, keepdim=True) if renormalised else kept)
+    for impl, router in (("reference", plain), ("cpp", packed)):
+        _, _, chosen, shares = route(hidden, None, None, replace(router, renormalised=renormalised), impl=impl)
+        assert torch.equal(chosen, order)
+        assert_near(shares, expected, torch.ones(()), 1e-5)
+    assert not torch.equal(order, of_all.argsort(dim=1, descending=True)[:, :4])
+
+
+@pytest.mark.parametrize("bias", [None, torch.zeros(6)])
+@pytest.mark.parametrize("impl", ["reference", "cpp"])
+def test_sigmoids_of_logits_are_scores(impl: str, bias: Tensor | None) -> None:
+    logits = torch.tensor([[-2.0, -100.0, 0.0, 3.0, torch.nan, 1.0]]).expand(2, -1).clone()
+    logits[0, 4] = 30.0
+    numbers, shares = with_logits(logits, 3, impl, scores="sigmoid", choice_bias=bias, renormalised=False)
+    assert numbers[0].tolist() == [4, 3, 5]
+    assert torch.allclose(shares[0], torch.tensor([30.0, 3.0, 1.0]).sigmoid())
+    assert shares[1].isnan().all()
+
+
 def test_large_logits_do_not_overflow() -> None:
     numbers, shares = with_logits(torch.tensor([[-3e38, 3e38, 100.0, 3e38]]), 2, "cpp")
     assert numbers.tolist() == [[1, 3]]
@@ -102,6 +135,13 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong in (0, EXPERTS + 1, 2.0):
         with pytest.raises(UserError, match=rf"router.chosen = {wrong}, expected 1 to {EXPERTS}, the number of"):
             route(hidden, None, None, replace(packed, chosen=wrong), impl="cpp")  # type: ignore[arg-type]
+    for fields, match in (
+        ({"scores": "tanh"}, "router.scores = 'tanh', expected 'softmax' or 'sigmoid'"),
+        ({"factor": torch.nan}, "router.factor = nan, expected a finite float32"),
+        ({"choice_bias": torch.zeros(3)}, rf"router.choice_bias: expected contiguous float32 \[{EXPERTS}\]"),
+    ):
+        with pytest.raises(UserError, match=match):
+            route(hidden, None, None, replace(packed, **fields), impl="cpp")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"hidden: expected contiguous float32 \[rows, 63\]"):
         route(draw.normal(2, HIDDEN + 1), None, None, packed, impl="cpp")
     with pytest.raises(UserError, match="unknown impl 'triton'; expected one of cpp, reference"):

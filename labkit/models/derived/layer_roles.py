@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 
 from labkit.models.derived.attention_calls import AttentionCall
 from labkit.models.derived.head_linears import NotRecognised, before_rotation, linears_of_heads, without_copies
+from labkit.models.derived.mixtures import MixtureRole
 from labkit.models.derived.norms import is_norm
 from labkit.models.derived.rotations import Rotation, is_rotated, rotations
+from labkit.models.derived.second_halves import second_half
 from labkit.models.observed.calls import ObservedCall, distance, is_linear
-from labkit.models.observed.mlps import PlainMlp, mlp_of_calls
+from labkit.models.observed.mlps import PlainMlp
 
 SAME = 1e-4  # between tensors that differ by rounding
 
@@ -26,7 +27,7 @@ class LayerRoles:
     attention: str
     qkv: tuple[str, ...]
     attn_out: str
-    mlp: PlainMlp
+    mlp: PlainMlp | MixtureRole
     norm1: str | None  # None: no norm, and no norm2
     norm2: str | None  # None: norm1
     pre_norm: bool  # False: the norms are of the sums after attention and after the MLP
@@ -70,33 +71,33 @@ class Seen:
             raise NotRecognised("no linear reads the attention's output as it is")
         attn_out = outs[0]
         others = {name: call for name, call in linears.items() if name != attn_out}
-        mlp = _mlp(others, self.calls[path].y.shape[-1])
-        qkv = {name: call for name, call in others.items() if name not in mlp.linears}
+        half = second_half(self.modules[path], inside, others, self.calls[path].y)
+        qkv = {name: call for name, call in others.items() if name not in half.linears}
         attention = without_copies(qkv, attention)
         names, interleaved = linears_of_heads(qkv, attention)
         before, head_norms = before_rotation(names, qkv, norms, attention)
         attention = _scaled_later(before["query"], attention)
-        norm1, norm2, pre_norm = self._norms(path, next(iter(qkv.values())), inside[mlp.up], norms)
-        whole = next((call for name, call in inside.items() if name and mlp.down.startswith(f"{name}.")), None)
+        norm1, norm2, pre_norm = self._norms(path, next(iter(qkv.values())), half.reads, norms)
         out_norm = _norm_after(linears[attn_out], norms)
-        mlp_norm = _norm_after(linears[mlp.down], norms)
-        if mlp_norm is None and whole is not None:
-            mlp_norm = _norm_after(whole, norms)
+        mlp_norm = next((norm for call in half.returns if (norm := _norm_after(call, norms))), None)
         roles = {norm1, norm2, out_norm, mlp_norm, *head_norms.values()} - {None}
         if unused := set(norms) - roles:
             raise NotRecognised(f"the norms {', '.join(sorted(unused))} have no role")
         between = norm2 if pre_norm else norm1  # the norm of the sum after attention
-        before_mlp = inside[mlp.up] if between is None else norms[between]
+        before_mlp = half.reads if between is None else norms[between]
         parallel = before_mlp.reads_as(self.calls[path]) or (norm2 is not None and norm2 == norm1)
+        if parallel and isinstance(half.role, MixtureRole):
+            raise NotRecognised("a mixture of experts that reads the same rows as the attention")
         added = norms[out_norm].y if out_norm else linears[attn_out].y
         scale = 1.0 if parallel else ratio(before_mlp.x - self.calls[path].x, added, "the residual after attention")
-        kinds = {"qkv": [*qkv], "attn_out": [attn_out], "ff1": [*mlp.linears[:-1]], "ff2": [mlp.down]}
+        of_mlp = half.linears if isinstance(half.role, PlainMlp) else ()
+        kinds = {"qkv": [*qkv], "attn_out": [attn_out], "ff1": [*of_mlp[:-1]], "ff2": [*of_mlp[-1:]]}
         biased = {kind: self._biased(path, linears) for kind, linears in kinds.items()}
         roles_of_layer = LayerRoles(
             attention=self._paths(path, attention.module),
             qkv=names,
             attn_out=attn_out,
-            mlp=mlp,
+            mlp=half.role,
             norm1=norm1,
             norm2=None if norm2 == norm1 else norm2,
             pre_norm=pre_norm,
@@ -169,20 +170,6 @@ class Seen:
             if all(is_rotated(before[name], after[name], spec) for name in after):
                 return rotation
         raise NotRecognised("queries and keys change between their linears and the attention, by no known rotation")
-
-
-def _mlp(linears: Mapping[str, ObservedCall], hidden: int) -> PlainMlp:
-    for down, call in linears.items():
-        inner = call.x.shape[-1]
-        first = {name: other for name, other in linears.items() if name != down and other.y.shape[-1] == inner}
-        pairs = [pair for pair in combinations(first, 2) if first[pair[0]].reads_as(first[pair[1]])]
-        singles = [
-            (name,) for name, other in linears.items() if name != down and other.y.shape[-1] in (inner, 2 * inner)
-        ]
-        for names in (*pairs, *singles) if call.y.shape[-1] == hidden else ():
-            if found := mlp_of_calls(names, down, linears):
-                return found
-    raise NotRecognised("no MLP of two or three linears and a known activation")
 
 
 def _scaled_later(before: Tensor, attention: AttentionCall) -> AttentionCall:

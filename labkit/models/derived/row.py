@@ -6,26 +6,26 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-import torch
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from labkit.models.config import RotarySpec
+from labkit.models.derived.mixture_rows import experts_of, names_of_chosen, names_of_half
+from labkit.models.derived.mixtures import MixtureRole
 from labkit.models.derived.recognise import ModelRoles, NotRecognised, near, recognise
 from labkit.models.derived.small_config import small_config
+from labkit.models.derived.small_models import causal_class, errors_of_the_class, small_model, without_memory
 from labkit.models.hf_config import Fields
 from labkit.models.observed.calls import matrix
+from labkit.models.observed.mlps import PlainMlp
 from labkit.models.policy import Policy
-from labkit.system.errors import UserError, first_line
 
 OTHER = 1.25  # factor that changes a field of a config, to see whether a number follows it
-MOST_NUMBERS = 1 << 26  # parameters of a small model
 
 
 class DerivedRow:
@@ -60,14 +60,22 @@ class DerivedRow:
         with errors_of_the_class():
             return small_model(small_config(self._hf_config, every_layer=True), self._kind)
 
+    def with_other_choices(self) -> PreTrainedModel | None:
+        """A small model whose rows pass another number of experts; None: it has no mixture."""
+        if not isinstance(role := self.roles.layer.mlp, MixtureRole) or role.count == 1:
+            return None
+        other = role.chosen + 1 if role.chosen < role.count else role.chosen - 1
+        config = copy.deepcopy(self._config)
+        for name in names_of_chosen(config, role.chosen):
+            setattr(config.get_text_config(), name, other)
+        with errors_of_the_class():
+            return small_model(config, self._kind)
+
     def policy_for(self, model: PreTrainedModel) -> Policy:
         """The row of a model of the same architecture and switches, which may be on the meta device."""
-        roles, layer, mlp = self.roles, self.roles.layer, self.roles.layer.mlp
+        roles, layer = self.roles, self.roles.layer
         fields = self._fields(model)
         first = model.get_submodule(f"{roles.layers}.0.{layer.attn_out}")
-        up = (mlp.gate, mlp.up) if mlp.gate else (mlp.up,)
-        if mlp.halves and not mlp.gate_first:
-            raise NotRecognised("one matrix of the MLP holds up rows, then gate rows")
         return Policy(
             architecture=type(model).__name__,
             model_type=model.config.model_type,
@@ -77,8 +85,7 @@ class DerivedRow:
             qkv=layer.qkv,
             attn_out=layer.attn_out,
             norm2=layer.norm2,
-            ff1=up,
-            ff2=mlp.down,
+            **names_of_half(layer.mlp, model),
             tokens=roles.tokens,
             positions=roles.positions,
             embed_norm=roles.embed_norm,
@@ -107,8 +114,8 @@ class DerivedRow:
         roles, layer, config = self.roles, self.roles.layer, model.config.get_text_config()
         layers: Any = model.get_submodule(roles.layers)
         embedding: Any = model.get_submodule(roles.tokens)
-        first = {name: matrix(layers[0].get_submodule(name)) for name in (*layer.qkv, layer.attn_out, layer.mlp.down)}
-        hidden, inner = embedding.weight.shape[1], first[layer.mlp.down].shape[1]
+        first = {name: matrix(layers[0].get_submodule(name)) for name in (*layer.qkv, layer.attn_out)}
+        hidden = embedding.weight.shape[1]
         attention = [each.get_submodule(layer.attention) for each in layers]
         head_dim = getattr(attention[0], "head_dim", None) or hidden // config.num_attention_heads
         heads = first[layer.attn_out].shape[1] // head_dim
@@ -128,7 +135,6 @@ class DerivedRow:
             "num_heads": heads,
             "num_kv_heads": kv_heads,
             "head_dim": head_dim,
-            "intermediate_size": inner,
             "vocab_size": len(head.weight),
             "embedding_size": hidden,
             "max_positions": None if alibi else positions or config.max_position_embeddings,
@@ -136,8 +142,7 @@ class DerivedRow:
             "norm_eps": roles.norm.eps,
             "norm_offset": roles.norm.offset,
             "norm_bias": roles.norm.bias,
-            "activation": layer.mlp.activation,
-            "gated": layer.mlp.gated,
+            **self._second_half(layers[0], config, hidden),
             "position": "alibi" if alibi else "learned" if roles.positions else "rotary",
             "position_offset": roles.position_offset,
             **self._rotaries(model, config),
@@ -161,6 +166,14 @@ class DerivedRow:
             "logit_scale": self._transferred(lambda read: read.logits[1], config, hidden) if kind == "scaled" else 1.0,
             "tied_head": head.weight is embedding.weight,
         }
+
+    def _second_half(self, layer: nn.Module, config: PretrainedConfig, hidden: int) -> Fields:
+        mlp = self.roles.layer.mlp
+        common = {"activation": mlp.activation, "gated": mlp.gated}
+        if isinstance(mlp, PlainMlp):
+            return common | {"intermediate_size": matrix(layer.get_submodule(mlp.down)).shape[1]}
+        experts = experts_of(mlp, layer, self._config, config, self._transferred(_factor, config, hidden))
+        return common | {"intermediate_size": layer.get_parameter(mlp.stacks[1]).shape[-1], "experts": experts}
 
     def _rotaries(self, model: PreTrainedModel, config: Any) -> Fields:
         """The rotations of the layers. One without a rotation has angles of 0."""
@@ -253,6 +266,13 @@ class DerivedRow:
         return near(changed, number * OTHER) or near(changed, number / OTHER)
 
 
+def _factor(roles: ModelRoles) -> float:
+    mixture = roles.layer.mlp
+    if not isinstance(mixture, MixtureRole):
+        raise NotRecognised("a mixture that comes and goes with a number of the config")
+    return mixture.factor
+
+
 @dataclass(frozen=True)
 class ConfigByContent:
     """A config as a key: two configs of the same content are one."""
@@ -279,65 +299,3 @@ def derived_policy(hf_config: PretrainedConfig) -> Policy:
     Raises NotRecognised as `DerivedRow` does.
     """
     return _derived(ConfigByContent.of(hf_config))
-
-
-@contextmanager
-def errors_of_the_class() -> Iterator[None]:
-    """Turns other errors than UserError into NotRecognised: a class may raise anything for a small config."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        raise NotRecognised(f"{type(error).__name__} in transformers' small model: {reason}") from error
-
-
-def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
-    """The class of transformers for causal models of this config. ValueError: transformers has none."""
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return known if isinstance(known, type) else type(without_memory(config))
-
-
-def small_model(
-    config: PretrainedConfig, kind: type[PreTrainedModel] | None = None, *, seed: int = 0
-) -> PreTrainedModel:
-    """A model with random weights, none of them trivial: a forgotten bias or norm shows. Raises NotRecognised if it is
-    not small: a stranger's config may have sizes that no rule knows.
-    """
-    numbers = sum(parameter.numel() for parameter in without_memory(config, kind).parameters())
-    if numbers > MOST_NUMBERS:
-        raise NotRecognised(
-            f"its small model has {numbers / 1e6:,.0f} million parameters; some size has an unknown name"
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _made(config, kind, dtype=torch.float32)
-        randomised(model)
-    return model
-
-
-def randomised(model: nn.Module, scale: float = 1.0) -> None:
-    """Draws all weights anew, in place. scale: of the embedding's rows."""
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape)
-        if parameter.dim() > 1:
-            noise = noise * scale if "embed" in name else noise / parameter.shape[-1] ** 0.5
-        elif name.endswith("bias"):
-            noise = noise / 4
-        else:
-            noise = 1 + noise / 4
-        parameter.data = noise.to(parameter.dtype)
-
-
-def without_memory(config: PretrainedConfig, kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
-    """A model of this config whose tensors have no memory. kind: its class; None: the causal one of the config."""
-    with torch.device("meta"):
-        return _made(config, kind)
-
-
-def _made(config: PretrainedConfig, kind: type[PreTrainedModel] | None, **settings: Any) -> PreTrainedModel:
-    if kind is not None:
-        return kind._from_config(config, **settings).eval()
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **settings)
-    return model.eval()

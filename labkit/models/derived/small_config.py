@@ -40,7 +40,7 @@ SIZES: dict[str, int] = (
     | dict.fromkeys(EXPERT_COUNTS, EXPERTS)
     | dict.fromkeys(EXPERTS_CHOSEN, CHOSEN)
     | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32)
-    | {"n_group": 1, "topk_group": 1, "num_expert_group": 1}
+    | {"n_group": 2, "topk_group": 1, "num_expert_group": 2}  # so that a choice among groups shows
     | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
     | dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 256)
     | {"sliding_window": 8, "attention_window": 8, "window_size": 8}

@@ -29,6 +29,7 @@ class ObservedCall:
     version: the number of changes of `read` before the call.
     x, y: copies of both.
     alone: whether there was no other argument, and no other result.
+    others: the other tensors among its arguments.
     """
 
     read: Tensor
@@ -37,6 +38,7 @@ class ObservedCall:
     returned: Tensor
     y: Tensor
     alone: bool
+    others: tuple[Tensor, ...] = ()
 
     def reads_as(self, other: ObservedCall) -> bool:
         """Whether both read the same tensor with the same content."""
@@ -82,21 +84,27 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments of a call that are tensors."""
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+
+
 def calls_of(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, ObservedCall]:
     """The first call of each of these modules in one run, by path and in running order. Modules that are not called, or
     take or return no tensor, are left out.
     """
     calls: dict[str, ObservedCall | None] = {}
-    begun: dict[str, tuple[Tensor, int, Tensor, bool]] = {}
+    begun: dict[str, tuple[Tensor, int, Tensor, bool, tuple[Tensor, ...]]] = {}
 
     def before(path: str) -> Hook:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if path in calls:
                 return
             calls[path] = None
-            read = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-            if read is not None:
-                begun[path] = (read, version_of(read), read.clone(), len(args) + len(kwargs) == 1)
+            if tensors := tensors_in(args, kwargs):
+                read, *others = tensors
+                copies = tuple(tensor.clone() for tensor in others)
+                begun[path] = (read, version_of(read), read.clone(), len(args) + len(kwargs) == 1, copies)
 
         return hook
 
@@ -104,8 +112,8 @@ def calls_of(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Ob
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple | list | ModelOutput) and len(output) else output
             if path in begun and isinstance(first, Tensor):
-                read, version, x, alone = begun.pop(path)
-                calls[path] = ObservedCall(read, version, x, first, first.clone(), alone and first is output)
+                read, version, x, alone, others = begun.pop(path)
+                calls[path] = ObservedCall(read, version, x, first, first.clone(), alone and first is output, others)
 
         return hook
 

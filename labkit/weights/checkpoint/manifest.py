@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from labkit.models.config import ModelConfig
+from labkit.models.config import ExpertsSpec, ModelConfig
 from labkit.models.dtypes import DTYPES
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
@@ -110,9 +110,20 @@ def described_model(config: ModelConfig) -> dict[str, Any]:
 
 
 def stored_description(manifest: Manifest) -> dict[str, Any]:
-    """The description in a manifest. Fields that `ModelConfig` got later have the values that they have by default."""
-    defaults = {field.name: field.default for field in fields(ModelConfig) if field.default is not MISSING}
-    return json.loads(json.dumps(defaults, default=sorted)) | manifest.model
+    """The description in a manifest. Fields that `ModelConfig` and `ExpertsSpec` got later have the values that they
+    have by default.
+    """
+    stored = _defaults(ModelConfig) | manifest.model
+    if isinstance(experts := stored["experts"], dict):
+        stored["experts"] = _defaults(ExpertsSpec) | experts
+    return stored
+
+
+def _defaults(kind: type[ModelConfig | ExpertsSpec]) -> dict[str, Any]:
+    """The fields of a class that have default values, as JSON has them."""
+    defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    described: dict[str, Any] = json.loads(json.dumps(defaults, default=sorted))
+    return described
 
 
 def read_manifest(folder: Path) -> Manifest | None:

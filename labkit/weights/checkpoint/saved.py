@@ -15,7 +15,7 @@ from torch import Tensor
 
 from labkit.kernels.codes import cut_groups
 from labkit.kernels.types import Linear, float_dtype
-from labkit.models.config import ModelConfig
+from labkit.models.config import CHOICE_BIAS, ModelConfig
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UnsupportedError, UserError
@@ -235,7 +235,8 @@ class MergedWeights(CanonicalLayers):
             parts = [
                 self._saved.file(piece.holder).vector(key)[piece.begin : piece.end] for piece in self._pieces(name, 0)
             ]
-            return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._dtype)
+            vector = parts[0] if len(parts) == 1 else torch.cat(parts)
+            return vector if name == CHOICE_BIAS else vector.to(self._dtype)
         dim = self._dim(name)
         weight_pieces = self._pieces(name, dim)
         if rows is not None:

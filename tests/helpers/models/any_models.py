@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from labkit.models.derived.row import small_model
 from labkit.models.derived.small_config import small_config
+from labkit.models.derived.small_models import small_model
 
 
 def any_model(model_type: str, *, seed: int = 0, **changes: Any) -> PreTrainedModel:

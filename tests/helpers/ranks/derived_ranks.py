@@ -8,9 +8,10 @@ from helpers.models.any_models import any_model, texts
 import labkit
 from labkit.engine.engine import DecoderEngine
 
-NAMES = ("bart", "falcon", "granite", "mpt", "nanochat", "phi3", "whisper")
+NAMES = ("bart", "falcon", "granite", "mpt", "nanochat", "phi3", "solar_open", "whisper")
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "falcon 40B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 8, "num_attention_heads": 32})
+    "falcon 40B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 8, "num_attention_heads": 32}),
+    "glm 4.5": ("glm4_moe", {"first_k_dense_replace": 0, "routed_scaling_factor": 2.5}),
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in NAMES} | OTHERS
 
