@@ -28,9 +28,7 @@ HEAD_DIM_LIMITS = {"cpp": 512, "reference": 512, "triton": 256}
 HEAD_DIM_MULTIPLE = 16
 same_in_cpp({"kMostDim": HEAD_DIM_LIMITS["cpp"]})
 same_in_cpp(dict(zip(("kNoNorm", "kLayerNorm", "kRmsNorm"), range(len(NORM_KINDS)), strict=True)))
-SWIGLU_SLOPE, SWIGLU_LIMIT = 1.702, 7.0  # of "clamped_swiglu", see `MlpWeights`
-KINDS_IN_CPP = ("kGelu", "kGeluTanh", "kRelu", "kSilu", "kReluSquared", "kClampedSwiglu")
-same_in_cpp(dict(zip(KINDS_IN_CPP, range(len(ACTIVATIONS)), strict=True)))
+same_in_cpp({f"k{name.title().replace('_', '')}": number for number, name in enumerate(ACTIVATIONS)})
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..plain import linear, normalise
-from ..types import SWIGLU_LIMIT, SWIGLU_SLOPE, Linear, MlpWeights
+from ..types import Linear, MlpWeights
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -16,6 +16,7 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu_squared": lambda x: F.relu(x).square(),
 }
+SWIGLU_SLOPE, SWIGLU_LIMIT = 1.702, 7.0  # of "clamped_swiglu", see `MlpWeights`
 
 
 def mlp_gemm(

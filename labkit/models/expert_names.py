@@ -53,10 +53,10 @@ class ExpertNames:
         """The stored tensors of a canonical role. kind: "weight" or "bias"."""
         if self.way is ExpertStorage.STACKS:
             return (self.stacks[role == SECOND] + ("_bias" if kind == "bias" else ""),)
+        first, second = GATE_APART if self.way is ExpertStorage.GATE_APART else self.apart
+        modules = first if role == FIRST else (second,)
         if self.way is ExpertStorage.GATE_APART:
-            modules = GATE_APART[0] if role == FIRST else GATE_APART[1:]
             return tuple(f"{module}.{kind}" for module in modules)
-        modules = self.apart[0] if role == FIRST else self.apart[1:]
         return tuple(f"{module.format(expert)}.{kind}" for expert in range(self.count) for module in modules)
 
     def held(self, role: str, stored: tuple[str, ...], shard: Shard) -> tuple[str, ...]:

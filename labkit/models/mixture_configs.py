@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from labkit.kernels.types import SWIGLU_LIMIT, SWIGLU_SLOPE
+from labkit.kernels.mlp_gemm.reference import SWIGLU_LIMIT, SWIGLU_SLOPE
 from labkit.models.config import ExpertsSpec
 from labkit.models.hf_config import Fields, layer_windows, llama_like
 

@@ -33,7 +33,7 @@ from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError, first_line
 from labkit.system.json_file import read_json
 from labkit.weights.checkpoint.files import TensorFile
-from labkit.weights.checkpoint.mxfp4 import StoredTensor, with_stacks, without_mxfp4
+from labkit.weights.checkpoint.mxfp4 import TensorInFile, with_stacks, without_mxfp4
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
@@ -191,7 +191,7 @@ class Checkpoint:
     def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
         opened = [TensorFile(path) for path in files]
         self.identity, self.copies_to_convert = identity_of_files(files), True
-        stored = with_stacks({name: StoredTensor(file, name) for file in opened for name in file.names()})
+        stored = with_stacks({name: TensorInFile(file, name) for file in opened for name in file.names()})
         current = policy.current_names(config, stored)
         self._places = {current[name]: place for name, place in stored.items() if name in current}
         head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"

@@ -73,8 +73,10 @@ def compare(
 
 def of_heads(params: AttentionParams, heads: Heads) -> AttentionParams:
     """With the vectors of these heads alone."""
-    vectors = {"slopes": params.slopes, "sinks": params.sinks}
-    return replace(params, **{n: None if v is None else v[: heads.query].contiguous() for n, v in vectors.items()})
+    slopes, sinks = (
+        None if vector is None else vector[: heads.query].contiguous() for vector in (params.slopes, params.sinks)
+    )
+    return replace(params, slopes=slopes, sinks=sinks)
 
 
 # At most 4 new tokens: with more, the kernels of some instruction sets read the slots of every sequence.

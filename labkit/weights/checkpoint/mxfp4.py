@@ -29,7 +29,7 @@ POWERS = torch.tensor([2.0**exponent for exponent in range(-127, 128)] + [torch.
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class TensorInFile:
     """A tensor in a file."""
 
     file: TensorFile
@@ -48,8 +48,8 @@ class StoredTensor:
 class Mxfp4Stack:
     """The matrices of a layer's experts: uint8 blocks [E, outputs, groups, 16] and scales [E, outputs, groups]."""
 
-    blocks: StoredTensor
-    scales: StoredTensor
+    blocks: TensorInFile
+    scales: TensorInFile
 
     def get(self) -> Tensor:
         """bfloat16 [E, inputs, outputs], as transformers keeps the stack. Raises UserError for blocks or scales of a
@@ -79,13 +79,14 @@ def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
     return numbers.flatten(-2)
 
 
-def with_stacks(places: Mapping[str, StoredTensor]) -> dict[str, StoredTensor | Mxfp4Stack]:
+def with_stacks(places: Mapping[str, TensorInFile]) -> dict[str, TensorInFile | Mxfp4Stack]:
     """The tensors by name, where a stack takes the place of its two tensors."""
-    joined: dict[str, StoredTensor | Mxfp4Stack] = dict(places)
-    for name in places:
+    joined: dict[str, TensorInFile | Mxfp4Stack] = dict(places)
+    for name, blocks in places.items():
         stem = name.removesuffix(BLOCKS)
         if stem != name and stem not in places and stem + SCALES in places:
-            joined[stem] = Mxfp4Stack(joined.pop(name), joined.pop(stem + SCALES))
+            joined[stem] = Mxfp4Stack(blocks, places[stem + SCALES])
+            del joined[name], joined[stem + SCALES]
     return joined
 
 

@@ -66,12 +66,14 @@ def with_experts_apart(size: int, ep_size: int, folder: str) -> dict[str, Any]:
 
 def stages_with_experts() -> bool:
     """Whether a model in two stages, each of two ranks with other experts, gives the tokens of one process."""
-    ids, options = prompts()[0], {"tensor_parallel": {"tp_size": 2}, "pipeline_parallel": {"pp_size": 2}, "ep_size": 2}
+    ids = prompts()[0]
+    options: dict[str, Any] = {"tensor_parallel": {"tp_size": 2}, "pipeline_parallel": {"pp_size": 2}, "ep_size": 2}
+    either: tuple[dict[str, Any], ...] = ({}, options)
     tokens = [
         labkit.init_inference(small_model("mixtral"), dtype=torch.float32, **given).generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
         )
-        for given in ({}, options)
+        for given in either
     ]
     return torch.equal(*tokens)
 
@@ -80,7 +82,7 @@ def from_saved(folder: str, options: dict[str, Any]) -> dict[str, Found]:
     """Models from checkpoints that labkit saved with one process, in floats and in codes."""
     found = {}
     for name, kinds in (("mixtral", {}), ("gpt-oss", {"dtype": torch.int8})):
-        given = {"dtype": torch.float32} | kinds
+        given: dict[str, Any] = {"dtype": torch.float32} | kinds
         saved = f"{folder}/saved-{name}"
         if dist.get_rank() == 0:
             labkit.init_inference(small_model(name, **ALL_EXPERTS[name]), **given, save_mp_checkpoint_path=saved)

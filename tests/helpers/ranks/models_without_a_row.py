@@ -1,5 +1,7 @@
 """Models that transformers runs, on two ranks."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from helpers.models.any_models import any_model, texts
@@ -33,7 +35,8 @@ def without_a_row(folder: str) -> dict[str, bool]:
         expected, actual = (model(**padded_batch("bert"))[0] for model in (bert, cut))
     equal["BERT"] = torch.allclose(expected, actual, atol=1e-4) and len(cut.model_times()) == 1
     for name in ("olmo2", "gpt_oss", "phimoe"):
-        model = any_model(name, **{"swiglu_limit": 6.0} if name == "gpt_oss" else {})  # its row has the published limit
+        changes: dict[str, Any] = {"swiglu_limit": 6.0} if name == "gpt_oss" else {}  # its row has the published limit
+        model = any_model(name, **changes)
         cut = labkit.init_inference(model, dtype=torch.float32, tensor_parallel={"tp_size": 2})
         packed = [part for part in cut.module.modules() if isinstance(part, InjectedModule)]
         equal[name] = torch.equal(texts(cut), texts(model)) and cut.level == "hooks" and len(packed) > 3
