@@ -1,6 +1,8 @@
 """The shapes on which ops are tested, timed and counted: shapes of a layer, and of a model around its layers."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Protocol
 
 import torch
@@ -106,7 +108,10 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model: layers that differ only in their windows, and what is around them."""
+    """A model: layers that differ only in their windows and in what they have for an MLP, and what is around them.
+
+    dense_layers: per layer, whether it has an MLP of `dense_size` instead of experts; empty: none has.
+    """
 
     layer: LayerShape
     windows: tuple[int | None, ...]  # per layer; None: all slots are seen
@@ -114,6 +119,14 @@ class ModelShape:
     learned_positions: bool
     embedding_norm: bool
     final_norm: bool
+    dense_layers: tuple[bool, ...] = ()
+    dense_size: int = 0
+
+    def layers(self) -> Iterator[tuple[LayerShape, int | None]]:
+        """The shape and the window of each layer."""
+        dense = replace(self.layer, intermediate=self.dense_size, experts=None)
+        for window, is_dense in zip_longest(self.windows, self.dense_layers):
+            yield dense if is_dense else self.layer, window
 
     @property
     def projected(self) -> bool:

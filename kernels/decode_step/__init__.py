@@ -27,12 +27,14 @@ from ..reading import USUAL
 from ..slot_stream import require_whole
 from ..types import NO_ROTARY, Rotary, pointer
 from .arguments import AfterStep, CAheadArgs, CChunk, ChunkArgs, TextRules, c_address, in_generator
-from .mlps import DenseMlp, MixtureMlp, SharedExpert
+from .mlps import AMONG_EXPERTS, OF_MLP, DenseMlp, MixtureMlp, SharedExpert
 from .streamed_layers import StreamedLayers
 from .weights import LAYER_STAGES, STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
+    "AMONG_EXPERTS",
     "LAYER_STAGES",
+    "OF_MLP",
     "STAGES_PER_LAYER",
     "ChunkArgs",
     "DecodeStep",
@@ -153,7 +155,7 @@ class DecodeStep:
 
         `reading`: how the weights are read, an index into READINGS. `own_logits`: fill in only the columns of this
         rank's vocabulary. `kv_pass`: a pass over keys and values in a file; `caches` point into its first slot.
-        `chosen`: of a mixture, gets the experts of all rows, int64 [layers, rows, experts of a row]. Raises
+        `chosen`: gets the experts of all rows in each mixture, int64 [mixtures, rows, experts of a row]. Raises
         RuntimeError if another rank has ended, and RunError if a streamed layer, or its keys and values, can't be read.
         """
         assert (kv_pass is not None) == self.kv_streamed

@@ -73,7 +73,7 @@ class StepCase:
         """The ops of the step, each with the number of its rows (attention: sequences) and of its runs."""
         tokens = sequences * self.tokens
         yield EmbedCase(self.shape), tokens, 1
-        for window, layers in Counter(self.shape.windows).items():
-            for stage, case in layer_cases(self.shape.layer, Pass(self.past, self.tokens, window)).items():
+        for (shape, window), layers in Counter(self.shape.layers()).items():
+            for stage, case in layer_cases(shape, Pass(self.past, self.tokens, window)).items():
                 yield case, sequences if stage == Stage.ATTENTION else tokens, layers
         yield HeadCase(self.shape), sequences, 1

@@ -127,6 +127,7 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
   const Chunk& last = args.chunks[args.num_chunks - 1];
   const Range written{args.chunks[0].past, last.past + last.rows.tokens};
   MovedMixture experts;
+  int64_t mixtures = 0;  // before the layer
   for (int64_t l = 0; l < model.num_layers; ++l) {
     const int64_t block = args.stream ? args.blocks[l] : -1;
     clock.begin_layer(l);
@@ -140,18 +141,19 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
       clock.stamp(LayerStage::kFetchKv);
     }
     const int64_t begin = (args.stream || args.kv_stream) && thread == 0 ? now_ns() : 0;
-    const StoredLayer at{args.experts, l};
+    const StoredLayer at{layer.mixture ? args.experts : nullptr, mixtures};
     work.h = first_h;
-    if (work.mixture) {
+    if (layer.mixture) {
       if (args.experts_read) work.mixture->experts_read = args.experts_read + l;
-      if (args.chosen) work.mixture->noted = args.chosen + l * args.rows() * layer.mixture->router.chosen;
+      if (args.chosen) work.mixture->noted = args.chosen + mixtures * args.rows() * layer.mixture->router.chosen;
+      ++mixtures;
     }
     for (int64_t c = 0; c < args.num_chunks; ++c) {
       const Chunk& chunk = args.chunks[c];
       layer_step(team, thread, ranks, model, layer, cache_of(args, model.heads, chunk, l, kv_slot), args.rotary, chunk,
                  work, stride, at, clock, scratch);
       work.h += chunk.count() * stride;
-      if (args.chosen && work.mixture) work.mixture->noted += chunk.count() * layer.mixture->router.chosen;
+      if (args.chosen && layer.mixture) work.mixture->noted += chunk.count() * layer.mixture->router.chosen;
     }
     if (thread != 0) continue;
     const int64_t end = args.stream || args.kv_stream ? now_ns() : 0;  // before slots are released and refilled

@@ -15,6 +15,9 @@ from ..route import Router
 from ..types import NO_NORM, Linear, MlpWeights, Norm
 
 Move = Callable[[Linear], Linear]
+# Canonical names of the matrices of an MLP, and of one in a model whose other layers have experts.
+OF_MLP = ("ff1.weight", "ff2.weight")
+AMONG_EXPERTS = ("dense_ff1.weight", "dense_ff2.weight")
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,12 @@ class DenseMlp:
     out: Linear
     out_bias: Tensor | None
     out_norm: Norm = NO_NORM  # of the MLP's output, before it is added to the residual
+    names: tuple[str, str] = OF_MLP
 
     @property
     def matrices(self) -> dict[str, Linear]:
         """The matrices by canonical name."""
-        return {"ff1.weight": self.region.up, "ff2.weight": self.out}
+        return dict(zip(self.names, (self.region.up, self.out), strict=True))
 
     def with_matrices(self, move: Move) -> DenseMlp:
         return replace(self, region=replace(self.region, up=move(self.region.up)), out=move(self.out))

@@ -1,6 +1,7 @@
 // The arguments of a step, its working memory, and the clock of its stages.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -48,7 +49,7 @@ struct StepArgs {
   int64_t kv_turn;         // of the first layer's keys and values, in a pass that has begun
   const char* kv_slot;     // the first slot; the caches point into it
   int64_t* experts_read;   // [layers]: number of experts that were read, to which the step adds; or null
-  int64_t* chosen;         // [layers][rows of all chunks][chosen]: the experts of each row; or null
+  int64_t* chosen;         // [mixtures][rows of all chunks][chosen]: the experts of each row; or null
   ExpertStore* experts;    // null: the experts are resident, or in the slots of `stream`
 
   int64_t rows() const {
@@ -127,7 +128,7 @@ struct Workspace {
   float *h, *residual, *qkv, *attn_out, *mlp_out, *normed;
   Act *x, *context, *act;
   Best* best;
-  std::optional<MixtureMemory> mixture;  // all layers have mixtures of the same sizes, or none has one
+  std::optional<MixtureMemory> mixture;  // all mixtures have the same sizes; nullopt: no layer has one
   char* attention = nullptr;             // attention_bytes(), which depend on the cache, so the caller adds them
   PlacedExperts* placed = nullptr;       // of a step with a store, which the caller adds
   int64_t bytes;
@@ -152,7 +153,9 @@ struct Workspace {
     context = reinterpret_cast<Act*>(cut(rows * row_stride(int64_t(heads.query) * heads.dim), sizeof(Act)));
     act = reinterpret_cast<Act*>(cut(rows * row_stride(model.intermediate), sizeof(Act)));
     best = reinterpret_cast<Best*>(cut(rows * threads, sizeof(Best)));
-    if (const Mixture* first = model.layers[0].mixture) mixture.emplace(*first, rows, cut);
+    const Layer* const end = model.layers + model.num_layers;
+    const Layer* const first = std::find_if(model.layers, end, [](const Layer& layer) { return layer.mixture; });
+    if (first != end) mixture.emplace(*first->mixture, rows, cut);
     bytes = at;
   }
 };

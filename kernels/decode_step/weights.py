@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ctypes import c_float
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -192,37 +193,44 @@ class ModelWeights:
         """The type of unquantised keys and values."""
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
+    @cached_property
+    def mixtures(self) -> tuple[MixtureMlp, ...]:
+        """The mixtures of the layers that have one, all of the same sizes."""
+        return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, MixtureMlp))
+
     @property
     def expert_store(self) -> ExpertStore | None:
         """The store of the experts of all layers; None: they are resident, or streamed with their layers."""
-        mlp = self.layers[0].mlp
-        return mlp.stored.store if isinstance(mlp, MixtureMlp) and mlp.stored else None
+        return next((mixture.stored.store for mixture in self.mixtures if mixture.stored), None)
 
     def with_experts_in(self, store: ExpertStore) -> ModelWeights:
         """The same weights, with the experts of all layers in a store."""
 
-        def stored(number: int, layer: LayerWeights) -> LayerWeights:
-            assert isinstance(layer.mlp, MixtureMlp)
-            return replace(layer, mlp=replace(layer.mlp, stored=ExpertsOfLayer(store, number)))
+        numbers = count()
 
-        return replace(self, layers=tuple(stored(*numbered) for numbered in enumerate(self.layers)))
+        def stored(layer: LayerWeights) -> LayerWeights:
+            if not isinstance(layer.mlp, MixtureMlp):
+                return layer
+            return replace(layer, mlp=replace(layer.mlp, stored=ExpertsOfLayer(store, next(numbers))))
+
+        return replace(self, layers=tuple(map(stored, self.layers)))
 
     @property
     def experts_of_a_row(self) -> int:
-        """Number of experts that a row chooses in each layer; 0: the layers have no mixtures."""
-        mlp = self.layers[0].mlp
-        return mlp.router.chosen if isinstance(mlp, MixtureMlp) else 0
+        """Number of experts that a row chooses in each mixture; 0: no layer has one."""
+        return next((mixture.router.chosen for mixture in self.mixtures), 0)
 
     def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[Stage, ...]:
-        """The stages of one layer in running order. Several ranks have sums. Streams of layers, or of keys and values,
-        have waits, and so have stores of experts.
+        """The stages of the layers in running order: those of every kind of layer. Several ranks have sums. Streams of
+        layers, or of keys and values, have waits, and so have stores of experts.
         """
         if streamed or kv_streamed:
             return (*(Stage.FETCH,) * streamed, *(Stage.FETCH_KV,) * kv_streamed, *self.stages(ranks))
-        regions, of_mlp, mlp = list(_BEFORE_MLP), list(_FROM_MLP[:-1]), self.layers[0].mlp
-        if isinstance(mlp, MixtureMlp):
-            of_mixture = OF_MIXTURE if mlp.stored is None else (Stage.ROUTE, Stage.FETCH, Stage.EXPERTS)
-            of_mlp = [*of_mixture, *(of_mlp if mlp.shared is not None else ())]
+        regions, of_mlp, mixtures = list(_BEFORE_MLP), list(_FROM_MLP[:-1]), self.mixtures
+        if mixtures:
+            of_mixture = OF_MIXTURE if mixtures[0].stored is None else (Stage.ROUTE, Stage.FETCH, Stage.EXPERTS)
+            dense = mixtures[0].shared is not None or len(mixtures) < len(self.layers)
+            of_mlp = [*of_mixture, *(of_mlp if dense else ())]
         summed = [Stage.ALL_REDUCE] * (ranks > 1)
         between = [] if self.parallel_residual else summed
         return (*regions, *between, *of_mlp, *summed, _FROM_MLP[-1])

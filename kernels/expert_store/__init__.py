@@ -97,13 +97,16 @@ class ExpertStore:
         experts: Sequence[Sequence[StoredExpert]],
         part_bytes: Sequence[int],
         slots: int,
+        numbers: Sequence[int] | None = None,
     ) -> None:
-        """library: of the kernels that use the slots. experts: of each layer. part_bytes: of each part of an expert, 0
-        for one that experts lack. slots: at least 1.
+        """library: of the kernels that use the slots. experts: of each layer that has any. part_bytes: of each part of
+        an expert, 0 for one that experts lack. slots: at least 1. numbers: of these layers in the model; None: they
+        count from 0.
 
         Raises OSError if the file can't be opened, RunError without memory or threads.
         """
         self.path, self.slots, self._library = path, slots, library
+        self._numbers = range(len(experts)) if numbers is None else numbers
         self.layers, self.per_layer = len(experts), len(experts[0])
         sizes = (LONG * PARTS)(*part_bytes)
         self.slot_bytes, self.part_bytes = self.slot_bytes_of(library, part_bytes), tuple(part_bytes)
@@ -178,7 +181,7 @@ class ExpertStore:
         counts = self._counts()
         if not counts.failure:
             return
-        where = f"expert {counts.failed_expert} of layer {counts.failed_layer} in {self.path}"
+        where = f"expert {counts.failed_expert} of layer {self._numbers[counts.failed_layer]} in {self.path}"
         again = "copy the file again, or remove its folder so that it is made again"
         reason = reason_of(counts.error_number)
         raise RunError(

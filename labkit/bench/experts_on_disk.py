@@ -48,7 +48,7 @@ from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
-from labkit.weights.capacity import layer_bytes
+from labkit.weights.capacity import layers_bytes
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.damped_attention import DampedAttention
 from labkit.weights.resolve import resolve
@@ -109,7 +109,7 @@ def memory_for_half(model: str) -> float:
     """Memory that holds half of the experts beside everything else, in bytes."""
     spec = WeightSpec.of(resolve(model).hf_config, torch.bfloat16)
     footprint = Footprint.of(spec)
-    experts = len(spec.part.layers) * (layer_bytes(spec) - layer_bytes(spec, experts=False))
+    experts = layers_bytes(spec) - layers_bytes(spec, experts=False)
     return footprint.beside_weights(1, PROMPT, PROMPT + NEW) + footprint.weights - experts / 2
 
 

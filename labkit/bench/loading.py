@@ -76,7 +76,7 @@ def sizes(folder: Path, ranks: int) -> tuple[tuple[int, int], ...]:
     """For each rank the bytes of all its tensors, and the bytes of the largest tensor."""
     config, ranks_bytes = model_config_of(resolve(folder).hf_config), []
     for part in (shard(config, ranks, rank) for rank in range(ranks)):
-        layers = [list(part.layer_shapes.values())] * config.num_layers
+        layers = [part.shapes_of(layer).values() for layer in part.layers]
         shapes = [shape for group in (part.top_shapes.values(), *layers) for shape in group]
         tensors = [DTYPE.itemsize * math.prod(shape) for shape in shapes]
         ranks_bytes.append((sum(tensors), max(tensors)))

@@ -220,7 +220,7 @@ class DecoderEngine(FusedEngine):
     @contextmanager
     def noting_experts(self) -> Iterator[list[torch.Tensor]]:
         """Context with a list to which every pass of the one-call C++ step appends the experts of its rows, int64
-        [layers, rows, experts of a row]. A row is a token of a sequence; the tokens of a sequence follow each other.
+        [mixtures, rows, experts of a row]. A row is a token of a sequence; the tokens of a sequence follow each other.
 
         Raises UserError for a model without mixtures, and without the one-call step.
         """

@@ -108,7 +108,9 @@ def _mlp_of(config: ModelConfig) -> str:
     if (experts := config.experts) is None:
         return f"MLP of {config.intermediate_size}"
     shared = f" and one of {experts.shared} for all" if experts.shared else ""
-    return f"{experts.count} experts of {config.intermediate_size}, {experts.chosen} for each token{shared}"
+    dense = sum(config.dense_layers)
+    instead = f", in {dense} of the layers an MLP of {config.dense_size} instead" if dense else ""
+    return f"{experts.count} experts of {config.intermediate_size}, {experts.chosen} for each token{shared}{instead}"
 
 
 def all_levels(progress: Progress = unheard) -> Iterator[Level]:

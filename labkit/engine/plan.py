@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -15,7 +15,7 @@ from labkit.kernels.types import float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly, shard
 from labkit.system.errors import UnsupportedError, UserError
-from labkit.weights.capacity import layer_bytes, outside_bytes
+from labkit.weights.capacity import layers_bytes, outside_bytes
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.spec import WeightSpec
 
@@ -91,6 +91,11 @@ def split_layers(spec: WeightSpec, stages: int, counts: Sequence[int] | None = N
             f"{stages} numbers from 1 on that add up to {layers}"
         )
     counts = _balanced(spec, stages) if counts is None else counts
+    return _ranges(counts)
+
+
+def _ranges(counts: Iterable[int]) -> tuple[range, ...]:
+    """Consecutive layers, so many for each stage."""
     return tuple(range(begin, end) for begin, end in pairwise(accumulate(counts, initial=0)))
 
 
@@ -99,7 +104,7 @@ def _balanced(spec: WeightSpec, stages: int) -> list[int]:
     config = spec.config
     if stages == 1:
         return [config.num_layers]
-    layer = layer_bytes(spec)
+    sizes = [layers_bytes(spec, [layer]) for layer in range(config.num_layers)]
     ends = shard(config, layers=range(config.num_layers - 1, config.num_layers), embedding=False, head=True)
     head = outside_bytes(replace(spec, part=ends))
 
@@ -107,7 +112,7 @@ def _balanced(spec: WeightSpec, stages: int) -> list[int]:
         return [len(part) for part in evenly(config.num_layers - in_last, stages - 1)] + [in_last]
 
     def reads(in_last: int) -> list[int]:
-        *before, last = counts(in_last)
-        return sorted([*(count * layer for count in before), last * layer + head], reverse=True)
+        *before, last = (sum(sizes[stage.start : stage.stop]) for stage in _ranges(counts(in_last)))
+        return sorted([*before, last + head], reverse=True)
 
     return counts(min(range(1, config.num_layers - stages + 2), key=reads))

@@ -32,7 +32,7 @@ from labkit.statistics.kept_records import KeptRecord, kept_file, read_kept, wri
 from labkit.system.errors import UserError
 
 KEPT, NAME = "proofs.json", "proofs"
-EDITION = 4  # of what is read and proved; a kept proof of another edition does not count
+EDITION = 5  # of what is read and proved; a kept proof of another edition does not count
 FAR = 2e-3  # largest distance between logits; another epsilon, scale, window or clamp moves them much further
 SHORT, LONG, CACHED = 5, 200, 40  # tokens
 EMBEDDINGS = (1.0, 0.01, 30.0)  # scales of the embedding's rows: epsilons show in small rows, caps and clamps in large

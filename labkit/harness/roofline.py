@@ -203,12 +203,15 @@ def model_shape(config: ModelConfig) -> ModelShape:
         learned_positions=config.position == "learned",
         embedding_norm=config.embedding_norm,
         final_norm=config.final_norm,
+        dense_layers=config.dense_layers,
+        dense_size=config.dense_size,
     )
 
 
 def _in_each_layer(config: ModelConfig, region: Stage, context: int) -> Iterator[OpCase]:
-    shape = layer_shape(config)
-    return (layer_cases(shape, Pass(context, window=window))[region] for window in config.windows)
+    """The region in each layer that has it."""
+    layers = (layer_cases(shape, Pass(context, window=window)) for shape, window in model_shape(config).layers())
+    return (cases[region] for cases in layers if region in cases)
 
 
 def _computes(weights: Weights) -> torch.dtype:

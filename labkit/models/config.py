@@ -16,7 +16,8 @@ NORMS = ("layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "relu_squared", "clamped_swiglu")  # see `MlpWeights`
 POSITIONS = ("learned", "rotary", "alibi")
 SCORES = ("softmax", "sigmoid")
-PER_LAYER = ("attention_scales", "windows", "rotary_tables")
+PER_LAYER = ("attention_scales", "windows", "rotary_tables", "dense_layers")
+MAY_BE_EMPTY = ("rotary_tables", "dense_layers")
 CHOICE_BIAS = "router.choice_bias"  # canonical name
 KV_SCALE_BYTES = 2  # float16: one scale for a head's keys and one for its values, per position of an int8 cache
 SIZES = (
@@ -49,7 +50,7 @@ class RotarySpec:
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """The mixture of experts that every layer has in place of an MLP.
+    """The mixture of experts that layers have in place of an MLP.
 
     count: number of experts. chosen: how many of them a row passes, those with the largest scores.
     renormalised: the scores of the chosen experts are divided by their sum.
@@ -146,6 +147,8 @@ class ModelConfig:
     logit_scale: float = 1.0  # multiplies the logits (Cohere, Granite)
     tied_head: bool = False
     experts: ExpertsSpec | None = None  # `intermediate_size` is the width of an expert
+    dense_layers: tuple[bool, ...] = ()  # per layer: it has an MLP instead of experts; empty: none has
+    dense_size: int = 0  # the width of this MLP
 
     def __post_init__(self) -> None:
         for field, allowed in (("norm", NORMS), ("activation", ACTIVATIONS), ("position", POSITIONS)):
@@ -170,12 +173,19 @@ class ModelConfig:
             raise UserError("an embedding_norm needs an embedding of the hidden size")
         if self.experts and (self.parallel_residual or self.residual_from_norm or not self.pre_norm):
             raise UserError("experts need a sequential layer whose residual is not normed")
+        if self.dense_layers and (self.experts is None or self.dense_size < 1):
+            raise UserError(f"dense_layers with dense_size = {self.dense_size}; expected an MLP's width, and experts")
+        if self.dense_layers and self.biases & {"router", "ff1", "ff2"}:
+            raise UserError(
+                f"dense_layers beside experts with biases of {sorted(self.biases)}; expected no such biases"
+            )
         if self.activation == "clamped_swiglu" and not self.gated:
             raise UserError("the activation 'clamped_swiglu' is one of gated MLPs; expected gated = True")
         if not self.input_norms and not (self.output_norms and self.norm == "rms"):
             raise UserError("layers without input_norms need output_norms of kind 'rms'")
         for per_layer in PER_LAYER:
-            if (got := len(getattr(self, per_layer))) != self.num_layers and (got or per_layer != "rotary_tables"):
+            got = len(getattr(self, per_layer))
+            if got != self.num_layers and (got or per_layer not in MAY_BE_EMPTY):
                 raise UserError(f"{per_layer} has {got} entries for {self.num_layers} layers; give one per layer")
         if any(window is not None and window < 1 for window in self.windows):
             raise UserError(f"windows = {self.windows}; expected at least 1 token, or None")
@@ -204,14 +214,20 @@ class ModelConfig:
                 changes[name] = tuple(values[number] for number in numbers)
         return replace(self, **changes)
 
-    def layer_shapes(self) -> Shapes:
-        """The weights of one layer: canonical name -> shape; linears are [out, in].
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has a mixture of experts."""
+        return self.experts is not None and not (self.dense_layers and self.dense_layers[layer])
+
+    def layer_shapes(self, layer: int | None = None) -> Shapes:
+        """The weights of a layer: canonical name -> shape; linears are [out, in]. layer: its number; None: the weights
+        that any layer has.
 
         `qkv` holds the rows of all query heads, then all keys, then all values; a gated `ff1` the gate's rows, then
         the up projection's. With experts `ff1` and `ff2` hold the rows of the first expert, then the rows of the
-        second, and so on. Biases that a model does not have are absent, and so is `norm2` when it is shared.
+        second, and so on; a layer with an MLP instead has `dense_ff1` and `dense_ff2`. Biases that a model does not
+        have are absent, and so is `norm2` when it is shared.
         """
-        hidden, inner = self.hidden_size, self.intermediate_size
+        hidden, layers = self.hidden_size, range(self.num_layers) if layer is None else [layer]
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         shapes = self._norm_shapes("norm1") if self.input_norms else {}
         shapes |= self._linear_shapes("qkv", query + 2 * kv, hidden)
@@ -225,12 +241,22 @@ class ModelConfig:
             shapes |= self._norm_shapes("attn_out_norm") | self._norm_shapes("mlp_out_norm")
         if self.input_norms and not self.shared_norm:
             shapes |= self._norm_shapes("norm2")
-        wide, experts = 2 if self.gated else 1, self.experts
-        if experts is None:
-            shapes |= self._linear_shapes("ff1", wide * inner, hidden)
-            return shapes | self._linear_shapes("ff2", hidden, inner)
-        own = len(experts.own)
-        shapes |= self._linear_shapes("router", experts.count, hidden)
+        if not all(map(self.has_experts, layers)):
+            prefix, inner = ("dense_", self.dense_size) if self.experts else ("", self.intermediate_size)
+            shapes |= self._linear_shapes(f"{prefix}ff1", self._wide * inner, hidden)
+            shapes |= self._linear_shapes(f"{prefix}ff2", hidden, inner)
+        if self.experts and any(map(self.has_experts, layers)):
+            shapes |= self._mixture_shapes(self.experts)
+        return shapes
+
+    @property
+    def _wide(self) -> int:
+        """Rows of a first matrix for each of its MLP's numbers."""
+        return 2 if self.gated else 1
+
+    def _mixture_shapes(self, experts: ExpertsSpec) -> Shapes:
+        hidden, inner, wide, own = self.hidden_size, self.intermediate_size, self._wide, len(experts.own)
+        shapes = self._linear_shapes("router", experts.count, hidden)
         if experts.choice_bias:
             shapes |= {CHOICE_BIAS: (experts.count,)}
         shapes |= self._linear_shapes("ff1", own * wide * inner, hidden)
@@ -262,7 +288,8 @@ class ModelConfig:
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of all weights, a tied head counted once."""
-        return dtype.itemsize * (self.num_layers * _elements(self.layer_shapes()) + _elements(self.top_shapes()))
+        layers = sum(_elements(self.layer_shapes(layer)) for layer in range(self.num_layers))
+        return dtype.itemsize * (layers + _elements(self.top_shapes()))
 
     def kv_bytes_per_token(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> int:
         """Bytes of keys, values and their scales that one token of one sequence takes in the cache of an engine with

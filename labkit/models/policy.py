@@ -14,7 +14,7 @@ from labkit.models.config import CHOICE_BIAS, ModelConfig
 from labkit.models.config_checks import check_fields
 from labkit.models.expert_names import FIRST, GATE_APART, ROUTER_IN_GGUF, SECOND, ExpertNames, ExpertStorage
 from labkit.models.hf_config import Fields
-from labkit.models.qkv_rows import by_kind, by_kv_head, heads_of_rank
+from labkit.models.qkv_rows import by_kind, by_kv_head, heads_of_rank, shapes_of_parts
 from labkit.models.shards import Cut, Shard
 from labkit.models.tensor_names import is_buffer, misfits, remedy, some_of
 from labkit.system.errors import UserError
@@ -73,6 +73,8 @@ class Policy:
     shared_ff1: tuple[str, ...] = ()
     shared_ff2: str = ""
     shared_gate: str = ""
+    dense_ff1: tuple[str, ...] = ()  # of layers with an MLP instead of experts
+    dense_ff2: str = ""
     transposed: bool = False  # linears are stored [in, out] (GPT-2's Conv1D)
     interleaved_qkv: bool = False  # QKV rows are stored [KV heads, query heads of each + 2, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's
@@ -110,7 +112,7 @@ class Policy:
 
     def layer_tensors(self, shard: Shard, index: int, get: GetTensor) -> dict[str, Tensor]:
         """Canonical weights of one layer, see `tensor`."""
-        return {name: self.tensor(shard, name, index, get) for name in shard.layer_shapes}
+        return {name: self.tensor(shard, name, index, get) for name in shard.shapes_of(index)}
 
     def tensor(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> Tensor:
         """The canonical weight `name` of layer `index`, or outside the layers with `index` None, made of the tensors
@@ -144,16 +146,15 @@ class Policy:
     def expected(self, config: ModelConfig) -> set[str]:
         """Hugging Face's names of all tensors that the model reads."""
         names = {stored for name in config.top_shapes() for stored in self.stored_names(name)}
-        of_layer = config.layer_shapes()
         for index in range(config.num_layers):
-            names |= {stored for name in of_layer for stored in self.stored_names(name, index)}
+            names |= {stored for name in config.layer_shapes(index) for stored in self.stored_names(name, index)}
         return {name for name in names if self._filling(name) is None}
 
     def as_stored(self, config: ModelConfig, names: Iterable[str]) -> Policy:
         """This row, for weights with these names: experts may be in stacks or apart."""
         if self.experts is None or config.experts is None:
             return self
-        begin = f"{self.layers}.0."
+        begin = self._begin_of_experts(config)
         within = {name.removeprefix(begin) for name in names if name.startswith(begin)}
         experts = self.experts.as_stored(config.experts.count, within)
         router = ROUTER_IN_GGUF if experts.way is ExpertStorage.GATE_APART else self.router
@@ -163,11 +164,15 @@ class Policy:
         """This row, with the names of experts in a checkpoint of transformers."""
         if self.experts is None or not self.experts.apart[0]:
             return self
-        return self.as_stored(config, [f"{self.layers}.0.{self.experts.apart[1].format(0)}.weight"])
+        return self.as_stored(config, [f"{self._begin_of_experts(config)}{self.experts.apart[1].format(0)}.weight"])
 
     def in_gguf(self, config: ModelConfig) -> Policy:
         """This row, with the names of experts in a GGUF file."""
-        return self.as_stored(config, [f"{self.layers}.0.{GATE_APART[1]}.weight"])
+        return self.as_stored(config, [f"{self._begin_of_experts(config)}{GATE_APART[1]}.weight"])
+
+    def _begin_of_experts(self, config: ModelConfig) -> str:
+        """The beginning of the names in the first layer with experts."""
+        return f"{self.layers}.{next(filter(config.has_experts, range(config.num_layers)), 0)}."
 
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
         """Raises UserError naming the tensors that a checkpoint's `names` lack, or that the model does not have."""
@@ -290,10 +295,9 @@ class Policy:
             return [shard.of_heads(shard.query, config.num_heads), key, key]
         if role == "qkv" and self.interleaved_qkv:
             cut = shard.of_heads(heads_of_rank(shard), config.num_heads + 2 * config.num_kv_heads)
-        if role == "ff1" and parts == 2:
-            return [shard.of_inner()] * 2
-        if role == "shared_ff1" and parts == 2:
-            return [shard.of_shared()] * 2
+        halves = {"ff1": shard.of_inner, "shared_ff1": shard.of_shared, "dense_ff1": shard.of_dense}
+        if parts == 2 and role in halves:
+            return [halves[role]()] * 2
         if self.transposed and role in LINEARS and kind == "weight":
             cut = replace(cut, dim=1 - cut.dim)
         return [cut]
@@ -306,7 +310,7 @@ class Policy:
         parts = [
             get(part, cut) if (number := self._filling(part)) is None else torch.full(shape, number)
             for part, cut, shape in zip(
-                stored, self._cuts(shard, name, len(stored)), _shapes_of_parts(shard, name, len(stored)), strict=True
+                stored, self._cuts(shard, name, len(stored)), shapes_of_parts(shard, name, len(stored)), strict=True
             )
         ]
         if self.transposed and role in LINEARS:
@@ -336,12 +340,3 @@ class Policy:
                 f"the parts of {name}, {some_of(shapes)}, cannot be joined: {faults}, expected [{expected}]; "
                 "check that the weights and the config belong together"
             )
-
-
-def _shapes_of_parts(shard: Shard, name: str, parts: int) -> list[tuple[int, ...]]:
-    """The shapes of a weight's stored parts on this rank."""
-    rows, *columns = (shard.layer_shapes | shard.top_shapes)[name]
-    if parts == 3 and name.startswith("qkv."):
-        heads = (shard.local.num_heads, shard.local.num_kv_heads, shard.local.num_kv_heads)
-        return [(number * shard.local.head_dim, *columns) for number in heads]
-    return [(rows // parts, *columns)] * parts

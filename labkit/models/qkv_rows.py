@@ -33,3 +33,12 @@ def heads_of_rank(shard: Shard) -> Iterator[int]:
             yield kv * (group + 2) + query % group
         yield kv * (group + 2) + group
         yield kv * (group + 2) + group + 1
+
+
+def shapes_of_parts(shard: Shard, name: str, parts: int) -> list[tuple[int, ...]]:
+    """The shapes of a weight's stored parts on this rank."""
+    rows, *columns = (shard.layer_shapes | shard.top_shapes)[name]
+    if parts == 3 and name.startswith("qkv."):
+        heads = (shard.local.num_heads, shard.local.num_kv_heads, shard.local.num_kv_heads)
+        return [(number * shard.local.head_dim, *columns) for number in heads]
+    return [(rows // parts, *columns)] * parts

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Cut along their inputs, so that each rank has a part of every output.
-SUMMED = ("attn_out.weight", "ff2.weight", "shared_ff2.weight")
+SUMMED = ("attn_out.weight", "ff2.weight", "shared_ff2.weight", "dense_ff2.weight")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Shard:
     inner: its rows of the MLP, or of each expert.
     experts: its experts; of a model without experts 0 to 1.
     shared: its rows of the shared expert.
+    dense: its rows of the MLP that layers without experts have in a model with experts.
     vocab: its rows of embedding and LM head.
     layers: its layers, by their numbers in the model.
     embedding: whether it holds the embedding.
@@ -78,6 +79,7 @@ class Shard:
     inner: range
     experts: range
     shared: range
+    dense: range
     vocab: range
     layers: range
     embedding: bool = True
@@ -96,6 +98,7 @@ class Shard:
             num_heads=len(self.query),
             num_kv_heads=len(self.kv),
             intermediate_size=len(self.inner),
+            dense_size=len(self.dense),
         )
 
     def _local(self, experts: ExpertsSpec) -> ExpertsSpec:
@@ -104,7 +107,7 @@ class Shard:
 
     @cached_property
     def layer_shapes(self) -> Shapes:
-        """As `ModelConfig.layer_shapes`, for the weights that this rank reads."""
+        """As `ModelConfig.layer_shapes` of any layer, for the weights that this rank reads."""
         shapes = self.local.layer_shapes()
         if not self.sums_whole:
             return shapes
@@ -113,6 +116,11 @@ class Shard:
             whole = replace(whole, experts=replace(whole.experts, held=own.held))
         uncut = whole.layer_shapes()
         return shapes | {name: uncut[name] for name in SUMMED if name in uncut}
+
+    def shapes_of(self, layer: int) -> Shapes:
+        """As `layer_shapes`, of a layer by its number in the model."""
+        names = self.config.layer_shapes(layer)
+        return {name: shape for name, shape in self.layer_shapes.items() if name in names}
 
     @cached_property
     def top_shapes(self) -> Shapes:
@@ -158,6 +166,8 @@ class Shard:
         if role == "shared_ff1":
             assert experts is not None
             return self._of_parts(self.shared, experts.shared, 1)
+        if role == "dense_ff1":
+            return self._of_parts(self.dense, config.dense_size, 1)
         if role in ("embed", "head"):
             return Cut(0, ((self.vocab.start, self.vocab.stop),), config.vocab_size)
         if name == "attn_out.weight":
@@ -166,6 +176,8 @@ class Shard:
             return replace(self.of_inner(), dim=1)
         if name == "shared_ff2.weight":
             return replace(self.of_shared(), dim=1)
+        if name == "dense_ff2.weight":
+            return replace(self.of_dense(), dim=1)
         return None
 
     def _of_parts(self, inner: range, width: int, experts: int) -> Cut:
@@ -188,6 +200,10 @@ class Shard:
         """This rank's rows of a matrix that is as wide as the shared expert."""
         assert self.config.experts is not None
         return Cut(0, ((self.shared.start, self.shared.stop),), self.config.experts.shared)
+
+    def of_dense(self) -> Cut:
+        """This rank's rows of a matrix that is as wide as the MLP of layers without experts."""
+        return Cut(0, ((self.dense.start, self.dense.stop),), self.config.dense_size)
 
 
 def shard(
@@ -229,9 +245,11 @@ def shard(
         experts = evenly(config.experts.count, ep_size)[rank // per_part]
     inner = share(config.intermediate_size, per_part, rank % per_part, BLOCK)
     shared = share(config.experts.shared if config.experts else 0, size, rank, BLOCK)
-    vocab = share(config.vocab_size, size, rank, BLOCK)
+    dense, vocab = (share(count, size, rank, BLOCK) for count in (config.dense_size, config.vocab_size))
     embedding, head = embedding and config.causal, head and config.causal
-    return Shard(config, rank, size, heads.query, heads.kv, inner, experts, shared, vocab, layers, embedding, head)
+    return Shard(
+        config, rank, size, heads.query, heads.kv, inner, experts, shared, dense, vocab, layers, embedding, head
+    )
 
 
 def expert_ranks(config: ModelConfig, size: int, ep_size: int) -> int:

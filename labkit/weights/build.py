@@ -39,14 +39,15 @@ def packing_shown(spec: WeightSpec) -> Iterator[PackedLayers | None]:
     """Yields a function that shows the packed megabytes as a bar on stderr; None for a small model, and on all ranks
     but the first.
     """
-    outside, layer, layers = outside_bytes(spec), layer_bytes(spec), len(spec.part.layers)
-    total = outside + layers * layer
+    outside, total, layers = outside_bytes(spec), model_bytes(spec), len(spec.part.layers)
     if spec.part.rank or total < WORTH_A_BAR:
         yield None
         return
     with progress_bar(terminal(stderr=True)) as follow:
         follow(0, total // MEGABYTE, "MB packed")
-        yield lambda packed: follow((outside + packed * layer) // MEGABYTE, total // MEGABYTE, "MB packed")
+        yield lambda packed: follow(
+            (outside + packed * (total - outside) // layers) // MEGABYTE, total // MEGABYTE, "MB packed"
+        )
 
 
 def build_weights(

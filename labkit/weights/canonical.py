@@ -15,7 +15,7 @@ from labkit.system.rounding import BLOCK, ceil_div, round_up
 
 MATRICES = frozenset({
     *("qkv", "attn_out", "ff1", "ff2", "embed", "head", "project_in", "project_out"),
-    *("router", "shared_ff1", "shared_ff2", "shared_gate"),
+    *("router", "shared_ff1", "shared_ff2", "shared_gate", "dense_ff1", "dense_ff2"),
 })  # fmt: skip
 
 OF_EXPERTS = frozenset({"ff1.weight", "ff2.weight"})  # with a mixture, each has the matrices of all experts
@@ -106,7 +106,7 @@ class CanonicalLayers:
         return Loading(self.part.top_shapes, lambda name: self.load(name, None, empty))
 
     def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self.part.layer_shapes, lambda name: self.load(name, index, empty))
+        return Loading(self.part.shapes_of(index), lambda name: self.load(name, index, empty))
 
     def load(self, name: str, index: int | None, empty: Empty) -> Weight:
         """One weight of layer `index`; None: outside the layers."""

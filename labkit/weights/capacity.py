@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import gcd
 
@@ -21,15 +21,24 @@ from labkit.weights.spec import WeightSpec
 
 def model_bytes(spec: WeightSpec) -> int:
     """Bytes of a rank's part of the model, packed for the C++ kernels; a tied head is packed once."""
-    return outside_bytes(spec) + len(spec.part.layers) * layer_bytes(spec)
+    return outside_bytes(spec) + layers_bytes(spec)
 
 
-def layer_bytes(spec: WeightSpec, *, experts: bool = True) -> int:
-    """Bytes of one layer: its packed matrices, their scales, and its vectors in float32. experts: with the experts of
-    a mixture.
+def layers_bytes(spec: WeightSpec, layers: Iterable[int] | None = None, *, experts: bool = True) -> int:
+    """Bytes of layers by their numbers in the model; None: of all layers of a rank's part. experts: with the experts of
+    mixtures.
     """
+    return sum(_bytes_of_layer(spec, layer, experts) for layer in (spec.part.layers if layers is None else layers))
+
+
+def layer_bytes(spec: WeightSpec) -> int:
+    """Bytes of the largest layer: its packed matrices, their scales, and its vectors in float32."""
+    return max(_bytes_of_layer(spec, layer, True) for layer in spec.part.layers)
+
+
+def _bytes_of_layer(spec: WeightSpec, layer: int, experts: bool) -> int:
     spec, part = _cut(spec), spec.part
-    shapes = dict(spec.part.layer_shapes)
+    shapes = spec.part.shapes_of(layer)
     if part.config.experts and not experts:
         shapes = {name: shape for name, shape in shapes.items() if name not in OF_EXPERTS}
     total = _bytes(spec, shapes) + _vector(len(part.query))  # the slopes of ALiBi

@@ -65,8 +65,9 @@ class HfTensors:
         """The canonical weight and the layer of each tensor of experts."""
         assert isinstance(self._policy, Policy)
         config = self._policy.model_config(self._hf_config)
-        canonical = [name for name in config.layer_shapes() if name.split(".")[0] in OF_EXPERTS]
-        places = [(name, index) for index in range(config.num_layers) for name in canonical]
+        layers = filter(config.has_experts, range(config.num_layers))
+        names = [name for name in config.layer_shapes() if name.split(".")[0] in OF_EXPERTS]
+        places = [(name, index) for index in layers for name in names]
         return {name: place for place in places for name in self._policy.stored_names(*place)}
 
 
@@ -112,7 +113,8 @@ def _stacks(policy: Policy, published: Policy, config: ModelConfig) -> dict[str,
     if policy.experts is None or published.experts == policy.experts:
         return {}
     matrices = [f"{role}.weight" for role in OF_EXPERTS[:2]]
-    places = [(canonical, index) for index in range(config.num_layers) for canonical in matrices]
+    layers = filter(config.has_experts, range(config.num_layers))
+    places = [(canonical, index) for index in layers for canonical in matrices]
     return {policy.stored_names(*place)[0]: place for place in places}
 
 

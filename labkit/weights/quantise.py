@@ -29,7 +29,7 @@ from labkit.system.validation import Strict, one_problem
 
 GroupSize = Literal[32, 64, 128]
 GROUP_SIZES: tuple[int, ...] = get_args(GroupSize)
-MLP = ("ff1.weight", "ff2.weight", "shared_ff1.weight", "shared_ff2.weight")
+MLP = tuple(f"{prefix}{role}.weight" for prefix in ("", "shared_", "dense_") for role in ("ff1", "ff2"))
 LAYER = ("qkv.weight", "attn_out.weight", *MLP)
 HEAD = ("embed.weight", "head.weight")  # one of them is the LM head
 SMALLEST_STEP = 2.0**-24  # between numbers of float16

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from labkit.kernels import Router
 from labkit.kernels.decode_step import (
+    AMONG_EXPERTS,
+    OF_MLP,
     DenseMlp,
     EmbeddingWeights,
     HeadWeights,
@@ -112,15 +114,17 @@ class Builder:
         attn_bias, mlp_bias = vectors.get("attn_out.bias"), vectors.get("ff2.bias")
         if config.parallel_residual and self.spec.part.size > 1:  # one sum of the ranks for both
             attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
-        if config.experts is not None:
+        if config.experts is not None and config.has_experts(local):
             mlp: DenseMlp | MixtureMlp = self._mixture(config.experts, matrix, cuts, norm2, vectors)
         else:
-            up = self.packer.with_bias(matrix("ff1.weight", gated=config.gated), up_bias)
+            names = OF_MLP if config.experts is None else AMONG_EXPERTS
+            up = self.packer.with_bias(matrix(names[0], gated=config.gated), up_bias)
             mlp = DenseMlp(
                 MlpWeights(norm2, up, config.activation, config.gated, self.norm(vectors, "attn_out_norm")),
-                out=matrix("ff2.weight", columns=cuts["ff2.weight"]),
+                out=matrix(names[1], columns=cuts[names[1]]),
                 out_bias=self.packer.vector(mlp_bias),
                 out_norm=self.norm(vectors, "mlp_out_norm"),
+                names=names,
             )
         head_norms = {name: self.gain(vectors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
         qkv = self.packer.with_bias(matrix("qkv.weight"), vectors.get("qkv.bias"))
@@ -252,7 +256,9 @@ class Builder:
             layers=tuple(layers),
             heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
             hidden=config.hidden_size,
-            intermediate=config.experts.shared or 1 if config.experts else config.intermediate_size,
+            intermediate=max(config.experts.shared, config.dense_size, 1)
+            if config.experts
+            else config.intermediate_size,
             embedding=outside.embedding,
             final_norm=(outside.final_norm or last_norm) if ends else Norm(),
             head=outside.head,

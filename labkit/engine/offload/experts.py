@@ -14,7 +14,7 @@ from labkit.system.collective import Gather, own_result
 from labkit.system.errors import UserError
 from labkit.weights.build import build_layers
 from labkit.weights.canonical import OF_EXPERTS
-from labkit.weights.capacity import layer_bytes, outside_bytes
+from labkit.weights.capacity import layers_bytes, outside_bytes
 from labkit.weights.checkpoint.manifest import FileRecord
 from labkit.weights.checkpoint.saved import SavedWeights, StreamedWeights
 from labkit.weights.checkpoint.stored_experts import StoredExperts, stored_experts
@@ -35,7 +35,7 @@ def with_experts_on_disk(
         return None
     room = min(gather(own_result(lambda: room_for_weights(offload, part.size, CPU), gather)))
     file = saved.manifest.files[part.rank]
-    stored = stored_experts(saved, part.rank, part.layers, len(part.experts))
+    stored = stored_experts(saved, part)
     if stored is None or room >= max(other.bytes for other in saved.manifest.files):
         return None
     library = build.load(str(spec.dtype).removeprefix("torch."))
@@ -45,11 +45,11 @@ def with_experts_on_disk(
     if min(gather(slots)) < least_slots:  # all ranks offload experts, or none does
         own_result(lambda: _require_layers(file, room, offload, beside + least_slots * slot_bytes), gather)
         return None
-    store = ExpertStore(library, saved.folder / file.name, stored.layers, stored.part_bytes, slots)
+    store = ExpertStore(library, saved.folder / file.name, stored.layers, stored.part_bytes, slots, stored.numbers)
     blocks = {layer.layer: layer for layer in file.layers}
     nowhere = reserved(max(block.bytes for block in blocks.values()))  # takes no memory: nobody writes to it
     views = {layer: (nowhere, blocks[layer].offset) for layer in part.layers}
-    place = Arena.reserved(outside_bytes(spec) + len(part.layers) * layer_bytes(spec, experts=False))
+    place = Arena.reserved(outside_bytes(spec) + layers_bytes(spec, experts=False))
     with torch.inference_mode():
         weights = build_layers(StreamedWeights(saved, part, views, OF_EXPERTS), Builder(spec, place))
     return weights.with_experts_in(store)
@@ -59,7 +59,7 @@ def memory_for(spec: WeightSpec, saved: SavedWeights, experts: int) -> int:
     """Returns the bytes in which this number of experts fits beside everything else of the rank: `resident_gb` of the
     option `offload`, in bytes.
     """
-    stored = stored_experts(saved, spec.part.rank, spec.part.layers, len(spec.part.experts))
+    stored = stored_experts(saved, spec.part)
     assert stored is not None
     beside, slot_bytes = _sizes(spec, saved.manifest.files[spec.part.rank], stored)
     return beside + experts * slot_bytes

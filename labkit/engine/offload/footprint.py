@@ -12,7 +12,7 @@ from labkit.engine.runners.step import CHUNK_ROWS
 from labkit.kernels.codes import row_stride
 from labkit.kernels.types import float_dtype, padded_head_dim
 from labkit.system.errors import UserError
-from labkit.weights.capacity import layer_bytes, outside_bytes
+from labkit.weights.capacity import layer_bytes, layers_bytes, outside_bytes
 from labkit.weights.spec import WeightSpec
 
 ROWS_OF_H = 5  # rows of the workspace (decode_step/step.h), besides `h`, that are as wide as the model
@@ -24,13 +24,14 @@ class Footprint:
     """Memory of a rank's engine on a CPU, in bytes."""
 
     outside: int  # weights outside the layers
-    layer: int  # one layer's weights, and so one slot
+    layer: int  # the largest layer's weights, and so one slot
     layers: int  # number of layers
     kv_per_token: int  # one token's keys and values in all layers
     row: int  # workspace of a row that goes through a layer
     kept_row: int  # workspace of a row that waits between two layers
     logits_row: int  # workspace of a row with logits
     least_by_experts: int | None = None  # weights in memory where as many experts as possible are not; None: no experts
+    smaller: int = 0  # the difference of all layers' weights to as many of the largest layer
 
     @classmethod
     def of(cls, spec: WeightSpec, kv_dtype: torch.dtype | None = None) -> Footprint:
@@ -42,7 +43,7 @@ class Footprint:
         stored = kv_dtype or float_dtype(spec.dtype)
         mixture = 0
         if experts := config.experts:
-            inner = max(inner, row_stride(experts.shared))
+            inner = max(inner, row_stride(experts.shared), row_stride(config.dense_size))
             mixture = experts.chosen * (2 * wide + row_stride(config.intermediate_size) + 6) + 2 * experts.count
         numbers = padded_head_dim(config.head_dim) * stored.itemsize + (2 if stored == torch.int8 else 0)
         return cls(
@@ -53,13 +54,18 @@ class Footprint:
             row=4 * (ROWS_OF_H * wide + heads + context + inner + mixture),
             kept_row=4 * wide,
             logits_row=4 * config.vocab_size,
+            smaller=config.num_layers * layer_bytes(spec) - layers_bytes(spec),
             least_by_experts=_least_by_experts(spec),
         )
 
     @property
     def weights(self) -> int:
         """Bytes of all weights."""
-        return self.outside + self.layers * self.layer
+        return self.outside + self.layers * self.layer - self.smaller
+
+    def _least(self, slots: int) -> int:
+        """The least bytes of weights in memory: those outside the layers, and the slots."""
+        return min(self.outside + slots * self.layer, self.weights)
 
     def beside_weights(self, batch: int, prompt: int, tokens: int) -> int:
         """Returns the bytes of everything except weights, for `batch` sequences of up to `tokens` tokens. The first
@@ -78,7 +84,7 @@ class Footprint:
         Raises UserError for less memory than the least that works.
         """
         others = self.beside_weights(batch, prompt, tokens)
-        least = self.outside + min(slots, self.layers) * self.layer
+        least = self._least(slots)
         if by_experts and self.least_by_experts is not None:
             least = min(least, self.least_by_experts)
         least += others
@@ -93,7 +99,7 @@ class Footprint:
         """Returns the largest batch that fits into `memory` bytes with as few resident layers as possible; 0: not even
         one sequence fits.
         """
-        least = self.outside + min(slots, self.layers) * self.layer
+        least = self._least(slots)
 
         def fits(batch: int) -> bool:
             return least + self.beside_weights(batch, prompt, tokens) <= memory
@@ -110,6 +116,9 @@ class Footprint:
 def _least_by_experts(spec: WeightSpec) -> int | None:
     if spec.config.experts is None:
         return None
-    layer, dense, layers = layer_bytes(spec), layer_bytes(spec, experts=False), len(spec.part.layers)
-    expert = (layer - dense) / len(spec.part.experts)
-    return outside_bytes(spec) + layers * dense + ceil(SLOTS_PER_CHOICE * spec.config.experts.chosen * expert)
+    beside = layers_bytes(spec, experts=False)
+    mixtures = sum(map(spec.config.has_experts, spec.part.layers))
+    if not mixtures:
+        return None
+    expert = (layers_bytes(spec) - beside) / (mixtures * len(spec.part.experts))
+    return outside_bytes(spec) + beside + ceil(SLOTS_PER_CHOICE * spec.config.experts.chosen * expert)

@@ -48,9 +48,10 @@ def folder_name(spec: WeightSpec, source: TensorSource) -> str:
 
 def streamable(saved: SavedWeights, spec: WeightSpec) -> bool:
     """Tells whether a rank can stream its layers from the checkpoint as it is."""
-    experts = 0 if spec.config.experts is None else len(spec.part.experts)
+    config, experts = spec.config, len(spec.part.experts)
     complete = all(
-        len(file.layers) == spec.config.num_layers and all(len(layer.experts) == experts for layer in file.layers)
+        len(file.layers) == config.num_layers
+        and all(len(layer.experts) == experts * config.has_experts(layer.layer) for layer in file.layers)
         for file in saved.manifest.files
     )
     return complete and saved.has_layout_of(spec)

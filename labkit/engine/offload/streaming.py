@@ -18,7 +18,7 @@ from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.slot_stream.queues import Queues
 from labkit.system.collective import Gather, own_result
 from labkit.weights.build import build_layers
-from labkit.weights.capacity import layer_bytes, outside_bytes, vector_bytes
+from labkit.weights.capacity import layers_bytes, outside_bytes, vector_bytes
 from labkit.weights.checkpoint.saved import SavedWeights, StreamedWeights
 from labkit.weights.records import Builder
 from labkit.weights.spec import WeightSpec
@@ -57,7 +57,7 @@ def opened(
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}
     place: Arena | Heap = Heap(device)
     if spec.impl == "cpp":  # the system refuses more address space than memory: reserve only the resident bytes
-        resident_bytes = len(resident) * layer_bytes(spec) + len(blocks) * vector_bytes(part)
+        resident_bytes = layers_bytes(spec, resident) + len(blocks) * vector_bytes(part)
         place = Arena.reserved(outside_bytes(spec) + resident_bytes)
     with torch.inference_mode():
         weights = build_layers(StreamedWeights(saved, part, slots), Builder(spec, place))

@@ -74,12 +74,12 @@ class KeptReadings:
 
 
 def matrices_text(weights: ModelWeights, *, streamed: bool) -> str:
-    """What a decode step reads: the shapes and types of a layer's matrices and of the head, and the number of layers.
-    streamed: whether layers come from a backing store.
+    """What a decode step reads: the shapes and types of the matrices of each kind of layer and of the head, and the
+    number of layers. streamed: whether layers come from a backing store.
     """
-    layer = ", ".join(map(_text, weights.layers[0].matrices.values()))
+    kinds = dict.fromkeys(", ".join(map(_text, layer.matrices.values())) for layer in weights.layers)
     head = "" if weights.head is None else f"; {_text(weights.head.matrix)}"
-    return f"{len(weights.layers)} {'streamed ' if streamed else ''}layers of {layer}{head}"
+    return f"{len(weights.layers)} {'streamed ' if streamed else ''}layers of {' or '.join(kinds)}{head}"
 
 
 def _text(matrix: Linear) -> str:

@@ -152,7 +152,7 @@ class OneCallRunner(Runner):
         chosen = None
         if self.chosen_experts is not None:
             rows, weights = sum(chunk.num_rows for chunk in arguments), layer_range.weights
-            chosen = torch.empty(len(weights.layers), rows, weights.experts_of_a_row, dtype=torch.int64)
+            chosen = torch.empty(len(weights.mixtures), rows, weights.experts_of_a_row, dtype=torch.int64)
             self.chosen_experts.append(chosen)
         begun = perf_counter_ns()
         self.step.run(

@@ -100,7 +100,7 @@ def annotate(model: PreTrainedModel, policy: Policy | None) -> Iterator[HookCloc
             mark(module, Stage.LM_HEAD, None)
         layers = layers_of(model) if policy is None else policy.layers
         for index, layer in enumerate(modules[layers].children() if layers is not None else ()):
-            for name, before, after in boundaries_of(layer) if policy is None else _layer_boundaries(policy):
+            for name, before, after in boundaries_of(layer) if policy is None else _layer_boundaries(policy, layer):
                 mark(layer.get_submodule(name), before, after, index)
         yield clock
     finally:
@@ -132,8 +132,8 @@ def _head(model: PreTrainedModel, modules: dict[str, nn.Module], policy: Policy 
     return [modules[name] for name in (policy.final_norm, policy.project_out, policy.head) if name in modules]
 
 
-def _layer_boundaries(policy: Policy) -> list[Boundary]:
-    """Returns modules of a layer ("": the layer itself), each with the stage that begins before it and the stage that
+def _layer_boundaries(policy: Policy, layer: nn.Module) -> list[Boundary]:
+    """Returns modules of the layer ("": the layer itself), each with the stage that begins before it and the stage that
     begins after it.
 
     The MLP stage begins after the attention's output and includes the first residual, as in the fused region.
@@ -141,17 +141,19 @@ def _layer_boundaries(policy: Policy) -> list[Boundary]:
     return [
         ("", Stage.QKV, None),
         (policy.qkv[-1], None, Stage.ATTENTION),
-        *_mlp_boundaries(policy),
+        *_mlp_boundaries(policy, layer),
     ]
 
 
-def _mlp_boundaries(policy: Policy) -> list[Boundary]:
+def _mlp_boundaries(policy: Policy, layer: nn.Module) -> list[Boundary]:
     """The boundaries of an MLP, or of a mixture of experts. transformers computes a shared expert before the others,
     and its gate after them: the gate's time is that of RESIDUAL.
     """
     attended = policy.attn_out, Stage.ATTN_OUT
-    if policy.router is None:
-        return [(*attended, Stage.MLP), (policy.ff2, Stage.MLP_OUT, Stage.RESIDUAL)]
+    names = {name for name, _ in layer.named_modules()}
+    if policy.router is None or policy.router not in names:
+        down = policy.ff2 if policy.router is None else policy.dense_ff2
+        return [(*attended, Stage.MLP), (down, Stage.MLP_OUT, Stage.RESIDUAL)]
     experts = policy.ff2, Stage.EXPERTS, Stage.RESIDUAL
     if not policy.shared_ff2:
         return [(*attended, Stage.ROUTE), experts]

@@ -20,7 +20,7 @@ from labkit.kernels.probe import peak_gflop_s
 from labkit.kernels.types import float_dtype
 from labkit.system.asked_from import setting
 from labkit.system.bounds import check_number, check_numbers
-from labkit.system.errors import UserError
+from labkit.system.errors import UnsupportedError, UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.quantise import LAYER, Quantization, check_schemes, stored_bytes
@@ -98,6 +98,8 @@ def plan_streaming(
 def _footprint(spec: WeightSpec) -> Footprint:
     if not spec.config.causal:
         raise UserError(f"got {spec.config.architecture}, an encoder, which generates nothing; expected a decoder")
+    if spec.config.dense_layers:
+        raise UnsupportedError("plans are of models with layers of one kind, and only some of its layers have experts")
     if spec.quantised:
         check_schemes(spec.part, spec.quant)
     return Footprint.of(spec)
@@ -116,9 +118,10 @@ def _work(spec: WeightSpec, footprint: Footprint, prompt: int, new: int) -> Stre
 
 def bytes_per_weight(spec: WeightSpec) -> float:
     """Average bytes of a number in the layers' matrices with its share of the scales."""
-    shapes = {name: shape for name, shape in spec.config.layer_shapes().items() if name in LAYER}
-    stored = sum(stored_bytes(shape, spec.dtype, spec.scheme(name)) for name, shape in shapes.items())
-    return stored / sum(math.prod(shape) for shape in shapes.values())
+    layers = map(spec.config.layer_shapes, range(spec.config.num_layers))
+    matrices = [(name, shape) for shapes in layers for name, shape in shapes.items() if name in LAYER]
+    stored = sum(stored_bytes(shape, spec.dtype, spec.scheme(name)) for name, shape in matrices)
+    return stored / sum(math.prod(shape) for _, shape in matrices)
 
 
 def writable_folder(path: str | os.PathLike[str] | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +15,21 @@ from labkit.models.derived.head_linears import NotRecognised
 from labkit.models.derived.mixtures import MixtureRole
 from labkit.models.derived.small_config import EXPERTS_CHOSEN
 from labkit.models.expert_names import ExpertNames
+from labkit.models.hf_config import Fields
+from labkit.models.observed.calls import matrix
 from labkit.models.observed.mlps import PlainMlp
 
 WEIGHT = ".weight"
 
 
-def names_of_half(role: PlainMlp | MixtureRole, model: PreTrainedModel) -> dict[str, Any]:
-    """The fields of a row with the names of an MLP, or of a mixture."""
+def names_of_half(role: PlainMlp | MixtureRole, dense: PlainMlp | None, model: PreTrainedModel) -> dict[str, Any]:
+    """The fields of a row with the names of an MLP, or of a mixture. dense: the MLP of layers without a mixture."""
     if isinstance(role, PlainMlp):
         return {"ff1": _first(role), "ff2": role.down}
     names: dict[str, Any] = {"ff1": (role.experts,), "ff2": role.experts, "router": role.router}
     names |= {"choice_bias": role.choice_bias, **_stored(role, model)}
+    if dense is not None:
+        names |= {"dense_ff1": _first(dense), "dense_ff2": dense.down}
     if role.shared is not None:
         names |= {"shared_ff1": _first(role.shared), "shared_ff2": role.shared.down, "shared_gate": role.shared_gate}
     return names
@@ -60,10 +65,25 @@ def _stored(role: MixtureRole, model: PreTrainedModel) -> dict[str, Any]:
     return {"experts": names, "renamed_in_layer": tuple(renamed)}
 
 
+def dense_fields(dense: PlainMlp | None, experts: str, layers: Sequence[nn.Module]) -> Fields:
+    """The fields of a config that say which layers have an MLP instead of experts. experts: the path of experts in the
+    layers that have them.
+
+    Raises NotRecognised for layers without experts whose MLP the small model did not show.
+    """
+    lacking = [experts not in dict(layer.named_modules()) for layer in layers]
+    if not any(lacking):
+        return {}
+    if dense is None:
+        raise NotRecognised("layers without experts, of which the small model has none")
+    size = matrix(layers[lacking.index(True)].get_submodule(dense.down)).shape[1]
+    return {"dense_layers": tuple(lacking), "dense_size": size}
+
+
 def experts_of(
     role: MixtureRole, layer: nn.Module, small: PretrainedConfig, config: PretrainedConfig, factor: float
 ) -> ExpertsSpec:
-    """The mixture of a model of this config. layer: its first one. small: the config of the model that was recognised.
+    """The mixture of a model of this config. layer: one that has it. small: the config of the recognised model.
 
     Raises NotRecognised unless one field of both configs has the number of experts that a row passes.
     """

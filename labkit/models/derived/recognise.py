@@ -5,8 +5,8 @@ What is read is a proposal. Whether the kernels compute the same as the model is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 from labkit.models.derived.attention_calls import AttentionCall, observed_attention
 from labkit.models.derived.head_linears import NotRecognised
 from labkit.models.derived.layer_roles import SAME, LayerRoles, Seen, norm_before, ratio
+from labkit.models.derived.mixtures import MixtureRole
 from labkit.models.derived.norms import NormKind, is_norm, norm_kind
 from labkit.models.derived.rotations import Rotation
 from labkit.models.derived.written_attention import written_attention
 from labkit.models.observed.calls import ObservedCall, calls_of, distance
 from labkit.models.observed.example_inputs import token_inputs
+from labkit.models.observed.mlps import PlainMlp
 
 
 def near(number: float, other: object) -> bool:
@@ -54,11 +56,14 @@ class AttentionRole:
 class ModelRoles:
     """The modules of a small model by role, and what is computed before and after its layers.
 
+    layer: the roles in a layer, with a mixture of experts if any layer has one.
+    dense: the MLP of layers that have no mixture, where others have one; None: the layers are of one kind.
     width: numbers in a row of the embedding.
     """
 
     layers: str
     layer: LayerRoles
+    dense: PlainMlp | None
     rotations: tuple[Rotation | None, ...]  # of each layer
     norm: NormKind
     tokens: str
@@ -91,9 +96,30 @@ def recognise(model: PreTrainedModel) -> ModelRoles:
     seen = Seen(modules, calls)
     found = [seen.layer(f"{layers}.{index}", call) for index, call in enumerate(attention)]
     roles, turns, attention_calls = zip(*found, strict=True)
-    if any(layer != roles[0] for layer in roles):
-        raise NotRecognised("layers of several kinds")
-    return _around(seen, model, layers, roles[0], turns, attention_calls)
+    layer, dense = _kinds(roles)
+    return _around(seen, model, layers, layer, dense, turns, attention_calls)
+
+
+def _kinds(roles: Sequence[LayerRoles]) -> tuple[LayerRoles, PlainMlp | None]:
+    """See `ModelRoles`. roles: of each layer."""
+    first, *others = sorted(set(roles), key=lambda layer: isinstance(layer.mlp, PlainMlp))
+    for other in others:
+        alike = replace(other, mlp=first.mlp) == first and isinstance(first.mlp, MixtureRole)
+        same_act = (other.mlp.activation, other.mlp.gated) == (first.mlp.activation, first.mlp.gated)
+        if len(others) > 1 or not (alike and same_act and isinstance(other.mlp, PlainMlp)):
+            raise NotRecognised("layers of several kinds")
+        return first, other.mlp
+    return first, None
+
+
+def kinds_of_layers(model: PreTrainedModel) -> set[frozenset[str]]:
+    """The kinds of layers of a model, which may be on the meta device, by the names of their tensors."""
+    modules = dict(model.named_modules())
+    try:
+        layers: Any = modules[_layers(model, modules)]
+    except NotRecognised:
+        return set()
+    return {frozenset(name for name, _ in layer.named_parameters()) for layer in layers}
 
 
 def _layers(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> str:
@@ -109,6 +135,7 @@ def _around(
     model: PreTrainedModel,
     layers: str,
     layer: LayerRoles,
+    dense: PlainMlp | None,
     turns: tuple[Rotation | None, ...],
     attention: tuple[AttentionCall, ...],
 ) -> ModelRoles:
@@ -147,6 +174,7 @@ def _around(
     return ModelRoles(
         layers=layers,
         layer=layer,
+        dense=dense,
         rotations=turns,
         norm=_one_kind({seen.modules[name]: seen.calls[name].x.shape[-1] for name in of_norms}),
         tokens=tokens,

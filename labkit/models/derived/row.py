@@ -15,9 +15,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from labkit.models.config import RotarySpec
-from labkit.models.derived.mixture_rows import experts_of, names_of_chosen, names_of_half
+from labkit.models.derived.mixture_rows import dense_fields, experts_of, names_of_chosen, names_of_half
 from labkit.models.derived.mixtures import MixtureRole
-from labkit.models.derived.recognise import ModelRoles, NotRecognised, near, recognise
+from labkit.models.derived.recognise import ModelRoles, NotRecognised, kinds_of_layers, near, recognise
 from labkit.models.derived.small_config import small_config
 from labkit.models.derived.small_models import causal_class, errors_of_the_class, small_model, without_memory
 from labkit.models.hf_config import Fields
@@ -47,7 +47,7 @@ class DerivedRow:
         self._hf_config = hf_config
         with errors_of_the_class():
             self._kind = kind or causal_class(hf_config)
-            self._config = small_config(hf_config)
+            self._config = _with_every_kind(hf_config, self._kind)
             self.roles = recognise(self.small) if roles is None else roles
 
     @cached_property
@@ -85,7 +85,7 @@ class DerivedRow:
             qkv=layer.qkv,
             attn_out=layer.attn_out,
             norm2=layer.norm2,
-            **names_of_half(layer.mlp, model),
+            **names_of_half(layer.mlp, roles.dense, model),
             tokens=roles.tokens,
             positions=roles.positions,
             embed_norm=roles.embed_norm,
@@ -142,7 +142,7 @@ class DerivedRow:
             "norm_eps": roles.norm.eps,
             "norm_offset": roles.norm.offset,
             "norm_bias": roles.norm.bias,
-            **self._second_half(layers[0], config, hidden),
+            **self._second_half(layers, config, hidden),
             "position": "alibi" if alibi else "learned" if roles.positions else "rotary",
             "position_offset": roles.position_offset,
             **self._rotaries(model, config),
@@ -167,11 +167,13 @@ class DerivedRow:
             "tied_head": head.weight is embedding.weight,
         }
 
-    def _second_half(self, layer: nn.Module, config: PretrainedConfig, hidden: int) -> Fields:
+    def _second_half(self, layers: Sequence[nn.Module], config: PretrainedConfig, hidden: int) -> Fields:
         mlp = self.roles.layer.mlp
         common = {"activation": mlp.activation, "gated": mlp.gated}
         if isinstance(mlp, PlainMlp):
-            return common | {"intermediate_size": matrix(layer.get_submodule(mlp.down)).shape[1]}
+            return common | {"intermediate_size": matrix(layers[0].get_submodule(mlp.down)).shape[1]}
+        common |= dense_fields(self.roles.dense, mlp.experts, layers)
+        layer = next(layer for layer in layers if mlp.experts in dict(layer.named_modules()))
         experts = experts_of(mlp, layer, self._config, config, self._transferred(_factor, config, hidden))
         return common | {"intermediate_size": layer.get_parameter(mlp.stacks[1]).shape[-1], "experts": experts}
 
@@ -264,6 +266,15 @@ class DerivedRow:
         with errors_of_the_class():
             changed, number = number_in(recognise(small_model(config, self._kind))), number_in(self.roles)
         return near(changed, number * OTHER) or near(changed, number / OTHER)
+
+
+def _with_every_kind(config: PretrainedConfig, kind: type[PreTrainedModel]) -> PretrainedConfig:
+    """The small config with few layers, or with all of them if few are not of every kind that the large model has: the
+    numbers of layers without experts may be large ones.
+    """
+    few, all_layers = small_config(config), small_config(config, every_layer=True)
+    kinds = kinds_of_layers(without_memory(all_layers, kind))
+    return few if len(kinds) < 2 or kinds_of_layers(without_memory(few, kind)) == kinds else all_layers
 
 
 def _factor(roles: ModelRoles) -> float:

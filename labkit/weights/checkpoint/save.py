@@ -103,15 +103,12 @@ class Saving:
                 self._write(name, key_of(name, index), weight)
             if index is not None:
                 self._layers[index] = self._writer.end_block()
-                self._experts[index] = expert_digests(weights, len(self.spec.part.experts)) if self._has_experts else []
+                has_experts = self.spec.config.has_experts(index)
+                self._experts[index] = expert_digests(weights, len(self.spec.part.experts)) if has_experts else []
         except OSError as error:
             self._failure = error
             if self.spec.part.size == 1:
                 raise RunError(f"{NOT_SAVED}: {error}") from error
-
-    @property
-    def _has_experts(self) -> bool:
-        return self.spec.config.experts is not None
 
     def _write(self, name: str, key: str, weight: Weight) -> None:
         if isinstance(weight, Linear):

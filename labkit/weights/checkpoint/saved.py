@@ -164,7 +164,7 @@ class SavedWeights:
         """Hugging Face's name -> canonical name and layer."""
         config, policy = self.config, self.policy
         places: list[tuple[str, int | None]] = [(name, None) for name in config.top_shapes()]
-        places += [(name, index) for index in range(config.num_layers) for name in config.layer_shapes()]
+        places += [(name, index) for index in range(config.num_layers) for name in config.layer_shapes(index)]
         return {stored: place for place in places for stored in policy.stored_names(*place)}
 
 
@@ -312,7 +312,7 @@ class MergedWeights(CanonicalLayers):
     def _parts(self, name: str, holder: int) -> RowParts | None:
         """The parts of a holder's rows; None: they are one."""
         config, shard = self._saved.config, self._saved.shards[holder]
-        firsts = {"ff1.weight": shard.inner, "shared_ff1.weight": shard.shared}
+        firsts = {"ff1.weight": shard.inner, "shared_ff1.weight": shard.shared, "dense_ff1.weight": shard.dense}
         interleaved = 2 if config.gated and name in firsts else 1
         experts = config.experts.count if config.experts and name in OF_EXPERTS else 1
         if interleaved == experts == 1:

@@ -6,13 +6,14 @@ of each, and a digest of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from xxhash import xxh64
 
 from labkit.kernels.expert_store import StoredExpert
 from labkit.kernels.types import Linear
+from labkit.models.shards import Shard
 from labkit.weights.canonical import Canonical
 from labkit.weights.checkpoint.saved import SavedWeights, key_of
 from labkit.weights.checkpoint.shard_file import ShardFile, scales_of
@@ -22,8 +23,9 @@ IN_ORDER = ("ff1.weight", "ff2.weight")  # the matrices of an expert, each befor
 
 
 class StoredExperts(NamedTuple):
-    """The experts of some layers in a rank's file."""
+    """The experts in a rank's file, of the layers with these numbers."""
 
+    numbers: tuple[int, ...]
     layers: tuple[tuple[StoredExpert, ...], ...]
     part_bytes: tuple[int, ...]  # of each of the PARTS; 0: experts lack it
 
@@ -53,15 +55,15 @@ def expert_digests(weights: Canonical, experts: int) -> list[str]:
     return digests
 
 
-def stored_experts(saved: SavedWeights, rank: int, layers: Sequence[int], experts: int) -> StoredExperts | None:
-    """The experts of these layers in a rank's file. None: the checkpoint has no digests of them, or the experts of its
-    layers differ in size.
-
-    experts: of a layer.
+def stored_experts(saved: SavedWeights, part: Shard) -> StoredExperts | None:
+    """The experts of a rank's layers in its file. None: the layers have none, or experts that differ in size, or the
+    checkpoint has no digests of them.
     """
-    file, records = saved.file(rank), {layer.layer: layer for layer in saved.manifest.files[rank].layers}
+    file, experts = saved.file(part.rank), len(part.experts)
+    records = {layer.layer: layer for layer in saved.manifest.files[part.rank].layers}
+    numbers = tuple(filter(part.config.has_experts, part.layers))
     found, sizes = [], set()
-    for layer in layers:
+    for layer in numbers:
         if layer not in records or len(records[layer].experts) != experts:
             return None
         parts = list(_parts(file, layer, experts))
@@ -72,7 +74,7 @@ def stored_experts(saved: SavedWeights, rank: int, layers: Sequence[int], expert
                 for number, digest in enumerate(records[layer].experts)
             )
         )
-    return StoredExperts(tuple(found), sizes.pop()) if len(sizes) == 1 else None
+    return StoredExperts(numbers, tuple(found), sizes.pop()) if len(sizes) == 1 else None
 
 
 def _parts(file: ShardFile, layer: int, experts: int) -> Iterator[tuple[int | None, int]]:
