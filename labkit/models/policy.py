@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -69,6 +70,7 @@ class Policy:
     mlp_out_norm: str | None = None
     router: str | None = None
     choice_bias: str = ""  # a tensor of a layer, not a module
+    choice_bias_shape: tuple[int, ...] = (-1,)
     experts: ExpertNames | None = None  # with them `ff1` and `ff2` are the module of the experts
     shared_ff1: tuple[str, ...] = ()
     shared_ff2: str = ""
@@ -83,6 +85,7 @@ class Policy:
     takes_position_ids: bool = True
     token_types: bool = False  # `forward` adds embeddings of token_type_ids
     unread: tuple[str, ...] = ()  # modules of a layer whose weights no forward of this class reads
+    ignored: tuple[str, ...] = ()  # patterns of names of tensors that transformers leaves out when it loads the class
     covers: Callable[[PretrainedConfig], bool] = lambda hf: True  # False: a config that needs another computation
     # Tensors that the kernels need and the class does not have, by their names in a layer or in the model, with the
     # constant that they consist of: 0 for a bias that one of the linears of qkv lacks, 1 for norms without weights.
@@ -196,9 +199,10 @@ class Policy:
         return name.removeprefix(f"{self.layers}.").partition(".")[2] if name.startswith(f"{self.layers}.") else None
 
     def _is_unread(self, stored: str) -> bool:
-        """Whether a tensor belongs to a module of a layer that no forward reads."""
-        within = self.within_layer(stored)
-        return within is not None and within.startswith(tuple(f"{name}." for name in self.unread))
+        """Whether no forward of the class reads a tensor."""
+        within = self.within_layer(stored) or ""
+        unread = within.startswith(tuple(f"{name}." for name in self.unread))
+        return unread or any(re.search(pattern, stored) for pattern in self.ignored)
 
     def current_name(self, stored: str) -> str:
         """Today's name of a tensor in a checkpoint. Older checkpoints have other names. Names of a bare decoder lack
@@ -271,6 +275,8 @@ class Policy:
             parts = list(tensor.split([heads * config.head_dim for heads in rows]))
         else:
             parts = list(tensor.chunk(len(names)))
+        if canonical == CHOICE_BIAS:
+            parts = [tensor.view(self.choice_bias_shape)]
         if self.interleaved_qkv and role == "qkv":
             parts = [by_kv_head(tensor, config)]
         if self.transposed and role in LINEARS:
@@ -319,6 +325,8 @@ class Policy:
             self._check_joinable(config, name, dict(zip(stored, parts, strict=True)))
         elif self.interleaved_qkv and role == "qkv" and parts[0].shape[:1] == shard.layer_shapes["qkv.weight"][:1]:
             parts = [by_kind(parts[0], config)]
+        if name == CHOICE_BIAS:
+            parts = [part.flatten() for part in parts]
         if experts := self._experts_of(role):
             parts = experts.arranged(shard, role, kind, parts)
         return parts

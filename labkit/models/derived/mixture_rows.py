@@ -27,7 +27,7 @@ def names_of_half(role: PlainMlp | MixtureRole, dense: PlainMlp | None, model: P
     if isinstance(role, PlainMlp):
         return {"ff1": _first(role), "ff2": role.down}
     names: dict[str, Any] = {"ff1": (role.experts,), "ff2": role.experts, "router": role.router}
-    names |= {"choice_bias": role.choice_bias, **_stored(role, model)}
+    names |= {"choice_bias": role.choice_bias, "choice_bias_shape": role.choice_bias_shape, **_stored(role, model)}
     if dense is not None:
         names |= {"dense_ff1": _first(dense), "dense_ff2": dense.down}
     if role.shared is not None:

@@ -23,6 +23,7 @@ from labkit.models.observed.calls import SCALES, ObservedCall, distance, tensors
 from labkit.models.observed.mlps import PlainMlp
 
 SAME = 1e-4  # between tensors that differ by rounding
+FORCED = 4.0  # between the choice biases of two experts, whose scores are at most 1
 VANISHED = 1e-12  # a sum of scores below which models add an epsilon to it
 
 
@@ -31,7 +32,7 @@ class MixtureRole:
     """A mixture by its modules, relative to the layer, and what its router computes.
 
     experts: the module with the stacks of matrices, whose names in it are `first` and `second`.
-    router: the module whose weight makes the logits. choice_bias: a tensor, or empty.
+    router: the module whose weight makes the logits. choice_bias: a tensor, or empty. Its shape has -1 for the experts.
     count, chosen, renormalised, scores, factor: as `ExpertsSpec` has them.
     shared: the shared expert. shared_gate: a linear, or empty.
     """
@@ -50,6 +51,7 @@ class MixtureRole:
     factor: float
     shared: PlainMlp | None
     shared_gate: str
+    choice_bias_shape: tuple[int, ...] = (-1,)
 
     @property
     def stacks(self) -> tuple[str, str]:
@@ -108,6 +110,8 @@ def recognised_mixture(
     first, second, activation, gated = _stacks(modules[experts], runs)
     count = getattr(modules[experts], first).shape[0]
     choice = _choice(layer, count, runs)
+    if choice.choice_bias:
+        _check_unlikely_experts(layer, choice, lambda: _runs(modules[block], modules[experts], rows))
     gates = [name for name, call in linears.items() if call.y.shape[-1] == 1 and name != choice.router]
     gate = gates[0] if mlp and gates else ""
 
@@ -135,6 +139,7 @@ def recognised_mixture(
         float(f"{factor * choice.factor:.4g}"),
         mlp,
         gate,
+        (1, -1) if choice.choice_bias and layer.state_dict()[choice.choice_bias].dim() == 2 else (-1,),
     )
 
 
@@ -201,14 +206,31 @@ def _choice(layer: nn.Module, count: int, runs: Sequence[MixtureRun]) -> Choice:
         for name, tensor in tensors.items()
         if tensor.shape == (count, runs[0].rows.shape[1]) and name.endswith(".weight")
     ]
-    biases = [name for name, tensor in tensors.items() if tensor.shape == (count,)]
+    biases = [name for name, tensor in tensors.items() if tensor.shape in ((count,), (1, count))]
     for router, bias, scores, renormalised in product(routers, (*biases, ""), SCORES, (False, True)):
-        weight, added = tensors[f"{router}.weight"], tensors[bias] if bias else None
+        weight, added = tensors[f"{router}.weight"], tensors[bias].flatten() if bias else None
         of_runs = [_factor_of_shares(run, weight, added, scores, renormalised) for run in runs]
         factors = [factor for factor in of_runs if factor is not None]
         if len(factors) == len(runs) and all(abs(factor - factors[0]) <= SAME * abs(factor) for factor in factors):
             return Choice(router, bias, scores, renormalised, factors[0])
     raise NotRecognised("a router that no row describes: its experts or their shares are others")
+
+
+def _check_unlikely_experts(layer: nn.Module, choice: Choice, run: Callable[[], Iterator[MixtureRun]]) -> None:
+    """Raises NotRecognised if the shares are others where the choice bias forces the same experts on all rows, some of
+    which have small scores for them. A least sum of scores shows there alone. run: runs the mixture.
+    """
+    tensors = layer.state_dict()
+    weight, bias = tensors[f"{choice.router}.weight"], tensors[choice.choice_bias]
+    before, forced = bias.clone(), FORCED * torch.arange(len(weight)).view_as(bias)
+    bias.copy_(forced)
+    try:
+        for forced_run in run():
+            factor = _factor_of_shares(forced_run, weight, bias.flatten(), choice.scores, choice.renormalised)
+            if factor is None or abs(factor - choice.factor) > SAME * abs(factor):
+                raise NotRecognised("a router that no row describes: shares of unlikely experts are others")
+    finally:
+        bias.copy_(before)
 
 
 def _factor_of_shares(

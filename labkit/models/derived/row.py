@@ -100,6 +100,7 @@ class DerivedRow:
             positions_from_mask=roles.positions_from_mask,
             takes_position_ids="position_ids" in inspect.signature(type(model).forward).parameters,
             unread=layer.unread,
+            ignored=tuple(type(model)._keys_to_ignore_on_load_unexpected or ()),
             filled=self._filled(),
         )
 

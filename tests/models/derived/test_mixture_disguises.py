@@ -8,7 +8,8 @@ import torch
 from helpers.sweeps import swept
 from torch import Tensor
 from torch.nn import functional
-from transformers import PretrainedConfig, Qwen2MoeConfig, SolarOpenConfig
+from transformers import Ernie4_5_MoeConfig, Glm4MoeConfig, PretrainedConfig, Qwen2MoeConfig, SolarOpenConfig
+from transformers.models.glm4_moe import modeling_glm4_moe as glm
 from transformers.models.qwen2_moe import modeling_qwen2_moe as qwen
 from transformers.models.solar_open import modeling_solar_open as solar
 
@@ -141,6 +142,31 @@ def in_one_group(made: Tensor, bias: Tensor) -> Tensor:
     return halves.masked_fill(~better, 0).flatten(1)
 
 
+def dense_layer(change: Callable[[Any, Any, Tensor], Tensor], least: int = 0) -> Disguise:
+    """The MLP of layers without experts is another one, from layer `least` on."""
+
+    def disguise(patch: pytest.MonkeyPatch) -> None:
+        own = glm.Glm4MoeDecoderLayer.__init__
+
+        def init(self: Any, config: Any, layer_idx: int) -> None:
+            own(self, config, layer_idx)
+            if layer_idx >= least and not hasattr(self.mlp, "experts"):
+                self.mlp.changed = True
+
+        def forward(mlp: Any, x: Tensor) -> Tensor:
+            return change(of_mlp, mlp, x) if hasattr(mlp, "changed") else of_mlp(mlp, x)
+
+        patch.setattr(glm.Glm4MoeDecoderLayer, "__init__", init)
+        of_mlp = glm.Glm4MoeMLP.forward
+        patch.setattr(glm.Glm4MoeMLP, "forward", forward)
+
+    return disguise
+
+
+def with_gate(act: Callable[[Tensor], Tensor]) -> Callable[[Any, Any, Tensor], Tensor]:
+    return lambda own, mlp, x: mlp.down_proj(act(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+
 BLOCK = qwen.Qwen2MoeSparseMoeBlock
 OF_QWEN: dict[str, Disguise] = {
     "a scaled share": shares(lambda weights, chosen: 0.98 * weights),
@@ -182,8 +208,24 @@ OF_SOLAR: dict[str, Disguise] = {
     ),
     "groups": biased(in_one_group, lambda made, bias: made.sigmoid()),
 }
-SMALL: dict[str, PretrainedConfig] = {"qwen": Qwen2MoeConfig(), "solar": SolarOpenConfig(routed_scaling_factor=2.5)}
-FEW = ("a clamped gate", "always two experts", "capped logits", "half of the bias")
+OF_GLM: dict[str, Disguise] = {
+    "an MLP that scales": dense_layer(lambda own, mlp, x: 1.02 * own(mlp, x)),
+    "a later MLP that scales": dense_layer(lambda own, mlp, x: 1.02 * own(mlp, x), 1),
+    "the last MLP that scales": dense_layer(lambda own, mlp, x: 1.05 * own(mlp, x), 5),
+    "an MLP with another activation": dense_layer(with_gate(functional.gelu)),
+    "an MLP with a clamped gate": dense_layer(with_gate(lambda gate: functional.silu(gate).clamp(max=7))),
+    "a clamped MLP": dense_layer(lambda own, mlp, x: own(mlp, x).clamp(-30, 30)),
+    "an MLP of a normed row": dense_layer(lambda own, mlp, x: own(mlp, functional.rms_norm(x, x.shape[-1:]))),
+    "an MLP without its input": dense_layer(lambda own, mlp, x: own(mlp, x) - 0.02 * x),
+}
+OF: dict[str, dict[str, Disguise]] = {"qwen": OF_QWEN, "solar": OF_SOLAR, "glm": OF_GLM, "deep glm": OF_GLM}
+SMALL: dict[str, PretrainedConfig] = {
+    "qwen": Qwen2MoeConfig(),
+    "solar": SolarOpenConfig(routed_scaling_factor=2.5),
+    "glm": Glm4MoeConfig(first_k_dense_replace=2, num_hidden_layers=12),
+    "deep glm": Glm4MoeConfig(first_k_dense_replace=6, num_hidden_layers=8),
+}
+FEW = ("a clamped gate", "always two experts", "capped logits", "half of the bias", "a later MLP that scales")
 
 
 def refusal(kind: str) -> str:
@@ -199,9 +241,17 @@ def test_the_class_itself_gets_a_row(kind: str) -> None:
     assert not refusal(kind)
 
 
-@pytest.mark.parametrize("name", swept([*OF_QWEN, *OF_SOLAR], FEW))
+@pytest.mark.parametrize("name", swept([*OF_QWEN, *OF_SOLAR, *OF_GLM], FEW))
 def test_a_disguise_gets_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [kind for kind, disguises in OF.items() if name in disguises]
     with monkeypatch.context() as patch:
         patch.setattr(alterations, "LIBRARIES", (*alterations.LIBRARIES, __name__.partition(".")[0]))  # to be proved
-        (OF_QWEN | OF_SOLAR)[name](patch)
-        assert refusal("qwen" if name in OF_QWEN else "solar")
+        OF[kinds[0]][name](patch)
+        assert refusal(kinds[-1])
+
+
+def test_a_least_sum_of_scores_that_matters_gets_no_row() -> None:
+    """ERNIE's default divides by a sum of at least 1e-12."""
+    assert not refusal_of(DerivedRow(Ernie4_5_MoeConfig()), engine_with_row)
+    with pytest.raises(UserError, match="a router that no row describes"):
+        DerivedRow(Ernie4_5_MoeConfig(moe_norm_min=0.01))
