@@ -221,8 +221,8 @@ class ModelWeights:
         return next((mixture.router.chosen for mixture in self.mixtures), 0)
 
     def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[Stage, ...]:
-        """The stages of the layers in running order: those of every kind of layer. Several ranks have sums. Streams of
-        layers, or of keys and values, have waits, and so have stores of experts.
+        """The stages of all kinds of layers in running order. Several ranks have sums. Streams of layers, or of keys
+        and values, have waits, and so have stores of experts.
         """
         if streamed or kv_streamed:
             return (*(Stage.FETCH,) * streamed, *(Stage.FETCH_KV,) * kv_streamed, *self.stages(ranks))

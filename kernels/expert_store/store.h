@@ -1,4 +1,5 @@
-// The experts of all layers that have any, in a file. The layers count from 0 here. The most used ones stay in slots of memory.
+// The experts of all layers that have any, in a file. The layers count from 0 here. The most used ones stay in slots of
+// memory.
 //
 // A step passes the layers in order. In each it says which experts its rows chose (`want`) and takes them in waves
 // (`next_wave`): those in memory, then others as they arrive. The experts of a wave keep their slots until the next one

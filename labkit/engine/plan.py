@@ -95,7 +95,7 @@ def split_layers(spec: WeightSpec, stages: int, counts: Sequence[int] | None = N
 
 
 def _ranges(counts: Iterable[int]) -> tuple[range, ...]:
-    """Consecutive layers, so many for each stage."""
+    """Consecutive layers. counts: their number in each stage."""
     return tuple(range(begin, end) for begin, end in pairwise(accumulate(counts, initial=0)))
 
 

@@ -84,7 +84,7 @@ def test_a_matrix_that_a_dense_layer_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_tensors_that_transformers_leaves_out_are_left_out(tmp_path: Path) -> None:
-    """Such as those that predict a second token, in a layer after the last one."""
+    """GLM has such tensors in a layer after the last one, to predict a second token."""
     model = dense_model("glm-4.5")
     model.save_pretrained(tmp_path)
     tensors, file = load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors"
@@ -153,7 +153,8 @@ def test_stages_of_transformers_own_model_are_those_of_each_kind_of_layer(name: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_the_counted_bytes_are_those_of_the_matrices(name: str, dtype: torch.dtype) -> None:
     engine = engine_of(dense_model(name, hidden_size=96), dtype=dtype)
-    spec, weights = engine.fused.runner.layer_range.spec, engine.weights
+    weights, head = engine.weights, engine.weights.head
+    assert head is not None
     matrices = [matrix for layer in weights.layers for matrix in layer.matrices.values()]
-    stored = sum(matrix.weight.nbytes for matrix in [*matrices, weights.head.matrix])  # type: ignore[union-attr]
-    assert stored <= model_bytes(spec) <= 1.6 * stored
+    stored = sum(matrix.weight.nbytes for matrix in (*matrices, head.matrix))
+    assert stored <= model_bytes(engine.fused.runner.layer_range.spec) <= 1.6 * stored

@@ -55,6 +55,11 @@ def small(name: str, **overrides: Any) -> ModelConfig:
     return model_config_of(small_config(name, **overrides))
 
 
+def some_dense(name: str) -> ModelConfig:
+    """The config of a small mixture of three layers, the first one with an MLP instead of experts."""
+    return replace(small(name), dense_layers=(True, False, False), dense_size=100)
+
+
 def preset(name: str) -> ModelConfig:
     return model_config_of(PRESETS[name].hf_config)
 
@@ -97,10 +102,13 @@ def numbers_of_experts(config: ModelConfig) -> int:
     )
 
 
-@each_model
+SOME_DENSE = {f"{name} with an MLP": some_dense(name) for name in ("qwen2-moe", "qwen3-moe", "mixtral")}
+
+
+@pytest.mark.parametrize("name", [*SMALL_CONFIGS, *SOME_DENSE])
 def test_every_weight_of_every_architecture_is_counted_once(name: str) -> None:
     """Embedding and positions count by looked-up rows; a tied head counts whole, since it is multiplied."""
-    config = small(name)
+    config = SOME_DENSE[name] if name in SOME_DENSE else small(name)
     read = config.weight_bytes(torch.float32)
     looked_up = config.vocab_size * config.embedding_size * (0 if config.tied_head else 1)
     looked_up += config.top_shapes().get("positions.weight", (0,))[0] * config.hidden_size
@@ -108,8 +116,20 @@ def test_every_weight_of_every_architecture_is_counted_once(name: str) -> None:
     cache = config.kv_bytes_per_token(torch.float32)
     if experts := config.experts:
         of_all = numbers_of_experts(config)
-        read -= 4 * config.num_layers * of_all * (experts.count - experts.chosen) // experts.count
+        mixtures = sum(map(config.has_experts, range(config.num_layers)))
+        read -= 4 * mixtures * of_all * (experts.count - experts.chosen) // experts.count
     assert decode_bytes(config, torch.float32, batch=1, context=1) == read + 4 * (rows - looked_up) + cache
+
+
+@pytest.mark.parametrize("config", SOME_DENSE.values(), ids=SOME_DENSE)
+def test_each_kind_of_layer_computes_its_own_products(config: ModelConfig) -> None:
+    kinds = [replace(config.with_layers(layers), dense_layers=()) for layers in ([1, 2], [0])]
+    kinds[1] = replace(kinds[1], experts=None, intermediate_size=100, dense_size=0)
+    head = 2 * config.embedding_size * config.vocab_size
+    assert decode_flops(config, 1, 9) == sum(decode_flops(kind, 1, 9) for kind in kinds) - head
+    both = (region_flops(config, stage, 3, 9) for stage in (Stage.EXPERTS, Stage.MLP))
+    apart = [[region_flops(kind, stage, 3, 9) for kind in kinds] for stage in (Stage.EXPERTS, Stage.MLP)]
+    assert list(both) == [(2 * mixture + dense) // 3 for mixture, dense in apart]
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
