@@ -10,6 +10,7 @@ import torch
 
 from labkit.engine.options import ExpertParallel
 from labkit.engine.resolve import Request
+from labkit.engine.triton_limits import missing_in_triton
 from labkit.kernels import gpu
 from labkit.kernels.types import float_dtype
 from labkit.models.config import ModelConfig
@@ -43,11 +44,9 @@ def make_plan(request: Request) -> Plan:
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
-    if spec.config.qk_norm_whole and impl == "triton":
-        raise UnsupportedError("norms over all heads together are not in the Triton kernels yet; pass impl='cpp'")
+    if impl == "triton" and (missing := missing_in_triton(spec.config)):
+        raise UnsupportedError(f"{missing}; pass impl='cpp'")
     _check_experts(options.moe, spec.config)
-    if spec.config.experts is not None and impl == "triton":
-        raise UnsupportedError("experts are not in the Triton kernels yet; pass impl='cpp'")
     if options.offload is not None:
         options.offload.check_for(impl)
     if options.kv_offload is not None:
