@@ -4,8 +4,9 @@ Letters: M rows, K experts of a row, C = M * K choices, number m * K + k for cho
 expert E stands for none. H inputs, I activations, O outputs of an expert.
 
 The choices are in the order of their experts: the place of a choice is its number in this order. Blocks of up to MP
-choices of one expert pass its matrices together. The device alone knows the number of blocks, so a grid has programs for
-the largest possible number, and programs without a block return at once. With MP = 1 the order is that of the choices.
+choices of one expert pass its matrices together. The device alone knows the number of blocks, so a grid has programs
+for the largest possible number, and programs without a block return at once. With MP = 1 each choice is a block, at the
+place of its number.
 """
 
 import triton
@@ -44,7 +45,7 @@ def sort_choices(chosen_ptr, begins_ptr, order_ptr, places_ptr, C, E, BLOCK: tl.
 
 @triton.jit
 def block_of(block, chosen_ptr, begins_ptr, E, EP: tl.constexpr, MP: tl.constexpr):
-    """(expert, place of its first choice in the block, number of choices) of a block; expert E: a program has no block."""
+    """(expert, place of the first choice, number of choices) of a block. Expert E: this program has no block."""
     if MP == 1:
         expert = tl.load(chosen_ptr + block).to(tl.int32)
         first = block
