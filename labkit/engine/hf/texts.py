@@ -83,6 +83,8 @@ class GenerateTexts:
     def together(self) -> str | None:
         if not self.own_cache:
             return "past_key_values were given"
+        if (short := self.cache.config.short_positions) is not None and (self.longest or short + 1) > short:
+            return "the longest text chooses the rotation of all"
         for processor in self.processors:
             if type(processor).__module__ != processing.__name__ or isinstance(processor, NOT_BY_ROW):
                 return f"{type(processor).__name__} may look at the whole batch"
@@ -152,19 +154,20 @@ class GenerateTexts:
 
         Tokens are kept and chosen on the device of `tokens`; the model may be on another device.
         """
-        prompt = prompt_step(self.cache, self.tokens, self.criteria, self.config, self.model_kwargs)
+        began_short = self.cache.long_text is False
+        prompt = prompt_step(self.cache, self.tokens, self.criteria, self.config, self.model_kwargs, alone=alone)
         choice = TokenChoice.of(self.config, self.processors)
         end = known_end(self.criteria) if choice.argmax_is_enough else None
         listener = None if self.streamer is None else Listener(self.streamer)
         if end is not None:
-            sequences = yield from choose_argmax(prompt, self.tokens, end, self.config, listener)
+            sequences = yield from choose_argmax(prompt, self.tokens, end, self.config, listener, alone)
         else:
             sequences = yield from choose_from_logits(
                 prompt, self.tokens, choice, self.criteria, self.config, listener, alone
             )
         if self.streamer is not None:
             self.streamer.end()
-        if self.hf_cache is not None:
+        if self.hf_cache is not None and not (began_short and self.cache.long_text):  # else its tokens stay valid
             hand_back(self.cache, self.hf_cache)
         if not choice.as_dict:
             return sequences

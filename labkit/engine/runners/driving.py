@@ -74,7 +74,8 @@ class TextBatch(Protocol):
     def loop(self, *, alone: bool = False) -> Loop:
         """Continues the texts, and returns the result of `generate`. The first step that it requests is the prompt.
 
-        alone: the steps have no cache besides `cache`, so equal rows of the prompt can be read once.
+        alone: the steps have no cache besides `cache`, so equal rows of the prompt can be read once, and a text that
+        outgrows its rotation can begin anew.
         """
 
 

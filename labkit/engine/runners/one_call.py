@@ -87,7 +87,8 @@ class OneCallRunner(Runner):
             return 1
         most = min(ahead.most, cache.capacity - cache.length, max(1, CALL_NS // self._step_ns), MOST_STEPS)
         reach = cache.reach + most
-        return most if reach <= most_positions(self.config) and layer_range.rotary.holds(reach, cache) else 1
+        fits = reach <= most_positions(self.config, cache) and layer_range.rotary_of(cache).holds(reach, cache)
+        return most if fits else 1
 
     def _run_ahead(self, step: StepInput, ahead: Ahead, most: int) -> StepOutput:
         """Runs several steps of one new token."""
@@ -103,7 +104,7 @@ class OneCallRunner(Runner):
             begun = perf_counter_ns()
             tokens = self.step.run_ahead(
                 chunk,
-                layer_range.rotary.reaching(cache.reach + most),
+                layer_range.rotary_of(cache).reaching(cache.reach + most),
                 cache.c,
                 most=most,
                 marks=ahead.marks(head.vocab_size),
