@@ -1,6 +1,8 @@
 """GGUF files have the tensors of their models, keep their codes unchanged, and have their faults named."""
 
+from math import log
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -49,9 +51,50 @@ def test_a_file_of_a_derived_row_is_its_model(name: str, tmp_path: Path) -> None
     assert torch.allclose(logits_of(engine, TOKENS), expected, atol=1e-3)
 
 
-def test_factors_for_long_texts_are_refused(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "model.gguf", gguf_model("phi3"), extra={"rope_factors_long.weight": torch.ones(12)})
-    with pytest.raises(UserError, match=r"has rope_factors_long\.weight, the factors of a rotation for long texts"):
+def test_a_long_rope_has_other_factors_in_long_texts(tmp_path: Path) -> None:
+    model = gguf_model("phi4-mini")
+    source = resolve(write_gguf(tmp_path / "model.gguf", model))
+    rope = source.hf_config.rope_parameters
+    assert rope.pop("attention_factor") == pytest.approx((1 + log(16) / log(32)) ** 0.5)
+    assert rope == {name: value for name, value in model.config.rope_parameters.items() if name != "type"}
+    engine, ids = init_inference(source), torch.randint(0, 256, (1, 28), generator=torch.Generator().manual_seed(0))
+    assert (engine.level, engine.model_config.short_positions) == ("derived row", 32)
+    texts = [side.generate(ids, max_new_tokens=9, do_sample=False, eos_token_id=None) for side in (engine, model)]
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize(
+    ("extra", "without", "metadata", "message"),
+    [
+        (
+            {},
+            ["rope_factors_short.weight"],
+            {},
+            "longrope with the tensors rope_factors_short.weight and rope_factors_",
+        ),
+        (
+            {"rope_factors_long.weight": torch.ones(12)},
+            [],
+            {},
+            r"rope_factors_long.weight is F32 \[12\], expected F32 \[9\]",
+        ),
+        ({"rope_factors_long.weight": torch.zeros(9)}, [], {}, r"rope_factors_long.weight holds 0.0, expected finite"),
+        ({"rope_freqs.weight": torch.ones(9)}, [], {}, "has rope_freqs.weight and longrope scaling"),
+        ({}, [], {"phi3.rope.scaling.type": "yarn"}, "phi3.rope.scaling.attn_factor is not supported with 'yarn'"),
+        ({}, [], {"phi3.rope.scaling.attn_factor": -1.0}, "attn_factor is -1.0, expected a number above 0"),
+        (
+            {},
+            [],
+            {"phi3.rope.scaling.original_context_length": None},
+            "has no phi3.rope.scaling.original_context_length",
+        ),
+    ],
+)
+def test_factors_that_make_no_long_rope_are_said(
+    extra: dict[str, torch.Tensor], without: list[str], metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("phi4-mini"), extra=extra, without=without, metadata=metadata)
+    with pytest.raises(UserError, match=message):
         resolve(file)
 
 
