@@ -71,7 +71,17 @@ class GenerateTexts:
     def wants_tokens_alone(self) -> bool:
         # all ranks must make the calls of these processors
         calls = any(isinstance(processor, CALLS_THE_MODEL) for processor in self.processors)
-        return not calls and self.streamer is None and self.hf_cache is None and not self.config.return_dict_in_generate
+        alone = self.streamer is None and self.hf_cache is None and not self.config.return_dict_in_generate
+        return alone and not calls and not self._may_be_long
+
+    @property
+    def _may_be_long(self) -> bool:
+        """Whether a text may need the rotation for long texts. It chooses the rotation of all rows, and begins anew."""
+        short, positions = self.cache.config.short_positions, self.model_kwargs.get("position_ids")
+        if short is None or self.longest is None:
+            return short is not None
+        width = self.tokens.shape[1]
+        return max(width, 0 if positions is None else int(positions.max()) + 1) + self.longest - width > short
 
     @property
     def asked(self) -> str:
@@ -83,8 +93,6 @@ class GenerateTexts:
     def together(self) -> str | None:
         if not self.own_cache:
             return "past_key_values were given"
-        if (short := self.cache.config.short_positions) is not None and (self.longest or short + 1) > short:
-            return "the longest text chooses the rotation of all"
         for processor in self.processors:
             if type(processor).__module__ != processing.__name__ or isinstance(processor, NOT_BY_ROW):
                 return f"{type(processor).__name__} may look at the whole batch"

@@ -26,7 +26,7 @@ def choose_rotation(step: StepInput) -> None:
         raise UserError(
             f"position {_reach(step) - 1} needs the rotation for texts of {needed}, but the {cache.length} tokens in "
             f"the cache are rotated for {made_for}; give the whole text at once and without past_key_values, or use "
-            "generate without pipeline_parallel, which computes it anew"
+            "generate, which computes it anew"
         )
     if not cache.length:
         cache.long_text = _reach(step) > short
@@ -45,8 +45,8 @@ def outgrows(step: StepInput) -> bool:
 def begun_anew(step: StepInput, text: Callable[[], Tensor]) -> StepInput:
     """Returns the step. If it outgrows its cache, empties the cache and returns the step of all tokens.
 
-    text: returns the tokens in the cache and those of the step, int64 [B, T]. If it does not know the first of them,
-    the step stays, and the runner refuses it.
+    text: returns the tokens in the cache, followed by the step's tokens, int64 [B, T]. If it does not know the first
+    of them, the step stays, and the runner refuses it.
     """
     if not outgrows(step):
         return step

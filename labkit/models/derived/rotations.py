@@ -36,7 +36,7 @@ class Rotation:
     def specs(self, model: nn.Module, config: PretrainedConfig) -> tuple[RotarySpec, RotarySpec]:
         """The rotation of a model of this config, in short and in long texts. Its module is made anew unless it has
         exact frequencies: the model may be on the meta device, in another type, or have read a long text. Raises
-        NotRecognised for frequencies that change with the length of the text in another way than those of a long rope.
+        NotRecognised for frequencies that change with the length of the text, unless the type is a long rope.
         """
         module = model.get_submodule(self.module)
         own: Any = getattr(module, "rope_type", "")  # a name, or one for each kind of layer
