@@ -135,6 +135,7 @@ def test_a_step_that_crosses_is_refused_and_leaves_its_cache(kind: type) -> None
         assert cache.get_seq_length() == SHORT
 
 
+@torch.no_grad()
 def test_a_short_step_after_a_long_text_is_refused() -> None:
     cache, ids = engine().new_cache(), prompt(SHORT + 1)
     engine()(ids, past_key_values=cache)
@@ -208,13 +209,18 @@ def test_a_model_that_has_read_a_long_text_is_unchanged() -> None:
     assert torch.equal(text(made, BEFORE), text(own, BEFORE))
 
 
-def test_other_frequencies_than_the_configs_get_no_row() -> None:
+@pytest.mark.parametrize(
+    ("frequencies", "reason"),
+    [("original_inv_freq", "original_inv_freq is 1.01"), ("long_inv_freq", "frequencies for long texts that are not")],
+)
+def test_other_frequencies_than_the_configs_get_no_row(frequencies: str, reason: str) -> None:
     own = long_rope_model()
-    own.model.rotary_emb.original_inv_freq.mul_(1.01)
+    text(own, AFTER)
+    getattr(own.model.rotary_emb, frequencies).mul_(1.01)
     made = labkit.init_inference(own, dtype=torch.float32)
     assert isinstance(made, InjectedEngine)
-    assert "original_inv_freq is 1.01" in made.why
-    assert torch.equal(text(made, BEFORE), text(own, BEFORE))
+    assert reason in made.why
+    assert torch.equal(text(made, CROSSING), text(own, CROSSING))
 
 
 def test_phi_4_mini_has_a_derived_row() -> None:

@@ -162,7 +162,7 @@ class GenerateTexts:
 
         Tokens are kept and chosen on the device of `tokens`; the model may be on another device.
         """
-        began_short = self.cache.long_text is False
+        began_long = self.cache.long_text if self.cache.length else None
         prompt = prompt_step(self.cache, self.tokens, self.criteria, self.config, self.model_kwargs, alone=alone)
         choice = TokenChoice.of(self.config, self.processors)
         end = known_end(self.criteria) if choice.argmax_is_enough else None
@@ -175,7 +175,7 @@ class GenerateTexts:
             )
         if self.streamer is not None:
             self.streamer.end()
-        if self.hf_cache is not None and not (began_short and self.cache.long_text):  # else its tokens stay valid
+        if self.hf_cache is not None and began_long in (None, self.cache.long_text):  # else its tokens stay valid
             hand_back(self.cache, self.hf_cache)
         if not choice.as_dict:
             return sequences

@@ -57,7 +57,7 @@ class KVCache(CacheFacade):
         self.first: Tensor | None = None  # int32 [B], first visible slot
         self.positions: Tensor | None = None  # int32 [B, capacity], of each slot's token; after `length` they count on
         self.reach = 0  # 1 + the largest position so far
-        self.long_text: bool | None = None  # whether keys turn by `long_rotaries`; None: the first step decides
+        self.long_text = False  # whether keys are rotated by `long_rotaries`; a step into an empty cache decides
         self._c: ctypes.Array[CCache] | None = None
         self._borrowed: Lent | None = None
         self._beginnings: Beginnings | None = None  # None: nothing is known to be common
@@ -293,7 +293,7 @@ class KVCache(CacheFacade):
         return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, {self.types})"
 
     def reset(self) -> None:
-        self.length, self.mask, self.holes, self.reach, self.long_text, self._beginnings = 0, None, False, 0, None, None
+        self.length, self.mask, self.holes, self.reach, self._beginnings = 0, None, False, 0, None
         if self.first is not None:
             self.first.zero_()
             self._count_on(0)

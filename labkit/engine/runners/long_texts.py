@@ -43,7 +43,8 @@ def outgrows(step: StepInput) -> bool:
 
 
 def begun_anew(step: StepInput, text: Callable[[], Tensor]) -> StepInput:
-    """Returns the step. If it outgrows its cache, empties the cache and returns the step of all tokens.
+    """Returns the step. If it outgrows its cache, empties the cache and returns the step of all tokens. If that step
+    fails, the cache stays empty.
 
     text: returns the tokens in the cache, followed by the step's tokens, int64 [B, T]. If it does not know the first
     of them, the step stays, and the runner refuses it.

@@ -38,7 +38,7 @@ class Rotation:
         exact frequencies: the model may be on the meta device, in another type, or have read a long text. Raises
         NotRecognised for frequencies that change with the length of the text, unless the type is a long rope.
         """
-        module = model.get_submodule(self.module)
+        module: Any = model.get_submodule(self.module)
         own: Any = getattr(module, "rope_type", "")  # a name, or one for each kind of layer
         kinds = set(own.values()) if isinstance(own, dict) else {own}
         if changing := [kind for kind in kinds if "dynamic" in kind or (kind == LONG_ROPE and own != LONG_ROPE)]:
@@ -54,6 +54,9 @@ class Rotation:
             if own == LONG_ROPE:
                 made(torch.zeros(1), position_ids=torch.tensor([[short_positions(config)]]))
                 long = _spec(made, self)
+                own_long: Any = getattr(module, "long_inv_freq", None)  # kept since the model's first long text
+                if own_long is not None and not torch.allclose(own_long.cpu(), made.long_inv_freq):
+                    raise NotRecognised("frequencies for long texts that are not the config's")
         return short, long
 
 

@@ -30,8 +30,8 @@ def derived_on_ranks(option: str, size: int) -> dict[str, bool]:
 
 
 def long_rope_on_ranks(option: str, size: int) -> dict[str, bool]:
-    """Whether texts of a model with another rotation in long texts are those of transformers. They stay short, outgrow
-    the first rotation, or begin long.
+    """Whether a model with another rotation in long texts gives the tokens of transformers. The texts stay short,
+    outgrow the first rotation, or begin long.
     """
     torch.set_num_threads(1)
     model = long_rope_model()
