@@ -95,6 +95,7 @@ def facts_of(config: ModelConfig) -> tuple[str, ...]:
         f"{norms} {', '.join(filter(None, places))}",
         f"{_mlp_of(config)}, {config.activation}{', gated' if config.gated else ''}",
         f"positions: {config.position}{', ' if rotation else ''}{rotation}",
+        f"another rotation beyond {config.short_positions} positions" if config.short_positions else "",
         f"windows in {windows} layers" if windows else "",
         "attention and MLP side by side" if config.parallel_residual else "",
         f"biases: {', '.join(sorted(config.biases))}" if config.biases else "",
