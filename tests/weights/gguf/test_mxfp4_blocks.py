@@ -1,4 +1,4 @@
-"""GGUF files whose experts are in MXFP4, as those of GPT-OSS are published."""
+"""GGUF files with experts in MXFP4, as GPT-OSS is published."""
 
 from pathlib import Path
 
