@@ -97,6 +97,7 @@ def facts_of(config: ModelConfig) -> tuple[str, ...]:
         f"positions: {config.position}{', ' if rotation else ''}{rotation}",
         f"another rotation beyond {config.short_positions} positions" if config.short_positions else "",
         f"windows in {windows} layers" if windows else "",
+        "attention sinks" if config.attention_sinks else "",
         "attention and MLP side by side" if config.parallel_residual else "",
         f"biases: {', '.join(sorted(config.biases))}" if config.biases else "",
         *(f"{name.replace('_', ' ')} {value:g}" for name in SCALES if (value := getattr(config, name)) != 1),
@@ -109,7 +110,18 @@ def _mlp_of(config: ModelConfig) -> str:
     if (experts := config.experts) is None:
         return f"MLP of {config.intermediate_size}"
     shared = f" and one of {experts.shared} for all" if experts.shared else ""
-    return f"{experts.count} experts of {config.intermediate_size}, {experts.chosen} for each token{shared}"
+    ways = [
+        "chosen by sigmoids" if experts.scores == "sigmoid" else "",
+        "with a bias of the choice" if experts.choice_bias else "",
+        f"with shares times {experts.factor:g}" if experts.factor != 1 else "",
+    ]
+    chosen = " ".join(filter(None, ways))
+    parts = [
+        f"{experts.count} experts of {config.intermediate_size}",
+        f"{experts.chosen} for each token{shared}",
+        chosen,
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def all_levels(progress: Progress = unheard) -> Iterator[Level]:
