@@ -93,7 +93,10 @@ class Launcher:
 
     def tile(self, op: str, weight_type: str, rows: int, outputs: int, inputs: int) -> Tile:
         """The tile for `rows` activations times a matrix [outputs, inputs]."""
-        batch = padded_rows(rows)
+        return self.batch_tile(op, weight_type, padded_rows(rows), outputs, inputs)
+
+    def batch_tile(self, op: str, weight_type: str, batch: int, outputs: int, inputs: int) -> Tile:
+        """The tile of a kernel whose programs multiply a matrix by `batch` rows of activations."""
         return self.tiles.find(op, weight_type, batch, outputs, inputs) or default_tile(
             op, weight_type, batch, outputs, inputs
         )
@@ -115,6 +118,8 @@ def default_tile(op: str, weight_type: str, batch: int, outputs: int, inputs: in
     """
     if interpreted():
         return Tile(rows=128, depth=128)
+    if batch > FEW_ROWS:
+        return Tile(rows=32 if weight_type == "float32" else 64, depth=32, stages=3)
     if batch > 1 and weight_type == "float32":  # not a type of the matrix unit, so a tile goes through registers
         return Tile(rows=32 if outputs >= 8192 else 16, depth=32, stages=4)
     if batch > 1:  # a warp multiplies 16 rows at once; a small matrix needs small tiles to have enough programs

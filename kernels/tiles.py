@@ -237,7 +237,24 @@ def product(
     ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """norm(x + addend + bias) W^T for the `rows` [BN] of W: float32 [BN, MP].
+    """norm(x + addend + bias) W^T of the first M rows of x: see `product_of_rows`."""
+    m = tl.arange(0, MP)
+    return product_of_rows(
+        w_ptr, scales_ptr, rows, row_mask,
+        x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, m, m < M,
+        K, CODES, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, BN, BK, AHEAD, MP, DOT, PDL,
+    )  # fmt: skip
+
+
+@triton.jit
+def product_of_rows(
+    w_ptr, scales_ptr, rows, row_mask,
+    x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, m, m_mask,
+    K: tl.constexpr, CODES: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """norm(x + addend + bias) W^T of the rows m [MP] of x, for the `rows` [BN] of W: float32 [BN, MP].
 
     CODES: (0, 0, 0) for a floating weight [N, K]; else (bits, inputs that share a scale, 1 for a scale or 2 with a
     minimum), and the weight is [N, ceil(K / parts)] words of four 8-bit codes or eight 4-bit codes. Each code of a word
@@ -250,8 +267,6 @@ def product(
     WIDTH: tl.constexpr = (K + PARTS - 1) // PARTS
     LOADED: tl.constexpr = 128 // w_ptr.dtype.element_ty.primitive_bitwidth  # numbers that a thread loads at once
     WHOLE: tl.constexpr = MP == 1 and BITS == 0 and BK >= K
-    m = tl.arange(0, MP)
-    m_mask = m < M
     span = tl.arange(0, BK)
     # The first weights load while the previous kernel ends and the norm's statistics are computed.
     w = weight_tile(w_ptr, rows, span, row_mask, WIDTH)

@@ -1,4 +1,6 @@
-"""Kernels of a decode step that belong to no single op: embedding, regions 1 and 3 together, choice of a token."""
+"""Kernels of a decode step that belong to no single op: embedding, regions 1 and 3 together, the gate of a shared
+expert, choice of a token.
+"""
 
 import triton
 import triton.language as tl
@@ -6,6 +8,17 @@ import triton.language as tl
 from ..mlp_gemm.triton_impl import mlp_gemm_kernel
 from ..qkv_gemm.triton_impl import qkv_gemm_kernel
 from ..tiles import code_of, normed_row, product, wait_for_previous
+
+
+@triton.jit
+def add_gated(total_ptr, x_ptr, gates_ptr, H, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Adds sigmoid(gate) * x to total [M, H]. gates [M]: a gate for each row."""
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside, at = column < H, row * H + column
+    x = tl.load(x_ptr + at, mask=inside, other=0.0) * tl.sigmoid(tl.load(gates_ptr + row))
+    tl.store(total_ptr + at, tl.load(total_ptr + at, mask=inside, other=0.0) + x, mask=inside)
 
 
 @triton.jit

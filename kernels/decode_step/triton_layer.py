@@ -14,6 +14,7 @@ from ..residual_add.triton_impl import add_normed
 from ..types import LayerCache
 from .triton_ends import StepInputs
 from .triton_kernels import qkv_and_mlp
+from .triton_mixture import TritonMixture
 from .weights import LayerWeights, ModelWeights
 
 
@@ -36,15 +37,18 @@ class TritonRegions:
     def parallel(self) -> bool:
         return self.model.parallel_residual
 
-    mixture = None  # not in the Triton kernels
+    @property
+    def mixture(self) -> TritonMixture | None:
+        return TritonMixture.of(self.weights, self.launch, self.hidden, self.inputs.buffers.act)
 
     @property
     def joined(self) -> "TritonRegions | None":
         """These regions, if regions 1 and 3 can run in one kernel."""
+        if not self.parallel:
+            return None
         w, region = self.weights, self.weights.dense.region
         joined = (
-            self.parallel
-            and not self.model.residual_from_norm
+            not self.model.residual_from_norm
             and len(self.hidden) <= FEW_ROWS
             and w.qkv.q_norm is None
             and self.cache.key_scales is None
@@ -56,7 +60,7 @@ class TritonRegions:
 
     @property
     def _norms_outputs(self) -> bool:
-        return self.weights.dense.out_norm.kind != "none"
+        return self.weights.mlp.out_norm.kind != "none"
 
     @property
     def _spare(self) -> Tensor:
@@ -103,7 +107,7 @@ class TritonRegions:
         return Sum(gemm(act, w.out, self.hidden, self.launch, bias=w.out_bias, residual=onto.residual))
 
     def residual_add(self, total: Sum) -> Tensor:
-        w, (product,) = self.weights.dense, total.products
+        w, (product,) = self.weights.mlp, total.products
         return add_normed(total.residual, product, w.out_bias, w.out_norm, self.hidden, self.launch)
 
     def qkv_and_mlp(self) -> tuple[Tensor, Tensor]:

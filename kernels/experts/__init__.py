@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import build
+from .. import build, gpu
 from ..build import INT, LONG, POINTER
 from ..checks import ArgumentCheck, checked, floats
 from ..dispatch import choose
@@ -35,9 +35,10 @@ def experts(
     hidden [N, H] float32. chosen [N, K] int64: the numbers of the experts; the number of experts itself stands for no
     expert. shares [N, K] float32: their weights.
 
-    A row's sum is in the order of the experts' numbers. impl: "cpp" or "reference".
+    A row's sum is in the order of the experts' numbers.
     """
-    run = choose("experts", impl, reference=reference.experts, cpp=partial(_cpp, threads=threads))
+    cpp = partial(_cpp, threads=threads)
+    run = choose("experts", impl, reference=reference.experts, cpp=cpp, triton=_triton)
     return run(hidden, chosen, shares, weights)
 
 
@@ -56,3 +57,11 @@ def _cpp(hidden: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertMlps, *,
             threads,
         )
     return out
+
+
+def _triton(hidden: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertMlps) -> Tensor:
+    gpu.require()
+    from .triton_impl import experts as run
+
+    out = torch.empty(len(hidden), weights.outs[0].outputs, device=hidden.device)
+    return run(hidden, chosen, shares, weights, out, gpu.default_launcher())

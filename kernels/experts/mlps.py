@@ -1,8 +1,12 @@
 """The MLPs of a mixture of experts."""
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+import torch
+from torch import Tensor
 
 from labkit.system.errors import UserError
 
@@ -34,6 +38,42 @@ class ExpertMlps:
     @cached_property
     def _c_outs(self) -> ctypes.Array[CLinear]:
         return (CLinear * len(self.outs))(*(out.c for out in self.outs))
+
+    @cached_property
+    def stacks(self) -> tuple[Linear, Linear]:
+        """The first, and the second, matrices of all experts, one below the other, as the Triton kernels read them.
+
+        They are views where the matrices of a model lie so, else copies.
+        """
+        return _stack([region.up for region in self.regions]), _stack(self.outs)
+
+
+def _stack(matrices: Sequence[Linear]) -> Linear:
+    kinds = {(matrix.layout, matrix.bits, matrix.group, matrix.asymmetric, matrix.bias is None) for matrix in matrices}
+    if len(kinds) > 1:
+        raise UserError(
+            "got experts whose matrices differ in their codes, or of which only some have a bias; the Triton kernels "
+            "take experts of one kind"
+        )
+    first = matrices[0]
+    return replace(
+        first,
+        weight=_joined([matrix.weight for matrix in matrices]),
+        bias=None if first.bias is None else _joined([matrix.bias for matrix in matrices if matrix.bias is not None]),
+        scales=None
+        if first.scales is None
+        else _joined([matrix.scales for matrix in matrices if matrix.scales is not None]),
+        outputs=len(matrices) * first.outputs,
+    )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    first = parts[0]
+    memory, begin = first.untyped_storage().data_ptr(), first.storage_offset()
+    places = [(part.untyped_storage().data_ptr(), part.storage_offset()) for part in parts]
+    if places == [(memory, begin + number * first.numel()) for number in range(len(parts))]:
+        return first.as_strided((len(parts) * len(first), *first.shape[1:]), first.stride())
+    return torch.cat(parts)
 
 
 def _expert_mlps(name: str, weights: ExpertMlps, call: ArgumentCheck) -> None:

@@ -47,17 +47,12 @@ def gated_product(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def mlp_gemm_kernel(
-    begin, act_ptr, residual_ptr, M, N, eps,
-    x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
-    NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """act [M, N]. From program `begin` on, each program multiplies BN rows of the weight. In a gated MLP these are
-    BN / 2 rows of the gate and the same rows of up, so that both factors of an output are in the program's registers.
+def up_rows(tile, N, GATED: tl.constexpr, BN: tl.constexpr):
+    """The outputs of a tile, the rows [BN] of the first matrix that make them, and whether these are inside of it.
+
+    In a gated MLP these are BN / 2 rows of the gate and the same rows of up, so that both factors of an output are in
+    the program's registers.
     """
-    m, tile = tl.arange(0, MP), tl.program_id(0) - begin
     if GATED:
         n = tile * (BN // 2) + tl.arange(0, BN // 2)
         rows = tl.reshape(tl.join(n, n + N), (BN,))
@@ -66,10 +61,15 @@ def mlp_gemm_kernel(
         n = tile * BN + tl.arange(0, BN)
         rows = n
         inside = n < N
-    y = product(
-        w_ptr, scales_ptr, rows, inside, x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
-        K, CODES, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, BN, BK, AHEAD, MP, DOT, PDL,
-    )  # fmt: skip
+    return n, rows, inside
+
+
+@triton.jit
+def act_of(
+    y, bias_ptr, rows, inside,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BN: tl.constexpr, MP: tl.constexpr,
+):  # fmt: skip
+    """The activations of a tile from its products y [BN, MP] of `up_rows`."""
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
     if GATED:
@@ -77,6 +77,25 @@ def mlp_gemm_kernel(
         act = gated_product(gate, up, ACTIVATION)
     else:
         act = activated(y, ACTIVATION)
+    return act
+
+
+@triton.jit
+def mlp_gemm_kernel(
+    begin, act_ptr, residual_ptr, M, N, eps,
+    x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """act [M, N]. From program `begin` on, each program multiplies the BN rows of `up_rows`."""
+    m = tl.arange(0, MP)
+    n, rows, inside = up_rows(tl.program_id(0) - begin, N, GATED, BN)
+    y = product(
+        w_ptr, scales_ptr, rows, inside, x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
+        K, CODES, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, BN, BK, AHEAD, MP, DOT, PDL,
+    )  # fmt: skip
+    act = act_of(y, bias_ptr, rows, inside, BIAS, ACTIVATION, GATED, BN, MP)
     tl.store(act_ptr + m[None, :] * N + n[:, None], act, mask=(n < N)[:, None] & (m < M)[None, :])
 
 

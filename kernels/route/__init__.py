@@ -1,11 +1,12 @@
 """The choice of experts: attention bias + residual + norm + a logit for each expert + the largest of them."""
 
 from ctypes import byref
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from .. import build
+from .. import build, gpu
 from ..build import LONG, POINTER
 from ..checks import checked, floats, maybe
 from ..dispatch import choose
@@ -39,7 +40,8 @@ def route(
     the experts multiply. The experts of a row are in the order of their scores, with the choice bias. If a logit of a
     row is NaN, so are its shares. impl: "cpp" or "reference".
     """
-    run = choose("route", impl, reference=reference.route, cpp=lambda *arguments: _cpp(*arguments, threads=threads))
+    cpp = partial(_cpp, threads=threads)
+    run = choose("route", impl, reference=reference.route, cpp=cpp, triton=_triton)
     return run(hidden, addend, addend_bias, router)
 
 
@@ -59,3 +61,12 @@ def _cpp(
         threads,
     )
     return normed, residual, chosen, shares
+
+
+def _triton(
+    hidden: Tensor, addend: Tensor | None, addend_bias: Tensor | None, router: Router
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gpu.require()
+    from .triton_impl import route as run
+
+    return run(hidden, addend, addend_bias, router, gpu.default_launcher())

@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from labkit.models.derived.rotations import LONG_ROPE
 from labkit.models.tensor_names import is_buffer, unwrapped
 from labkit.system.errors import UserError, first_line
 from labkit.weights.source import fill_buffers
@@ -77,19 +78,23 @@ def differences(model: nn.Module, configured: nn.Module) -> Iterator[tuple[str, 
             yield path, f"is a {type(module).__name__} (the config's: {type(expected).__name__})"
         if not _is_activation(expected):
             yield from ((f"{prefix}{name}", change) for name, change in _attributes(module, expected))
-        for name, table in expected._buffers.items():
-            if (
-                name not in LEFT_OUT
-                and not _is_weight(expected, f"{prefix}{name}")
-                and table is not None
-                and (change := _changed_table(module, name, table))
-            ):
+        for name, table in _tables(expected):
+            if not _is_weight(expected, f"{prefix}{name}") and (change := _changed_table(module, name, table)):
                 yield f"{prefix}{name}", change
 
 
 def _is_weight(module: nn.Module, path: str) -> bool:
     """Whether a buffer of a module is a weight of checkpoints, all of which a row names."""
     return path.rpartition(".")[2] not in module._non_persistent_buffers_set and not is_buffer(path)
+
+
+def _tables(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that decide what a module computes. A long rope computes `inv_freq` anew in every forward."""
+    long_rope = getattr(module, "rope_type", None) == LONG_ROPE
+    left_out = (LEFT_OUT - {"original_inv_freq"}) | {"inv_freq"} if long_rope else LEFT_OUT
+    for name, table in module._buffers.items():
+        if table is not None and name not in left_out:
+            yield name, table
 
 
 def _has_weights(module: nn.Module) -> bool:

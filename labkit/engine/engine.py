@@ -213,7 +213,7 @@ class DecoderEngine(FusedEngine):
 
     def experts_read(self) -> list[ExpertsRead]:
         """Returns how many experts the steps read, by phase, since `stage_times` was last reset. The one-call C++
-        step counts them. Empty for a model without mixtures.
+        step counts them. Empty for a model without mixtures, and on a GPU.
         """
         return self.timed.clock.experts_read()
 

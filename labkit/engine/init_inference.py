@@ -15,7 +15,7 @@ from labkit.engine.injected.injected_engine import injected_engine
 from labkit.engine.injected.on_ranks import is_sliced, sliced_engine
 from labkit.engine.options import Options, read_options
 from labkit.engine.parallel.ranks import asked_to_join
-from labkit.engine.plan import make_plan
+from labkit.engine.plan import make_plan, missing_in_triton
 from labkit.engine.proof import derive
 from labkit.engine.resolve import chosen_impl, hf_config_of, resolve
 from labkit.engine.wrap import wrap
@@ -72,11 +72,11 @@ def init_inference(
 
 def _without_kernels(policy: Policy, hf_config: PretrainedConfig, options: Options) -> str | None:
     """What the kernels of a row lack, so that hooks take its place; None: nothing."""
-    if options.tensor_parallel.ranks > 1 and policy.model_config(hf_config).qk_norm_whole:
+    config = policy.model_config(hf_config)
+    if options.tensor_parallel.ranks > 1 and config.qk_norm_whole:
         return "its norms over all heads cannot be cut over ranks"
-    if policy.router is not None and options.impl == "auto" and chosen_impl(options.impl) == "triton":
-        return "the Triton kernels have no experts yet"
-    return None
+    missing = missing_in_triton(config) if options.impl == "auto" else None
+    return missing if missing and chosen_impl(options.impl) == "triton" else None
 
 
 def engine_with_row(model: PreTrainedModel, policy: Policy) -> InferenceEngine:

@@ -95,7 +95,9 @@ def facts_of(config: ModelConfig) -> tuple[str, ...]:
         f"{norms} {', '.join(filter(None, places))}",
         f"{_mlp_of(config)}, {config.activation}{', gated' if config.gated else ''}",
         f"positions: {config.position}{', ' if rotation else ''}{rotation}",
+        f"another rotation beyond {config.short_positions} positions" if config.short_positions else "",
         f"windows in {windows} layers" if windows else "",
+        "attention sinks" if config.attention_sinks else "",
         "attention and MLP side by side" if config.parallel_residual else "",
         f"biases: {', '.join(sorted(config.biases))}" if config.biases else "",
         *(f"{name.replace('_', ' ')} {value:g}" for name in SCALES if (value := getattr(config, name)) != 1),
@@ -108,9 +110,19 @@ def _mlp_of(config: ModelConfig) -> str:
     if (experts := config.experts) is None:
         return f"MLP of {config.intermediate_size}"
     shared = f" and one of {experts.shared} for all" if experts.shared else ""
-    dense = sum(config.dense_layers)
-    instead = f", in {dense} of the layers an MLP of {config.dense_size} instead" if dense else ""
-    return f"{experts.count} experts of {config.intermediate_size}, {experts.chosen} for each token{shared}{instead}"
+    ways = [
+        "chosen by sigmoids" if experts.scores == "sigmoid" else "",
+        "with a bias of the choice" if experts.choice_bias else "",
+        f"with shares times {experts.factor:g}" if experts.factor != 1 else "",
+    ]
+    chosen, dense = " ".join(filter(None, ways)), sum(config.dense_layers)
+    parts = [
+        f"{experts.count} experts of {config.intermediate_size}",
+        f"{experts.chosen} for each token{shared}",
+        chosen,
+        f"in {dense} of the layers an MLP of {config.dense_size} instead" if dense else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def all_levels(progress: Progress = unheard) -> Iterator[Level]:

@@ -43,11 +43,9 @@ def make_plan(request: Request) -> Plan:
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
-    if spec.config.qk_norm_whole and impl == "triton":
-        raise UnsupportedError("norms over all heads together are not in the Triton kernels yet; pass impl='cpp'")
+    if impl == "triton" and (missing := missing_in_triton(spec.config)):
+        raise UnsupportedError(f"{missing}; pass impl='cpp'")
     _check_experts(options.moe, spec.config)
-    if spec.config.experts is not None and impl == "triton":
-        raise UnsupportedError("experts are not in the Triton kernels yet; pass impl='cpp'")
     if options.offload is not None:
         options.offload.check_for(impl)
     if options.kv_offload is not None:
@@ -57,6 +55,11 @@ def make_plan(request: Request) -> Plan:
     pipeline = options.pipeline_parallel
     stages = split_layers(spec, pipeline.stages, pipeline.layers) if pipeline.stages > 1 else None
     return Plan(request, kv_dtype, device, stages)
+
+
+def missing_in_triton(config: ModelConfig) -> str | None:
+    """What the Triton kernels lack for a model; None: nothing."""
+    return "norms over all heads together are not in the Triton kernels yet" if config.qk_norm_whole else None
 
 
 def _check_experts(moe: ExpertParallel, config: ModelConfig) -> None:

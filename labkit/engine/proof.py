@@ -1,8 +1,8 @@
 """Rows that are derived from a class, and the proof that the kernels compute the same as the class.
 
-The proof runs small random models of the same class and switches: short, long and padded prompts, and steps with a
-cache, with weights that make epsilons, caps and clamps show, and once with as many layers as the large model has. Its
-result is kept in labkit's cache.
+The proof runs small random models of the same class and switches: short, long and padded prompts, steps with a cache,
+and a text that outgrows the short texts of a long rope. Weights make epsilons, caps and clamps show. One of the models
+has as many layers as the large model. The result is kept in labkit's cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from labkit.engine.alterations import refuse_alterations
 from labkit.models.derived.recognise import ModelRoles
 from labkit.models.derived.row import DerivedRow, derived_policy
-from labkit.models.derived.small_config import small_config
+from labkit.models.derived.small_config import SHORT_POSITIONS, small_config
 from labkit.models.derived.small_models import causal_class, errors_of_the_class, randomised
 from labkit.models.observed.calls import distance
 from labkit.models.policy import Policy
@@ -35,6 +35,7 @@ KEPT, NAME = "proofs.json", "proofs"
 EDITION = 5  # of what is read and proved; a kept proof of another edition does not count
 FAR = 2e-3  # largest distance between logits; another epsilon, scale, window or clamp moves them much further
 SHORT, LONG, CACHED = 5, 200, 40  # tokens
+NEW = SHORT_POSITIONS + 2 - CACHED  # tokens of a generation, the last of which reads a text longer than SHORT_POSITIONS
 EMBEDDINGS = (1.0, 0.01, 30.0)  # scales of the embedding's rows: epsilons show in small rows, caps and clamps in large
 
 Build = Callable[[PreTrainedModel, Policy], Any]  # a model and its row -> its engine
@@ -144,7 +145,7 @@ def _logits(engine: Any, model: PreTrainedModel) -> Iterator[tuple[str, Tensor, 
     yield "a padded generation", *_generated(engine, model, padded, mask)
     has_cache = "past_key_values" in inspect.signature(type(model).forward).parameters
     ours, theirs = engine.new_cache(), DynamicCache(config=model.config)
-    for begin, end in ((0, CACHED), *((at, at + 1) for at in range(CACHED, CACHED + 3))):
+    for begin, end in ((0, CACHED), *((at, at + 1) for at in range(CACHED, SHORT_POSITIONS))):
         step = ids[:, begin:end]
         expected = model(step, past_key_values=theirs) if has_cache else model(ids[:, :end])
         yield "a step with a cache", engine(step, past_key_values=ours).logits, expected.logits[:, begin - end :]
@@ -152,7 +153,7 @@ def _logits(engine: Any, model: PreTrainedModel) -> Iterator[tuple[str, Tensor, 
 
 def _generated(engine: Any, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Logits of the first greedy steps of the engine and of the model, as long as both chose the same tokens."""
-    settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": 3, "eos_token_id": None, "pad_token_id": 0}
+    settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0}
     both = [
         side.generate(ids, attention_mask=mask, output_logits=True, return_dict_in_generate=True, **settings)
         for side in (engine, model)

@@ -122,6 +122,8 @@ class ModelConfig:
     rotary: RotarySpec | None = None
     other_rotaries: tuple[RotarySpec, ...] = ()  # with other frequencies; for a layer without a rotation they are 0
     rotary_tables: tuple[int, ...] = ()  # per layer: 0 for `rotary`, 1 for the first of the others, …; empty: all 0
+    short_positions: int | None = None  # `long_rotaries` replace `rotaries` in texts with more positions (Phi-4-mini)
+    long_rotaries: tuple[RotarySpec, ...] = ()  # in the order of `rotaries`; empty: they are for texts of any length
     attention_scales: tuple[float, ...]  # per layer, multiplies q·k
     windows: tuple[int | None, ...]  # per layer: the query at i sees the keys i - window < j <= i; None: all j <= i
     biases: frozenset[str] = frozenset()  # of "qkv", "attn_out", "router", "ff1", "ff2", "head"
@@ -195,10 +197,19 @@ class ModelConfig:
             )
         if max(self.rotary_tables, default=0) > len(self.other_rotaries):
             raise UserError(f"rotary_tables = {self.rotary_tables}; expected at most {len(self.other_rotaries)}")
-        if len({(rotary.dim, rotary.interleaved) for rotary in self.rotaries}) > 1:
+        if len({(rotary.dim, rotary.interleaved) for rotary in (*self.rotaries, *self.long_rotaries)}) > 1:
             raise UserError("rotations of several sizes or kinds of pairs; expected other frequencies alone")
+        self._check_long_texts()
         if self.rotary and self.rotary.dim > self.head_dim:
             raise UserError(f"{self.rotary.dim} rotary dimensions do not fit in heads of {self.head_dim}")
+
+    def _check_long_texts(self) -> None:
+        short, count = self.short_positions, len(self.long_rotaries)
+        if count != (0 if short is None else len(self.rotaries)) or (short is not None and short < 1):
+            raise UserError(
+                f"short_positions = {short} with {count} long_rotaries; expected None without any, or at least 1 with "
+                f"one for each of the {len(self.rotaries)} rotations"
+            )
 
     @property
     def rotaries(self) -> tuple[RotarySpec, ...]:

@@ -24,6 +24,7 @@ PRESET_SIZES = {
     "gptj-shape": PresetSize("GPTJForCausalLM", 12, 1024, 16, 50400, 254_352_608),
     "llama-shape": PresetSize("LlamaForCausalLM", 24, 1024, 16, 32000, 373_867_520),
     "moe-shape": PresetSize("Qwen3MoeForCausalLM", 12, 768, 12, 32000, 408_080_640),
+    "gpt-oss-shape": PresetSize("GptOssForCausalLM", 12, 768, 12, 32000, 408_694_032),
     "qwen3-moe-shape": PresetSize("Qwen3MoeForCausalLM", 12, 2048, 32, 32000, 2_170_344_448),
     "smollm2-135m": PresetSize("LlamaForCausalLM", 30, 576, 9, 49152, 134_515_008),
     "smollm2-shape": PresetSize("LlamaForCausalLM", 30, 576, 9, 49152, 134_515_008),

@@ -194,6 +194,11 @@ PRESETS: dict[str, Preset] = {
             ),
         ),
         (
+            "gpt-oss-shape",
+            None,
+            _gpt_oss(layers=12, hidden=768, heads=12, kv_heads=4, inner=384, vocab=32000, num_local_experts=32),
+        ),
+        (
             "qwen3-moe-shape",
             None,
             _qwen3_moe(12, 2048, 32, 4, 6144, vocab=32000, num_experts=32, num_experts_per_tok=4),

@@ -172,7 +172,7 @@ class Builder:
         count = len(experts.own)
         ups = matrix("ff1.weight", gated=config.gated, experts=count)
         outs = matrix("ff2.weight", columns=cuts["ff2.weight"], experts=count)
-        # Of the ranks with a part of the same experts, the first adds their biases to the sum.
+        # Several ranks may have a part of the same experts: the first one adds the biases to the sum.
         out_bias = vectors.get("ff2.bias") if self.spec.part.inner.start == 0 else None
         return MixtureMlp(
             Router(

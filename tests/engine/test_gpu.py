@@ -18,7 +18,7 @@ from labkit.engine import InferenceEngine
 TOLERANCE = 1e-4  # of the range of the logits, compared with transformers in float32 on the CPU
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1], [1] * 7])
 PADDED = prompt(3, 7).where(MASK.bool(), 0)
-NAMES = [*FEW, "bloom-normed-residual", "gpt-neox-parallel", "qwen3"]
+NAMES = [*FEW, "bloom-normed-residual", "gpt-neox-parallel", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe"]
 pytestmark = ON_GPU
 
 
@@ -84,7 +84,7 @@ def test_a_graph_plays_what_was_launched_bitwise(name: str) -> None:
 
 
 @pytest.mark.parametrize("dependent", [False, True], ids=["", "dependent"])
-@pytest.mark.parametrize("name", ["gptj", "llama", "qwen3"])
+@pytest.mark.parametrize("name", ["gptj", "llama", "qwen3", "qwen2-moe"])
 def test_repeated_runs_are_bitwise_the_same(name: str, dependent: bool) -> None:
     if dependent:
         needs_dependent_launch()

@@ -96,7 +96,7 @@ def test_a_step_reads_what_one_counts_by_hand() -> None:
 
 
 def numbers_of_experts(config: ModelConfig) -> int:
-    """Of the matrices and biases of all experts of a layer."""
+    """Returns how many numbers the matrices and biases of a layer's experts have."""
     return sum(
         math.prod(shape) for name, shape in config.layer_shapes().items() if name.split(".")[0] in ("ff1", "ff2")
     )

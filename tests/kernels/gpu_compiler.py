@@ -27,13 +27,16 @@ from triton.compiler import ASTSource
 from labkit.kernels import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention import triton_impl as attention_impl
 from labkit.kernels.choice.triton_impl import DeviceChoice
-from labkit.kernels.decode_step import DenseMlp
+from labkit.kernels.decode_step import DenseMlp, MixtureMlp, SharedExpert
 from labkit.kernels.decode_step.triton_ends import Buffers, StepInputs, StepState
 from labkit.kernels.decode_step.triton_impl import TritonStep
+from labkit.kernels.experts.triton_impl import experts
 from labkit.kernels.gemm.triton_impl import gemm
 from labkit.kernels.mlp_gemm.triton_impl import mlp_gemm
 from labkit.kernels.qkv_gemm.triton_impl import qkv_gemm
-from labkit.kernels.shapes import REAL, LayerShape
+from labkit.kernels.route import Router
+from labkit.kernels.route.triton_impl import route
+from labkit.kernels.shapes import REAL, ExpertsShape, LayerShape
 from labkit.kernels.tuned import Tile
 from labkit.kernels.types import (
     NO_NORM,
@@ -66,6 +69,19 @@ GEMMA = LayerShape(
     "gemma-2-9b", 3584, Heads(16, 8, 256), 14336, 256000, "rms", gated=True, rotary=256, biases=frozenset(),
     output_norms=True,
 )  # fmt: skip
+MIXTRAL = LayerShape(
+    "mixtral-8x7b", 4096, Heads(32, 8, 128), 14336, 32000, "rms", "silu", gated=True, rotary=128, biases=frozenset(),
+    experts=ExpertsShape(8, 2),
+)  # fmt: skip
+QWEN_MOE = LayerShape(
+    "qwen1.5-moe-a2.7b", 2048, Heads(16, 16, 128), 1408, 151936, "rms", "silu", gated=True, rotary=128,
+    biases=frozenset({"qkv"}), experts=ExpertsShape(60, 4, shared=5632, shared_gate=True),
+)  # fmt: skip
+GPT_OSS = LayerShape(
+    "gpt-oss-20b", 2880, Heads(64, 8, 64), 2880, 201088, "rms", "clamped_swiglu", gated=True, rotary=64, sinks=True,
+    biases=frozenset({"qkv", "attn_out", "router", "ff1", "ff2"}), experts=ExpertsShape(32, 4),
+)  # fmt: skip
+SHAPES = (*REAL, GEMMA, MIXTRAL, QWEN_MOE, GPT_OSS)
 CAPS = {GEMMA.model: (50.0, 30.0)}
 
 
@@ -177,20 +193,47 @@ class Model:
     @property
     def layer(self) -> LayerWeights:
         shape, width = self.shape, self.shape.heads.query * self.shape.heads.dim
-        outputs = width + 2 * shape.heads.kv * shape.heads.dim
-        up = self.linear(shape.intermediate * (2 if shape.gated else 1), shape.hidden, bias="ff1" in shape.biases)
+        outputs, heads = width + 2 * shape.heads.kv * shape.heads.dim, meta(shape.heads.query)
         return LayerWeights(
             QkvWeights(self.norm(), self.linear(outputs, shape.hidden, bias="qkv" in shape.biases)),
-            AttentionParams(0.1, slopes=meta(shape.heads.query) if shape.alibi else None, cap=self.caps[0]),
+            AttentionParams(
+                0.1, slopes=heads if shape.alibi else None, cap=self.caps[0], sinks=heads if shape.sinks else None
+            ),
             self.linear(shape.hidden, width),
             meta(shape.hidden) if "attn_out" in shape.biases else None,
-            DenseMlp(
-                MlpWeights(self.norm(), up, shape.activation, shape.gated, self.output_norm()),
-                self.linear(shape.hidden, shape.intermediate),
-                meta(shape.hidden) if "ff2" in shape.biases else None,
-                self.output_norm(),
-            ),
+            self.mlp if shape.experts is None else self.mixture(shape.experts),
             shared_norm=shape.parallel,
+        )
+
+    @property
+    def mlp(self) -> DenseMlp:
+        shape = self.shape
+        up = self.linear(shape.intermediate * (2 if shape.gated else 1), shape.hidden, bias="ff1" in shape.biases)
+        return DenseMlp(
+            MlpWeights(self.norm(), up, shape.activation, shape.gated, self.output_norm()),
+            self.linear(shape.hidden, shape.intermediate),
+            meta(shape.hidden) if "ff2" in shape.biases else None,
+            self.output_norm(),
+        )
+
+    def mixture(self, experts: ExpertsShape) -> MixtureMlp:
+        shape, stored, count = self.shape, float_dtype(self.dtype), experts.count
+        bias = meta(count) if "router" in shape.biases else None
+        router = Linear(meta(count, shape.hidden, dtype=stored), bias, count, shape.hidden, "rows")
+        shared = None
+        if experts.shared:
+            region = MlpWeights(NO_NORM, self.linear(2 * experts.shared, shape.hidden), shape.activation, gated=True)
+            gate = Linear(meta(1, shape.hidden, dtype=stored), None, 1, shape.hidden, "rows")
+            shared = SharedExpert(region, self.linear(shape.hidden, experts.shared), gate)
+        return MixtureMlp(
+            Router(self.norm(), router, experts.chosen, renormalised=True),
+            own=range(count),
+            ups=self.linear(count * 2 * shape.intermediate, shape.hidden, bias="ff1" in shape.biases),
+            outs=self.linear(count * shape.hidden, shape.intermediate, bias="ff2" in shape.biases),
+            activation=shape.activation,
+            gated=True,
+            hidden=shape.hidden,
+            shared=shared,
         )
 
     @property
@@ -204,7 +247,7 @@ class Model:
             layers=(self.layer,),
             heads=shape.heads,
             hidden=shape.hidden,
-            intermediate=shape.intermediate,
+            intermediate=shape.experts.shared or 1 if shape.experts else shape.intermediate,
             embedding=EmbeddingWeights(table, tied, shape.hidden, range(shape.vocabulary), Norm()),
             final_norm=self.norm(),
             head=HeadWeights(head, range(shape.vocabulary), shape.vocabulary, cap=self.caps[1]),
@@ -253,7 +296,11 @@ class Model:
         qkv_gemm(hidden, w.qkv, heads, self.rotary, rows, cache, queries, None, launch)
         attention_impl.attention(queries, w.attention, heads, rows, cache, queries, launch)
         gemm(queries, w.attn_out, hidden, launch, bias=w.attn_bias, residual=hidden)
-        mlp_gemm(hidden, hidden, w.attn_bias, w.dense.region, act, hidden, launch)
+        if isinstance(w.mlp, DenseMlp):
+            mlp_gemm(hidden, hidden, w.attn_bias, w.mlp.region, act, hidden, launch)
+            return
+        choice = route(hidden, hidden, w.attn_bias, w.mlp.router, launch)
+        experts(choice.normed, choice.chosen, choice.shares, w.mlp.experts, hidden, launch)
 
 
 @dataclass(frozen=True)
@@ -275,7 +322,7 @@ class Job:
 
     def run(self) -> list[Compiled]:
         """The compiled kernels, each form once."""
-        shape = next(shape for shape in (*REAL, GEMMA) if shape.model == self.model)
+        shape = next(shape for shape in SHAPES if shape.model == self.model)
         model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1, self.int8_cache, self.codes)
         attention_impl.processors = cache(lambda: PROCESSORS[self.capability])
         launch = Compiler(pdl=self.pdl, capability=self.capability)

@@ -144,5 +144,5 @@ def test_what_does_not_fit_is_refused() -> None:
             route(hidden, None, None, replace(packed, **fields), impl="cpp")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"hidden: expected contiguous float32 \[rows, 63\]"):
         route(draw.normal(2, HIDDEN + 1), None, None, packed, impl="cpp")
-    with pytest.raises(UserError, match="unknown impl 'triton'; expected one of cpp, reference"):
-        route(hidden, None, None, plain, impl="triton")
+    with pytest.raises(UserError, match="unknown impl 'gpu'; expected one of cpp, reference, triton"):
+        route(hidden, None, None, plain, impl="gpu")

@@ -21,6 +21,7 @@ from labkit.engine.hf.endings import End
 from labkit.engine.hf.known_processors import RulesAt, known_rules
 from labkit.engine.hf.prompts import read_prompt
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.long_texts import begun_anew
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
 from labkit.kernels.build import in_use_already
@@ -57,7 +58,7 @@ def beam_loop(
             if tokens is None:
                 return search.result(cache)
         phase = Phase.DECODE
-        output = yield StepInput(tokens, cache, follows=True)
+        output = yield begun_anew(StepInput(tokens, cache, follows=True), search.texts)
 
 
 @dataclass
@@ -108,6 +109,10 @@ class _Search:
         """For each row the row that it continues, int32 [B * n]; None: each one continues itself."""
         sources = self.running.sources[:, :, self.length - 1 - self.prompt].flatten()
         return None if (sources == np.arange(len(sources))).all() else torch.from_numpy(sources)
+
+    def texts(self) -> Tensor:
+        """The running beams, int64 [B * n, length]."""
+        return torch.from_numpy(self.running.tokens[:, :, : self.length].reshape(-1, self.length))
 
     def advance(self, logits: Tensor) -> Tensor | None:
         """Chooses the next running beams from logits [B * n, V]. Returns their last tokens [B * n, 1]; None: no beam

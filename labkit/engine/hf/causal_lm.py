@@ -42,6 +42,7 @@ from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import drive
 from labkit.engine.runners.layer import FusedLayer
+from labkit.engine.runners.long_texts import outgrows
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.step import StepInput
 from labkit.system.errors import UnsupportedError, UserError
@@ -181,6 +182,26 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         if passed_in is not None and passed_in.get_seq_length() > 0:
             adopt(own, passed_in, attention_mask)
         return own
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Inputs of `forward` in transformers' own loops. A text that outgrows its cache's rotation begins anew."""
+        prepare = super().prepare_inputs_for_generation
+        inputs = prepare(input_ids, next_sequence_length, past_key_values, **kwargs)
+        if past_key_values is None or self.model_config.short_positions is None:
+            return inputs
+        cache = self.own_cache(past_key_values, inputs.get("attention_mask"))
+        step = StepInput(inputs["input_ids"], cache, inputs.get("attention_mask"), inputs.get("position_ids"))
+        whole = cache.length + inputs["input_ids"].shape[1] == input_ids.shape[1]
+        if not (whole and outgrows(step)):
+            return inputs
+        cache.reset()
+        return prepare(input_ids, None, cache, **kwargs)
 
     @_by_all_ranks
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:

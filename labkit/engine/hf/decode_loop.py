@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from labkit.engine.hf.listener import Listener
 from labkit.engine.hf.prompts import read_prompt
 from labkit.engine.hf.sorted_removal import processed_scores
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.long_texts import begun_anew
 from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.engine.team_size import team_size
 from labkit.kernels.build import in_use_already
@@ -123,7 +125,7 @@ def choose_from_logits(
     listener: Listener | None,
     alone: bool,
 ) -> Generator[StepInput, StepOutput, Tensor]:
-    """Chooses tokens from logits, as configured, until the criteria end the texts."""
+    """Chooses tokens from logits, as configured, until the criteria end the texts. alone: see `TextBatch.loop`."""
     (batch, prompt_length), device = input_ids.shape, input_ids.device
     length = prompt_length
     tokens = torch.empty(batch, _limit(stopping_criteria, length), dtype=input_ids.dtype, device=device)
@@ -156,7 +158,8 @@ def choose_from_logits(
             ahead = None if rules is None else endings.ahead(rules, put)
         phase = Phase.DECODE
         last = tokens[:, length - 1 : length].contiguous()
-        output = yield StepInput(last, cache, top=top, follows=True, ahead=ahead)
+        step = StepInput(last, cache, top=top, follows=True, ahead=ahead)
+        output = yield begun_anew(step, partial(tokens.narrow, 1, 0, length)) if alone else step
 
 
 def _top_k(processors: LogitsProcessorList) -> int | None:
@@ -172,9 +175,9 @@ def _top_k(processors: LogitsProcessorList) -> int | None:
 
 
 def choose_argmax(
-    prompt: StepInput, input_ids: Tensor, end: End, config: GenerationConfig, listener: Listener | None
+    prompt: StepInput, input_ids: Tensor, end: End, config: GenerationConfig, listener: Listener | None, alone: bool
 ) -> Generator[StepInput, StepOutput, Tensor]:
-    """Chooses the argmax of every step until the end.
+    """Chooses the argmax of every step until the end. alone: see `TextBatch.loop`.
 
     The weights flush the processor's caches in every step, so that each line of code here costs memory accesses: the
     loop does nothing that can be done before it or after it.
@@ -208,7 +211,8 @@ def choose_argmax(
                     return all_tokens()
             ahead = end.ahead(finished, end.length - left, pad, put)
         phase = Phase.DECODE
-        output = yield StepInput(result, cache, greedy=True, follows=True, ahead=ahead)
+        step = StepInput(result, cache, greedy=True, follows=True, ahead=ahead)
+        output = yield begun_anew(step, all_tokens) if alone else step
 
 
 def _limit(criteria: StoppingCriteriaList, length: int) -> int:
@@ -222,10 +226,13 @@ def prompt_step(
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
     model_kwargs: dict[str, Any],
+    *,
+    alone: bool = True,
 ) -> StepInput:
     """Returns the step for the tokens that are not in the cache yet, and reserves room for later tokens.
 
     `input_ids` are the whole text or only its new tokens; the mask, which always covers the whole text, tells which.
+    alone: see `TextBatch.loop`.
     """
     (batch, length), new = input_ids.shape, input_ids
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
@@ -242,4 +249,5 @@ def prompt_step(
     cache.reserved = max(cache.reserved, cache.length + new.shape[1] + min(to_come, RESERVED_AT_ONCE))
     if positions is not None:
         positions = positions[:, -new.shape[1] :].expand(batch, -1)
-    return StepInput(new, cache, mask, positions)
+    step = StepInput(new, cache, mask, positions)
+    return begun_anew(step, lambda: input_ids) if alone else step

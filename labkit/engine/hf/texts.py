@@ -71,7 +71,17 @@ class GenerateTexts:
     def wants_tokens_alone(self) -> bool:
         # all ranks must make the calls of these processors
         calls = any(isinstance(processor, CALLS_THE_MODEL) for processor in self.processors)
-        return not calls and self.streamer is None and self.hf_cache is None and not self.config.return_dict_in_generate
+        alone = self.streamer is None and self.hf_cache is None and not self.config.return_dict_in_generate
+        return alone and not calls and not self._may_be_long
+
+    @property
+    def _may_be_long(self) -> bool:
+        """Whether a text may need the rotation for long texts. It chooses the rotation of all rows, and begins anew."""
+        short, positions = self.cache.config.short_positions, self.model_kwargs.get("position_ids")
+        if short is None or self.longest is None:
+            return short is not None
+        width = self.tokens.shape[1]
+        return max(width, 0 if positions is None else int(positions.max()) + 1) + self.longest - width > short
 
     @property
     def asked(self) -> str:
@@ -152,19 +162,20 @@ class GenerateTexts:
 
         Tokens are kept and chosen on the device of `tokens`; the model may be on another device.
         """
-        prompt = prompt_step(self.cache, self.tokens, self.criteria, self.config, self.model_kwargs)
+        began_long = self.cache.long_text if self.cache.length else None
+        prompt = prompt_step(self.cache, self.tokens, self.criteria, self.config, self.model_kwargs, alone=alone)
         choice = TokenChoice.of(self.config, self.processors)
         end = known_end(self.criteria) if choice.argmax_is_enough else None
         listener = None if self.streamer is None else Listener(self.streamer)
         if end is not None:
-            sequences = yield from choose_argmax(prompt, self.tokens, end, self.config, listener)
+            sequences = yield from choose_argmax(prompt, self.tokens, end, self.config, listener, alone)
         else:
             sequences = yield from choose_from_logits(
                 prompt, self.tokens, choice, self.criteria, self.config, listener, alone
             )
         if self.streamer is not None:
             self.streamer.end()
-        if self.hf_cache is not None:
+        if self.hf_cache is not None and began_long in (None, self.cache.long_text):  # else its tokens stay valid
             hand_back(self.cache, self.hf_cache)
         if not choice.as_dict:
             return sequences

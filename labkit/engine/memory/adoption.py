@@ -54,6 +54,7 @@ def adopt(own: KVCache, source: Cache, attention_mask: Tensor | None = None) -> 
             write_heads(slots, scales, at, theirs[:, :, :length] if theirs.shape[2] >= length else theirs)
     counting = attention_mask if config.positions_from_mask else None
     own.commit(length, None if counting is None else counted(counting[:, :length]))
+    own.long_text = config.short_positions is not None and own.reach > config.short_positions
 
 
 def hand_back(own: KVCache, target: Cache) -> None:

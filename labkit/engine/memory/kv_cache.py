@@ -57,6 +57,7 @@ class KVCache(CacheFacade):
         self.first: Tensor | None = None  # int32 [B], first visible slot
         self.positions: Tensor | None = None  # int32 [B, capacity], of each slot's token; after `length` they count on
         self.reach = 0  # 1 + the largest position so far
+        self.long_text = False  # whether keys are rotated by `long_rotaries`; a step into an empty cache decides
         self._c: ctypes.Array[CCache] | None = None
         self._borrowed: Lent | None = None
         self._beginnings: Beginnings | None = None  # None: nothing is known to be common

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import StepInput
 from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError
@@ -38,10 +39,11 @@ def check_step(step: StepInput, config: ModelConfig) -> None:
         raise UserError(f"token ids run from {low} to {high}; the model's vocabulary is 0 to {config.vocab_size - 1}")
 
 
-def most_positions(config: ModelConfig) -> int:
-    """The largest number of positions that `check_reach` allows."""
+def most_positions(config: ModelConfig, cache: KVCache) -> int:
+    """The largest number of positions that steps which follow each other may reach in a cache."""
     learned = config.max_positions if config.position == "learned" else None
-    return MOST_POSITIONS if learned is None else min(learned, MOST_POSITIONS)
+    short = None if cache.long_text else config.short_positions
+    return min(MOST_POSITIONS if limit is None else limit for limit in (learned, short))
 
 
 def check_reach(reach: int, config: ModelConfig) -> None:

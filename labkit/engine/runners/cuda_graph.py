@@ -193,13 +193,13 @@ class CudaGraphRunner(Runner):
     def _begin(self, step: StepInput) -> Pending:
         layer_range, cache = self.layer_range, step.cache
         reach = cache.reach + max(1, cache.capacity - cache.length)
-        if not step.follows or not layer_range.rotary.holds(reach, cache):
+        if not step.follows or not layer_range.rotary_of(cache).holds(reach, cache):
             return self.staged._begin(step)
         inputs = step.rows if step.tokens is None else step.tokens
         assert inputs is not None
         ahead = self._choosing(step)
         with layer_range.one_at_a_time:
-            rotary = layer_range.rotary.reaching(reach)
+            rotary = layer_range.rotary_of(cache).reaching(reach)
             rules = None if ahead is None else ahead.choice
             result = self.decoder(inputs, cache, rotary, greedy=step.greedy, rules=rules)
             tokens = None if ahead is None else self.decoder.chosen(len(inputs))

@@ -26,7 +26,8 @@ class TextBatch(Protocol):
     cache: empty, or with the first tokens of the rows.
     rows: number of rows.
     pad: token after the end of a text.
-    wants_tokens_alone: the caller needs no scores, logits or cache, and no tokens before all are complete.
+    wants_tokens_alone: the caller needs no scores, logits or cache, and no tokens before all are complete. No text may
+    have to begin anew.
     together: reason why the rows can't be divided; None: each row can be continued without the others.
     asked: all other arguments of the call, in a form that ranks compare.
     ends: end tokens after which a row can leave the batch; None: rows stay until all have ended.
@@ -74,7 +75,8 @@ class TextBatch(Protocol):
     def loop(self, *, alone: bool = False) -> Loop:
         """Continues the texts, and returns the result of `generate`. The first step that it requests is the prompt.
 
-        alone: the steps have no cache besides `cache`, so equal rows of the prompt can be read once.
+        alone: the steps have no cache besides `cache`, so equal rows of the prompt can be read once, and a text that
+        outgrows its rotation can begin anew.
         """
 
 

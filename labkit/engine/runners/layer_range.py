@@ -46,7 +46,8 @@ class LayerRange:
 
     def __post_init__(self) -> None:
         self.config, self.impl = self.spec.part.local, self.spec.impl
-        self.rotary = RotaryTables(self.config.rotaries, self.device)
+        self._rotary = RotaryTables(self.config.rotaries, self.device)
+        self._long_rotary = RotaryTables(self.config.long_rotaries, self.device)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -71,11 +72,16 @@ class LayerRange:
         """Returns an empty cache for these layers, which reserves `capacity` slots at its first use."""
         return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.backing_store)
 
+    def rotary_of(self, cache: KVCache) -> RotaryTables:
+        """The rotary tables for the length of a cache's texts."""
+        return self._long_rotary if cache.long_text else self._rotary
+
     def rotated(self, chunks: list[Chunk], cache: KVCache) -> tuple[list[Chunk], Rotary | None]:
         """Returns the chunks of a step, with the rotary tables that their positions index."""
-        if self.rotary.holds(cache.reach, cache):
-            return chunks, self.rotary.reaching(cache.reach)
-        rows, tables = self.rotary.of([chunk.rows for chunk in chunks])
+        rotary = self.rotary_of(cache)
+        if rotary.holds(cache.reach, cache):
+            return chunks, rotary.reaching(cache.reach)
+        rows, tables = rotary.of([chunk.rows for chunk in chunks])
         return [chunk._replace(rows=part) for chunk, part in zip(chunks, rows, strict=True)], tables
 
     def results(self, step: StepInput, run: Callable[[list[Chunk]], list[Tensor | None]]) -> list[Tensor]:

@@ -85,9 +85,9 @@ class OneCallRunner(Runner):
         choice = self.readings.of(step.shape[0], 1)
         if choice.compares or not self._step_ns:
             return 1
-        most = min(ahead.most, cache.capacity - cache.length, max(1, CALL_NS // self._step_ns), MOST_STEPS)
-        reach = cache.reach + most
-        return most if reach <= most_positions(self.config) and layer_range.rotary.holds(reach, cache) else 1
+        room = min(cache.capacity - cache.length, most_positions(self.config, cache) - cache.reach)
+        most = min(ahead.most, room, max(1, CALL_NS // self._step_ns), MOST_STEPS)
+        return most if layer_range.rotary_of(cache).holds(cache.reach + most, cache) else 1
 
     def _run_ahead(self, step: StepInput, ahead: Ahead, most: int) -> StepOutput:
         """Runs several steps of one new token."""
@@ -103,7 +103,7 @@ class OneCallRunner(Runner):
             begun = perf_counter_ns()
             tokens = self.step.run_ahead(
                 chunk,
-                layer_range.rotary.reaching(cache.reach + most),
+                layer_range.rotary_of(cache).reaching(cache.reach + most),
                 cache.c,
                 most=most,
                 marks=ahead.marks(head.vocab_size),

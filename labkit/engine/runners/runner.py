@@ -14,6 +14,7 @@ from labkit.engine.parallel.pipeline_stage import PipelineStage
 from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.driving import Generated, TextBatch, drive
 from labkit.engine.runners.layer_range import LayerRange
+from labkit.engine.runners.long_texts import choose_rotation
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import CollectedLater, Node, Pending, StepInput, StepOutput
 from labkit.kernels.decode_step import StreamedLayers
@@ -57,6 +58,7 @@ class Runner:
             check_reach(step.cache.reach + 1, self.config)
         else:
             check_step(step, self.config)
+        choose_rotation(step)
         with KeptOnError(step.cache, visible=step.follows):
             pending = self._begin(step)
         if (times_ms := self.step_times_ms) is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -17,7 +16,7 @@ from labkit.models.config import RotarySpec
 from labkit.models.derived.head_linears import NotRecognised
 from labkit.models.observed.calls import distance
 
-LONGER = re.compile("dynamic|longrope")  # transformers' types whose frequencies are others in long texts
+LONG_ROPE, LONG_FROM = "longrope", "original_max_position_embeddings"  # transformers' names of the type and its limit
 SAME = 1e-4  # between rotated queries of a model and ours
 
 
@@ -34,22 +33,36 @@ class Rotation:
     interleaved: bool
     backwards: bool
 
-    def spec(self, model: nn.Module, config: PretrainedConfig) -> RotarySpec:
-        """The rotation of a model of this config. Its module is made anew unless it has exact frequencies: the model
-        may be on the meta device, or in another type. Raises NotRecognised for frequencies that change with the length
-        of the text.
+    def specs(self, model: nn.Module, config: PretrainedConfig) -> tuple[RotarySpec, RotarySpec]:
+        """The rotation of a model of this config, in short and in long texts. Its module is made anew unless it has
+        exact frequencies: the model may be on the meta device, in another type, or have read a long text. Raises
+        NotRecognised for frequencies that change with the length of the text, unless the type is a long rope.
         """
-        module = model.get_submodule(self.module)
+        module: Any = model.get_submodule(self.module)
         own: Any = getattr(module, "rope_type", "")  # a name, or one for each kind of layer
-        if changing := [kind for kind in (own.values() if isinstance(own, dict) else [own]) if LONGER.search(kind)]:
+        kinds = set(own.values()) if isinstance(own, dict) else {own}
+        if changing := [kind for kind in kinds if "dynamic" in kind or (kind == LONG_ROPE and own != LONG_ROPE)]:
             raise NotRecognised(f"a rotation of the type {changing[0]}, which changes with the length of the text")
         frequencies: Tensor = getattr(module, self.buffer)
-        if frequencies.dtype == torch.float32 and not frequencies.is_meta:
-            return _spec(module, self)
+        if frequencies.dtype == torch.float32 and not frequencies.is_meta and own != LONG_ROPE:
+            return (_spec(module, self),) * 2
         kind = type(module)
         arguments = {"config": config} if "config" in inspect.signature(kind.__init__).parameters else {}
         with torch.device("cpu"):
-            return _spec(kind(**arguments), self)
+            made = kind(**arguments)
+            short = long = _spec(made, self)
+            if own == LONG_ROPE:
+                made(torch.zeros(1), position_ids=torch.tensor([[short_positions(config)]]))
+                long = _spec(made, self)
+                own_long: Any = getattr(module, "long_inv_freq", None)  # kept since the model's first long text
+                if own_long is not None and not torch.allclose(own_long.cpu(), made.long_inv_freq):
+                    raise NotRecognised("frequencies for long texts that are not the config's")
+        return short, long
+
+
+def short_positions(config: PretrainedConfig) -> int:
+    """The largest number of positions of a text that a long rope takes for a short one."""
+    return int(config.rope_parameters[LONG_FROM])
 
 
 def rotations(model: nn.Module) -> Iterator[tuple[Rotation, RotarySpec]]:

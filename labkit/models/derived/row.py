@@ -18,6 +18,7 @@ from labkit.models.config import RotarySpec
 from labkit.models.derived.mixture_rows import dense_fields, experts_of, names_of_chosen, names_of_half
 from labkit.models.derived.mixtures import MixtureRole
 from labkit.models.derived.recognise import ModelRoles, NotRecognised, kinds_of_layers, near, recognise
+from labkit.models.derived.rotations import short_positions
 from labkit.models.derived.small_config import small_config
 from labkit.models.derived.small_models import causal_class, errors_of_the_class, small_model, without_memory
 from labkit.models.hf_config import Fields
@@ -184,14 +185,16 @@ class DerivedRow:
             return {}
         layers: Any = model.get_submodule(self.roles.layers)
         of_layers = self._per_layer(self.roles.rotations, config, len(layers), "rotations")
-        specs = {turn: turn.spec(model, config) for turn in dict.fromkeys(of_layers) if turn is not None}
-        first = next(iter(specs.values()), RotarySpec(2, interleaved=False, inv_freq=(0.0,)))
+        specs = {turn: turn.specs(model, config) for turn in dict.fromkeys(of_layers) if turn is not None}
         tables = [*specs.values()]
         if None in of_layers:
-            tables.append(replace(first, inv_freq=(0.0,) * len(first.inv_freq), attention_scaling=1.0))
+            first = tables[0][0] if tables else RotarySpec(2, interleaved=False, inv_freq=(0.0,))
+            tables.append((replace(first, inv_freq=(0.0,) * len(first.inv_freq), attention_scaling=1.0),) * 2)
+        short, long = zip(*tables, strict=True)
         numbers = {turn: number for number, turn in enumerate([*specs, *([None] if None in of_layers else [])])}
         per_layer = tuple(numbers[turn] for turn in of_layers) if len(tables) > 1 else ()
-        return {"rotary": tables[0], "other_rotaries": tuple(tables[1:]), "rotary_tables": per_layer}
+        fields: Fields = {"rotary": short[0], "other_rotaries": short[1:], "rotary_tables": per_layer}
+        return fields if short == long else fields | {"long_rotaries": long, "short_positions": short_positions(config)}
 
     def _per_layer(self, seen: Sequence[Any], config: Any, count: int, what: str) -> list[Any]:
         """What was seen in each layer of the small model, for the `count` layers of a model of this config: the same in

@@ -10,11 +10,13 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from labkit.models.derived.rotations import LONG_FROM, LONG_ROPE
 from labkit.system.errors import UserError
 
 HEADS, KV_HEADS, HEAD_DIM, EXPERTS, CHOSEN = 4, 2, 24, 4, 2  # the root of 96 is no number that a config has
 HIDDEN, INNER, VOCAB = HEADS * HEAD_DIM, 112, 128
 MOST_LAYERS = 4
+SHORT_POSITIONS = 43  # of a long rope: texts of a proof are shorter and longer, and one grows beyond it
 MOST = 1 << 22  # of any other whole number in a config: a class may make as many modules
 
 EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token")
@@ -83,6 +85,8 @@ def _small_sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
             sizes[name] = HEADS
     if _is_size(fields.get("expand")) and "num_heads" in sizes:  # Mamba 2
         sizes["num_heads"] = HIDDEN * fields["expand"] // HEAD_DIM
+    if LONG_FROM in fields:
+        sizes[LONG_FROM] = SHORT_POSITIONS
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if fields.get(name) is not None:
             sizes[name] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}[name]
@@ -90,12 +94,19 @@ def _small_sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _small_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a rotation, or of one for each kind of layer, with as many factors as a small head has pairs."""
+    """The settings of a rotation, or of one for each kind of layer, with as many factors as a small head has pairs. A
+    long rope's factors come from its whole list, since the first ones may be alike for short and long texts.
+    """
     pairs = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
-    return {
+    small = {
         name: _small_rope(value) if isinstance(value, dict) else value[:pairs] if isinstance(value, list) else value
         for name, value in rope.items()
     }
+    if rope.get("rope_type") == LONG_ROPE:
+        factors = {name: rope[name] for name in ("short_factor", "long_factor")}
+        small |= {name: [every[len(every) * pair // pairs] for pair in range(pairs)] for name, every in factors.items()}
+        small[LONG_FROM] = SHORT_POSITIONS
+    return small
 
 
 def _is_size(value: Any) -> bool:

@@ -21,7 +21,6 @@ LOCAL_THETA = 10_000.0  # of Gemma 3's layers with a window
 SCALES = ("attention.scale", "attention.clamp_kqv", "logit_scale", "embedding_scale", "residual_scale")
 EXPERTS = ("expert_count", "expert_shared_feed_forward_length", "leading_dense_block_count", "expert_group_count")
 QUERY_BIAS = "blk.0.attn_q.bias"
-LONG_FACTORS = "rope_factors_long.weight"
 
 
 @dataclass(frozen=True)
@@ -229,11 +228,6 @@ def _gemma(file: Described) -> Fields:
 
 
 def _phi3(file: Described) -> Fields:
-    if LONG_FACTORS in file.tensors:
-        raise UserError(
-            f"{file.metadata.path} has {LONG_FACTORS}, the factors of a rotation for long texts, which are "
-            "not supported; take a model without them, such as Phi-3-mini-4k or Phi-4"
-        )
     sizes = _sizes(file, partial=True) | _rms(file)
     original = file.size("rope.scaling.original_context_length")
     return sizes | {

@@ -18,6 +18,7 @@ from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.gguf.metadata import Metadata
 
 ROPE_FACTORS = "rope_freqs.weight"  # the divisor of each frequency
+LONG_ROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}  # the same
 
 
 def read_config(
@@ -42,7 +43,7 @@ def read_config(
     }
     check_fields(fields, str(metadata.path))
     if row.rotary:
-        rope = _rope(architecture, metadata, fields, tensors.get(ROPE_FACTORS))
+        rope = _rope(architecture, metadata, fields, tensors)
         if (part := fields.pop("partial_rotary_factor", None)) is not None:
             rope["partial_rotary_factor"] = part
         if (truncate := fields.pop("truncate", None)) is not None and rope["rope_type"] == "yarn":
@@ -72,32 +73,39 @@ def _vocabulary(architecture: str, metadata: Metadata, tensors: Mapping[str, Sto
 
 
 def _rope(
-    architecture: str, metadata: Metadata, fields: Mapping[str, Any], factors: StoredTensor | None
+    architecture: str, metadata: Metadata, fields: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> dict[str, Any]:
     """transformers' `rope_parameters` for the file's rotation."""
+    factors = {name: tensors[name] for name in (ROPE_FACTORS, *LONG_ROPE.values()) if name in tensors}
     prefix = f"{architecture}.rope.scaling."
     theta = metadata.number(f"{architecture}.rope.freq_base")
     plain = {"rope_type": "default", "rope_theta": 10_000.0 if theta is None else theta}
-    kind = metadata.text(f"{prefix}type") or "linear"
+    kind = metadata.text(f"{prefix}type") or ("longrope" if factors.keys() - {ROPE_FACTORS} else "linear")
     factor = metadata.number(f"{prefix}factor") or metadata.number(f"{architecture}.rope.scale_linear") or 1.0
     known = {"type", "factor", "finetuned", "original_context_length"}
     if kind == "yarn":
         rope = plain | {"rope_type": "yarn", "factor": factor} | _yarn(architecture, metadata)
         known |= {"yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"}
+    elif kind == "longrope" and factors.keys() >= {*LONG_ROPE.values()}:
+        rope = plain | _long_rope(architecture, metadata, fields, factors)
+        known |= {"attn_factor"}
     elif kind in ("none", "linear"):
         rope = plain if kind == "none" or factor == 1 else plain | {"rope_type": "linear", "factor": factor}
     else:
-        raise UserError(f"{metadata.path}: {prefix}type is {kind!r}; expected none, linear or yarn")
+        raise UserError(
+            f"{metadata.path}: {prefix}type is {kind!r}; expected none, linear or yarn, or longrope with the tensors "
+            f"{' and '.join(LONG_ROPE.values())}"
+        )
     if unknown := sorted(
         key for key in metadata.names() if key.startswith(prefix) and key.removeprefix(prefix) not in known
     ):
         raise UserError(f"{metadata.path}: {', '.join(unknown)} is not supported with {kind!r} scaling")
     check_fields({"rope_parameters": rope}, str(metadata.path))
-    if factors is None:
+    if ROPE_FACTORS not in factors:
         return rope
     if rope != plain:
         raise UserError(f"{metadata.path} has {ROPE_FACTORS} and {kind} scaling; expected one of them")
-    return _divided(metadata, fields, rope, factors)
+    return _divided(metadata, fields, rope, factors[ROPE_FACTORS])
 
 
 def _yarn(architecture: str, metadata: Metadata) -> dict[str, Any]:
@@ -117,21 +125,44 @@ def _yarn(architecture: str, metadata: Metadata) -> dict[str, Any]:
     return rope
 
 
+def _long_rope(
+    architecture: str, metadata: Metadata, fields: Mapping[str, Any], factors: Mapping[str, StoredTensor]
+) -> dict[str, Any]:
+    """What `rope_parameters` has for Phi-3's and Phi-4-mini's rotation, which has other factors in long texts."""
+    prefix = f"{architecture}.rope.scaling."
+    attention = metadata.number(f"{prefix}attn_factor")
+    if attention is not None and attention <= 0:
+        raise UserError(f"{metadata.path}: {prefix}attn_factor is {attention}, expected a number above 0")
+    return {
+        "rope_type": "longrope",
+        **{field: _stored_factors(metadata, fields, factors[name]).tolist() for field, name in LONG_ROPE.items()},
+        "attention_factor": 1.0 if attention is None else attention,
+        "original_max_position_embeddings": metadata.needed_size(f"{prefix}original_context_length"),
+    }
+
+
+def _stored_factors(metadata: Metadata, fields: Mapping[str, Any], stored: StoredTensor) -> np.ndarray:
+    """The divisors of all frequencies in a tensor. Raises UserError unless they are positive, and one for each pair."""
+    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    pairs = int(head_dim * fields.get("partial_rotary_factor", 1)) // 2
+    if stored.kind.name != "F32" or stored.shape != (pairs,):
+        raise UserError(
+            f"{metadata.path}: {stored.name} is {stored.kind.name} {list(stored.shape)}, expected F32 [{pairs}]"
+        )
+    factors = stored.rows.astype(np.float32)
+    if not np.isfinite(factors).all() or factors.min() <= 0:
+        raise UserError(f"{metadata.path}: {stored.name} holds {factors.min()}, expected finite numbers above 0")
+    return factors
+
+
 def _divided(
     metadata: Metadata, fields: Mapping[str, Any], plain: Mapping[str, Any], stored: StoredTensor
 ) -> dict[str, Any]:
     """`rope_parameters` for stored factors: Llama 3's scaling where it gives these factors, as it does in every
     published file. Otherwise transformers' longrope, with the factors themselves for both short and long texts.
     """
-    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-    pairs = int(head_dim * fields.get("partial_rotary_factor", 1)) // 2
-    if stored.kind.name != "F32" or stored.shape != (pairs,):
-        raise UserError(
-            f"{metadata.path}: {ROPE_FACTORS} is {stored.kind.name} {list(stored.shape)}, expected F32 [{pairs}]"
-        )
-    factors = stored.rows.astype(np.float32)
-    if not np.isfinite(factors).all() or factors.min() <= 0:
-        raise UserError(f"{metadata.path}: {ROPE_FACTORS} holds {factors.min()}, expected finite numbers above 0")
+    factors = _stored_factors(metadata, fields, stored)
+    pairs = len(factors)
     llama3 = dict(plain) | {
         "rope_type": "llama3",
         "factor": float(factors.max()),

@@ -14,7 +14,7 @@ from labkit.models.policy import Policy
 from labkit.models.tensor_names import misfits
 from labkit.system.errors import UserError
 from labkit.weights.gguf.architectures import ARCHITECTURES
-from labkit.weights.gguf.config import ROPE_FACTORS, read_config
+from labkit.weights.gguf.config import LONG_ROPE, ROPE_FACTORS, read_config
 from labkit.weights.gguf.header import Header, StoredTensor, is_gguf, read_header
 from labkit.weights.gguf.metadata import Metadata
 from labkit.weights.gguf.tokenizer import ends_of_turn, special_ids
@@ -73,6 +73,8 @@ class GgufFile:
         mapped = {name: self._name(name_map, name) for name in policy.expected(config)}
         names = {name: stored for name, stored in mapped.items() if stored is not None}
         read = set(names.values()) | ({ROPE_FACTORS} if ARCHITECTURES[self.architecture].rotary else set())
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        read |= set(LONG_ROPE.values()) if rope.get("rope_type") == "longrope" else set()
         extra = self.tensors.keys() - read
         missing = (set(names.values()) - self.tensors.keys()) | (mapped.keys() - names.keys())
         if extra or missing:

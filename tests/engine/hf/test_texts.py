@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.models.engines import fused
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as processing
 
@@ -24,9 +25,8 @@ PROCESSORS: dict[str, Any] = {
 
 
 def texts_with(processor: Any) -> GenerateTexts:
-    cache: Any = None
     return GenerateTexts(
-        cache,
+        fused("llama").new_cache(),
         own_cache=True,
         hf_cache=None,
         tokens=IDS,

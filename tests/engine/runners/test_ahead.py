@@ -1,6 +1,7 @@
 """Several steps in one call give the tokens, the cache, the draws and the times of steps one by one."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from time import sleep
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 from helpers.models.engines import error, greedy, prompt, vanilla
 from helpers.models.layer_ranges import CutModel
+from helpers.models.long_ropes import SHORT, long_rope_model
 from helpers.models.small_models import VOCAB
 from helpers.sweeps import swept
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 
 import labkit
 from labkit.engine.runners import one_call
@@ -40,8 +42,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def at_once(name: str) -> labkit.InferenceEngine:
+    return at_once_of(vanilla(name))
+
+
+def at_once_of(model: PreTrainedModel) -> labkit.InferenceEngine:
     """An engine that compares no ways to read the weights, which needs single steps."""
-    engine = labkit.init_inference(vanilla(name), impl="cpp")
+    engine = labkit.init_inference(model, impl="cpp")
     engine.module.runner.fast.readings.fix(USUAL)
     return engine
 
@@ -55,6 +61,14 @@ def test_tokens_equal_vanilla(name: str, calls: list[int]) -> None:
     assert torch.equal(greedy(at_once(name), ids, 70, attention_mask=mask), expected)
     assert max(calls) > 8
     assert sum(calls) + 1 == 70  # the prompt gives a token, too
+
+
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.2}], ids=["argmax", "rules"])
+def test_a_call_ends_where_a_text_needs_another_rotation(options: dict[str, Any], calls: list[int]) -> None:
+    model, ids = long_rope_model(), prompt(2, 5) % 128
+    texts = [greedy(side, ids, SHORT + 40, **options) for side in (at_once_of(model), model)]
+    assert torch.equal(*texts)
+    assert SHORT - 5 in accumulate(calls)
 
 
 @pytest.mark.parametrize("pad", [0, 5])

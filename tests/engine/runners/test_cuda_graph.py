@@ -12,6 +12,7 @@ import torch
 from helpers.kernels.gpus import INTERPRETED
 from helpers.models.engines import greedy, prompt, shallow
 from helpers.models.layer_ranges import CutModel
+from helpers.models.long_ropes import SHORT, long_rope_model
 from helpers.sweeps import sweep, swept
 from transformers import set_seed
 
@@ -97,6 +98,19 @@ def test_rules_choose_tokens_in_the_graph(name: str, recorded: list[Any]) -> Non
         assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     assert [graph.replays for graph in recorded] == [4, 4]
     assert [node.kernel for node in engine.module.runner.info.nodes][-2:] == ["choose_token", "next_step"]
+
+
+@pytest.mark.parametrize("options", [{}, RULES["greedy"]], ids=["argmax", "rules"])
+def test_a_text_that_outgrows_its_rotation_gets_another_graph(options: dict[str, Any], recorded: list[Any]) -> None:
+    model, ids = long_rope_model(num_hidden_layers=1), prompt(2, SHORT - 2) % 128
+    engine = labkit.init_inference(model, dtype=torch.float32, impl="triton")
+    engine.module.runner.decoder.graphs = True
+    texts = [
+        side.generate(ids, **{"do_sample": False} | options, max_new_tokens=7, eos_token_id=None)
+        for side in (engine, model)
+    ]
+    assert torch.equal(*texts)
+    assert [graph.replays for graph in recorded] == [2, 3]  # the step between them computes the text anew
 
 
 def test_texts_end_at_their_own_step_by_rules() -> None:

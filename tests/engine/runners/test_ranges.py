@@ -93,7 +93,7 @@ def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Te
     layer_range = LayerRange(builder.spec, weights, CPU)
     cache, out = layer_range.new_cache(), torch.empty_like(rows_NH)
     rows = cache.place(1, len(rows_NH))
-    tables = layer_range.rotary.reaching(len(rows_NH))
+    tables = layer_range.rotary_of(cache).reaching(len(rows_NH))
     DecodeStep(weights)([ChunkArgs(rows, 0, inputs=rows_NH, outputs=out)], tables, cache.c, threads=1)
     return out
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gguf
+import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -22,6 +24,11 @@ _SCALES = {
     "residual_multiplier": 0.4,
     "logits_scaling": 1.6,
 }
+_LONG_ROPE = {
+    "type": "longrope",
+    "short_factor": [1.0 + index / 8 for index in range(9)],
+    "long_factor": [1.0 + 3 * index for index in range(9)],
+}
 # Models whose rows are derived, by a name: transformers' type, and the fields of its config.
 DERIVED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
@@ -31,6 +38,10 @@ DERIVED: dict[str, tuple[str, dict[str, Any]]] = {
         | {"final_logit_softcapping": 20.0},
     ),
     "phi3": ("phi3", _WIDE | {"sliding_window": 24, "original_max_position_embeddings": 512}),
+    "phi4-mini": (
+        "phi3",
+        _WIDE | {"original_max_position_embeddings": 32, "partial_rotary_factor": 0.75, "rope_scaling": _LONG_ROPE},
+    ),
     "olmo2": ("olmo2", _WIDE),
     "olmo3": ("olmo3", _WIDE | {"sliding_window": 16}),
     "granite": ("granite", _WIDE | _SCALES),
@@ -151,6 +162,18 @@ def _describe_heads(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "longrope":
+        original, scale = rope["original_max_position_embeddings"], config.max_position_embeddings
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors((1 + math.log(scale / original) / math.log(original)) ** 0.5)
+
+
+def long_rope_factors(config: PretrainedConfig) -> dict[str, Tensor]:
+    """The tensors with the factors of a rotation that is another one in long texts."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return {}
+    return {f"rope_factors_{length}.weight": torch.tensor(rope[f"{length}_factor"]) for length in ("long", "short")}
 
 
 def stored_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

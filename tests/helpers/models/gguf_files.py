@@ -10,7 +10,15 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from helpers.models.gguf_descriptions import DERIVED, MIXTURES, architecture_of, describe, stored_experts, stored_rows
+from helpers.models.gguf_descriptions import (
+    DERIVED,
+    MIXTURES,
+    architecture_of,
+    describe,
+    long_rope_factors,
+    stored_experts,
+    stored_rows,
+)
 from helpers.models.small_models import randomised, small_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -89,7 +97,7 @@ def write_gguf(
         writer.kv_data[0].pop(key, None)
         if value is not None:
             _ADD[type(value)](writer, key, value)
-    for stored, tensor in (tensors_of(model) | dict(extra or {})).items():
+    for stored, tensor in (tensors_of(model) | long_rope_factors(config) | dict(extra or {})).items():
         if stored in without:
             continue
         matrix = (

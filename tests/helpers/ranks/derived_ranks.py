@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from helpers.models.any_models import any_model, texts
+from helpers.models.any_models import any_model, padded_tokens, texts
+from helpers.models.long_ropes import SHORT, long_rope_model
 
 import labkit
 from labkit.engine.engine import DecoderEngine
@@ -27,3 +28,29 @@ def derived_on_ranks(option: str, size: int) -> dict[str, bool]:
         right[name] = isinstance(engine, DecoderEngine) and torch.equal(texts(engine), texts(model))
         engine.destroy()
     return right
+
+
+def long_rope_on_ranks(option: str, size: int) -> dict[str, bool]:
+    """Whether a model with another rotation in long texts gives the tokens of transformers. The texts stay short,
+    outgrow the first rotation, or begin long.
+    """
+    torch.set_num_threads(1)
+    model = long_rope_model()
+    how = {"tensor_parallel": {"tp_size": size}, "pipeline_parallel": {"pp_size": size}}[option]
+    engine = labkit.init_inference(model, dtype=torch.float32, **{option: how})
+    return {
+        f"{length} tokens{', with logits' * as_dict}": torch.equal(
+            *(_text(side, length, as_dict) for side in (engine, model))
+        )
+        for length in (9, SHORT - 3, SHORT + 50)
+        for as_dict in (False, True)
+    }
+
+
+def _text(side: Any, length: int, as_dict: bool) -> torch.Tensor:
+    ids, mask = padded_tokens(length)
+    options = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
+    options |= {"return_dict_in_generate": True, "output_logits": True} if as_dict else {}
+    generated = side.generate(ids, attention_mask=mask, **options)
+    tokens: torch.Tensor = generated.sequences if as_dict else generated
+    return tokens

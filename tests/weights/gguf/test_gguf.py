@@ -1,6 +1,8 @@
 """GGUF files have the tensors of their models, keep their codes unchanged, and have their faults named."""
 
+from math import log
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -48,9 +50,50 @@ def test_a_file_of_a_derived_row_is_its_model(name: str, tmp_path: Path) -> None
     assert torch.allclose(logits_of(engine, TOKENS), expected, atol=1e-3)
 
 
-def test_factors_for_long_texts_are_refused(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "model.gguf", gguf_model("phi3"), extra={"rope_factors_long.weight": torch.ones(12)})
-    with pytest.raises(UserError, match=r"has rope_factors_long\.weight, the factors of a rotation for long texts"):
+def test_a_long_rope_has_other_factors_in_long_texts(tmp_path: Path) -> None:
+    model = gguf_model("phi4-mini")
+    source = resolve(write_gguf(tmp_path / "model.gguf", model))
+    rope = source.hf_config.rope_parameters
+    assert rope.pop("attention_factor") == pytest.approx((1 + log(16) / log(32)) ** 0.5)
+    assert rope == {name: value for name, value in model.config.rope_parameters.items() if name != "type"}
+    engine, ids = init_inference(source), torch.randint(0, 256, (1, 28), generator=torch.Generator().manual_seed(0))
+    assert (engine.level, engine.model_config.short_positions) == ("derived row", 32)
+    texts = [side.generate(ids, max_new_tokens=9, do_sample=False, eos_token_id=None) for side in (engine, model)]
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize(
+    ("extra", "without", "metadata", "message"),
+    [
+        (
+            {},
+            ["rope_factors_short.weight"],
+            {},
+            "longrope with the tensors rope_factors_short.weight and rope_factors_",
+        ),
+        (
+            {"rope_factors_long.weight": torch.ones(12)},
+            [],
+            {},
+            r"rope_factors_long.weight is F32 \[12\], expected F32 \[9\]",
+        ),
+        ({"rope_factors_long.weight": torch.zeros(9)}, [], {}, r"rope_factors_long.weight holds 0.0, expected finite"),
+        ({"rope_freqs.weight": torch.ones(9)}, [], {}, "has rope_freqs.weight and longrope scaling"),
+        ({}, [], {"phi3.rope.scaling.type": "yarn"}, "phi3.rope.scaling.attn_factor is not supported with 'yarn'"),
+        ({}, [], {"phi3.rope.scaling.attn_factor": -1.0}, "attn_factor is -1.0, expected a number above 0"),
+        (
+            {},
+            [],
+            {"phi3.rope.scaling.original_context_length": None},
+            "has no phi3.rope.scaling.original_context_length",
+        ),
+    ],
+)
+def test_factors_that_make_no_long_rope_are_said(
+    extra: dict[str, torch.Tensor], without: list[str], metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("phi4-mini"), extra=extra, without=without, metadata=metadata)
+    with pytest.raises(UserError, match=message):
         resolve(file)
 
 
@@ -95,35 +138,6 @@ def test_codes_stay_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
     assert torch.equal(floats(engine.weights.head.matrix), floats(exact.head.matrix))
     logits, expected = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
     assert float((logits - expected).norm() / expected.norm()) < 0.05  # prompts use bfloat16 products
-
-
-def test_experts_in_mxfp4_stay_exact(tmp_path: Path) -> None:
-    """As codes of 8 bits. The rest of the layer is in floats, as in the published files of GPT-OSS."""
-    model = gguf_model("gpt-oss")
-    model.config.num_experts_per_tok = 6
-    kinds = {f"blk.{layer}.ffn_{part}_exps.weight": "MXFP4" for layer in range(2) for part in ("gate", "up", "down")}
-    source = resolve(write_gguf(tmp_path / "model.gguf", model, kinds=kinds))
-    exact = init_inference(source, dtype=torch.float32).weights
-    engine = init_inference(source)
-    for layer, expected_layer in zip(engine.weights.layers, exact.layers, strict=True):
-        for role in ("ff1.weight", "ff2.weight"):
-            matrix = layer.matrices[role]
-            assert (matrix.bits, matrix.group) == (8, 32)
-            assert torch.equal(floats(matrix), floats(expected_layer.matrices[role])), role
-    logits, expected = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
-    assert float((logits - expected).norm() / expected.norm()) < 0.1  # the other matrices are rounded to bfloat16
-
-
-@pytest.mark.parametrize("exponent", [100, 150, 255])
-def test_scales_of_mxfp4_that_float16_lacks_are_refused(exponent: int, tmp_path: Path) -> None:
-    kinds = {"blk.1.ffn_down_exps.weight": "MXFP4"}
-    file = write_gguf(tmp_path / "model.gguf", gguf_model("gpt-oss"), kinds=kinds)
-    tensor = next(part for part in gguf.GGUFReader(file, "r+").tensors if part.name in kinds)
-    tensor.data[..., 17] = exponent  # of the second block
-    with pytest.raises(
-        UserError, match=r"mlp\.experts\.down_proj\.weight has scales from 2\^.*; use dtype=torch.bfloat16"
-    ):
-        init_inference(resolve(file))
 
 
 def test_a_saved_engine_keeps_the_codes(tmp_path: Path) -> None:

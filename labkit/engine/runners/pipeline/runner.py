@@ -36,6 +36,7 @@ from labkit.engine.parallel.ranks import RanksDifferError, check_alike, digest_o
 from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.checks import check_step
 from labkit.engine.runners.driving import Generated, TextBatch
+from labkit.engine.runners.long_texts import choose_rotation
 from labkit.engine.runners.pipeline.chooser import Chooser, Division
 from labkit.engine.runners.pipeline.leader import Leader
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, piece_rows, with_rows
@@ -96,6 +97,7 @@ class PipelineRunner(Runner):
         batches = self._micro_batches(texts)
         for batch in batches:
             check_step(batch.prompt, self.config)
+            choose_rotation(batch.prompt)
         prompts = [batch.prompt for batch in batches]
         self._agree(
             "the tokens", [(step.tokens, step.cache.length, step.attention_mask, step.position_ids) for step in prompts]
