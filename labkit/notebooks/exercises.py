@@ -289,7 +289,8 @@ def _choices(study: PrecisionStudy) -> dict[str, StoredMatrices]:
 def _layer_numbers(study: PrecisionStudy) -> int:
     """Number of weights in the matrices of all layers."""
     config = _config(study.first.measurement.case.model)
-    return config.num_layers * sum(math.prod(shape) for shape in config.layer_shapes().values() if len(shape) == 2)
+    shapes = [shape for layer in range(config.num_layers) for shape in config.layer_shapes(layer).values()]
+    return sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
 
 def _budget_mb(study: PrecisionStudy) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from labkit.kernels.decode_step import MixtureMlp
 from labkit.launcher.spawn import launch
 from labkit.studies.expert_runs import skewed_engine, steps_of
 from labkit.studies.experts_study import RankOfExperts
@@ -25,7 +24,5 @@ def on_rank(model: str, dtype: str, skew: float, ranks: int) -> RankOfExperts:
     """What this rank reads, and its times."""
     options = {"tensor_parallel": {"tp_size": ranks}, "moe": {"ep_size": ranks}}
     engine = skewed_engine(resolve(model, any_architecture=True), dtype, skew, **options)
-    mixture = engine.weights.layers[0].mlp
-    assert isinstance(mixture, MixtureMlp)
-    own, steps = mixture.own, steps_of(engine, engine.model_config, BATCH)
+    own, steps = engine.weights.mixtures[0].own, steps_of(engine, engine.model_config, BATCH)
     return RankOfExperts(first=own.start, end=own.stop, steps=steps)

@@ -156,9 +156,9 @@ def head_error(source: ModelSource, name: str) -> MatrixError:
 
 def layer_bytes(config: ModelConfig, precision: Precision) -> int:
     """Bytes of the matrices of all layers with their scales, without the padding of a layout."""
-    shapes, dtype = config.layer_shapes(), precision.dtype or torch.float32
-    matrices = [name for name in LAYER if name in shapes]
-    return config.num_layers * sum(stored_bytes(shapes[name], dtype, _scheme(precision, name)) for name in matrices)
+    layers, dtype = map(config.layer_shapes, range(config.num_layers)), precision.dtype or torch.float32
+    matrices = [(name, shape) for shapes in layers for name, shape in shapes.items() if name in LAYER]
+    return sum(stored_bytes((rows, columns), dtype, _scheme(precision, name)) for name, (rows, columns) in matrices)
 
 
 def spread_of(source: ModelSource, layer: int, matrix: str, group: int = GROUP) -> Spread:

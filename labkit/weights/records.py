@@ -256,15 +256,18 @@ class Builder:
             layers=tuple(layers),
             heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
             hidden=config.hidden_size,
-            intermediate=max(config.experts.shared, config.dense_size, 1)
-            if config.experts
-            else config.intermediate_size,
+            intermediate=_widest_mlp(config),
             embedding=outside.embedding,
             final_norm=(outside.final_norm or last_norm) if ends else Norm(),
             head=outside.head,
             parallel_residual=config.parallel_residual,
             residual_from_norm=config.residual_from_norm or not config.pre_norm,
         )
+
+
+def _widest_mlp(config: ModelConfig) -> int:
+    """The width of the widest MLP that is no expert; 1: there is none."""
+    return max(config.experts.shared, config.dense_size, 1) if config.experts else config.intermediate_size
 
 
 def _rows_of(linear: Linear) -> Tensor:
