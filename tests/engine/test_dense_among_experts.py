@@ -19,6 +19,7 @@ from labkit.engine.vanilla.annotate import annotate
 from labkit.kernels.decode_step import MixtureMlp
 from labkit.stages import Stage
 from labkit.weights.capacity import model_bytes
+from labkit.weights.checkpoint.manifest import MANIFEST
 from labkit.weights.checkpoint.saved import saved_weights
 
 OF_EXPERTS, OF_MLP = {Stage.ROUTE, Stage.EXPERTS}, {Stage.MLP, Stage.MLP_OUT}
@@ -103,7 +104,7 @@ def test_layers_are_streamed_and_experts_are_read_by_need(name: str, tmp_path: P
     least = least_gb(model, tmp_path, dtype=torch.float32)
     layers = engine_of(model, offload={"path": tmp_path, "slots": 2, "experts": False, "resident_gb": least})
     assert layers.streamed is not None
-    folder = next(tmp_path.iterdir())
+    folder = next(tmp_path.glob(f"*/{MANIFEST}")).parent
     spec = layers.fused.runner.layer_range.spec
     saved = saved_weights(folder, spec.policy, spec.config)
     assert saved is not None
