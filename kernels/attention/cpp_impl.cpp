@@ -61,7 +61,7 @@ struct AttentionCall {
 // which these slots are equal. The slots of a tile have parts.
 struct CachedTiles {
   int64_t alike, of_sequence, group, kv;   // queries of a KV head of one sequence; query heads that share a KV head
-  int64_t queries, of_head, tiles, parts;  // queries of a KV head, tiles of a KV head, all tiles, parts of each
+  int64_t queries, of_head, tiles, parts;  // queries of a KV head, tiles of a KV head, all tiles, most parts of each
 
   // seen: the most slots that the queries of a tile read; 0: there are no tiles.
   CachedTiles(const Heads& heads, const Rows& rows, int64_t alike, int64_t seen)
@@ -72,7 +72,10 @@ struct CachedTiles {
         queries(alike * of_sequence),
         of_head(ceil_div(queries, kMostQueries)),
         tiles(seen > 0 ? rows.batch / alike * kv * of_head : 0),
-        parts(tiles ? parts_of(tiles, seen) : 0) {}
+        parts(tiles ? parts_among(seen) : 0) {}
+
+  // How many parts a tile's slots have. Their number does not depend on other sequences, and so no result does.
+  int64_t parts_among(int64_t slots) const { return parts_of(kv * of_head, slots); }
 
   int64_t first(int64_t tile) const { return tile % of_head * kMostQueries; }
   int64_t count(int64_t tile) const { return std::min(queries - first(tile), int64_t(kMostQueries)); }
@@ -134,8 +137,10 @@ void attend_tile(const AttentionCall<X>& call, const CachedTiles& tiles, int64_t
   const HeadSlots<T> head(call.cache, tiles.slots_of(tile), int(dim));
   const Range all = queries.seen();
   const int64_t begin = std::max(all.begin, among.begin), end = std::max(begin, std::min(all.end, among.end));
-  const Range seen{begin, end}, slots = part_of(seen, part, tiles.parts);
-  const T* next = head.keys + (part + 1 < tiles.parts ? slots.end : call.cache.capacity + seen.begin) * dim;
+  const Range seen{begin, end};
+  const int64_t parts = tiles.parts_among(end - begin);
+  const Range slots = part_of(seen, part, parts);
+  const T* next = head.keys + (part + 1 < parts ? slots.end : call.cache.capacity + seen.begin) * dim;
   const int64_t sequence = tiles.place(tile, 0).sequence;
   attend(queries, head, call.params, call.facts(sequence), slots, next, sums, context);
 }

@@ -11,11 +11,11 @@ namespace labkit {
 constexpr int64_t kPartSlots = 256;  // at least, of a part: a unit of work lasts microseconds
 constexpr int64_t kUnits = 64;       // as many units of work are enough for any team
 
-// How many parts the slots of each of some tiles of queries have. The number does not depend on the number of threads,
-// and so no result does.
+// How many parts the slots of each of some tiles of queries have, at least one. The number does not depend on the
+// number of threads, and so no result does.
 inline int64_t parts_of(int64_t tiles, int64_t slots) {
   const int64_t enough = ceil_div(kUnits, tiles), most = ceil_div(slots, kPartSlots);
-  return enough < most ? enough : most;
+  return std::max(int64_t(1), std::min(enough, most));
 }
 
 // Part `index` of `parts` of some slots; may be empty.

@@ -238,39 +238,34 @@ template <class T, int R>
 void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out, Ahead ahead) {
   constexpr int kAdvance = Step<T>::kAdvance;
   constexpr int kLines = kBlock * kAdvance * sizeof(T) / kLine;
-  // A multiply-add takes 4 cycles, and two can begin per cycle, so 8 independent sums keep the units busy. Tiles of few
-  // rows have fewer sums, and split each over several k.
-  constexpr int kChains = R * kVectors >= 8 ? 1 : 8 / (R * kVectors);
-  vf acc[kChains][R][kVectors] = {};
+  constexpr int kTurns = R * kVectors >= 8 ? 1 : 8 / (R * kVectors);  // of a loop: few rows have few instructions
+  // Each sum is made in the order of k, whatever the number of rows, and so a row's result does not depend on the rows
+  // beside it. One row has few sums, each of which waits for its latest addition; memory still is slower.
+  vf acc[R][kVectors] = {};
   if (accumulate)
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v) acc[0][r][v] = load(out + r * kBlock + v * kWidth);
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = load(out + r * kBlock + v * kWidth);
   RowPointers<Operand<T>, R> rows(x, ldx);
   int64_t k = 0;
-  for (; k + kAdvance * kChains <= depth; k += kAdvance * kChains) {
+  for (; k + kAdvance * kTurns <= depth; k += kAdvance * kTurns) {
 #pragma GCC unroll 8
-    for (int c = 0; c < kChains; ++c) {
-      const int64_t at = k + c * kAdvance;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int64_t at = k + turn * kAdvance;
 #pragma GCC unroll 2
       for (int line = 0; line < kLines; ++line)
         prefetch(ahead.into, ahead.from + at * ahead.step + line * (kAdvance * ahead.step / kLines));
-      Step<T>::template run<R>(w + at * kBlock, rows, acc[c]);
+      Step<T>::template run<R>(w + at * kBlock, rows, acc);
       rows.advance(kAdvance);
     }
   }
   for (; k < depth; k += kAdvance) {
-    Step<T>::template run<R>(w + k * kBlock, rows, acc[0]);
+    Step<T>::template run<R>(w + k * kBlock, rows, acc);
     rows.advance(kAdvance);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      vf total = acc[0][r][v];
-#pragma GCC unroll 8
-      for (int c = 1; c < kChains; ++c) total += acc[c][r][v];
-      store(out + r * kBlock + v * kWidth, total);
-    }
+    for (int v = 0; v < kVectors; ++v) store(out + r * kBlock + v * kWidth, acc[r][v]);
 }
 
 // The tile for a number of rows that is known only at run time; the compiler makes one for each number.

@@ -43,6 +43,28 @@ def test_cpp_equals_reference_however_weights_are_stored(storage: dict[str, Any]
         assert_cpp_equals_reference(Draw(torch.int8, **storage), shape, bias=False)
 
 
+# Numbers of rows beside which a row keeps its bits on every processor. AMX takes five bf16 rows and more, and codes are
+# widened for three rows and more where the processor has narrow vectors.
+BESIDE = {torch.float32: 80, torch.float16: 80, torch.bfloat16: 4, torch.int8: 2}
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(
+    ("dtype", "storage"),
+    [*((dtype, {}) for dtype in WEIGHTS.values()), *((torch.int8, storage) for storage in QUANTISED.values())],
+    ids=[*WEIGHTS, *QUANTISED],
+)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, storage: dict[str, Any]) -> None:
+    draw = Draw(dtype, **storage)
+    for shape in SHAPES:
+        _, panels = draw.linear(*shape)
+        x = draw.normal(BESIDE[dtype], shape[1])
+        together = gemm(x, panels, impl="cpp")
+        for rows in (rows for rows in ROWS if rows < len(x)):
+            assert torch.equal(gemm(x[:rows], panels, impl="cpp"), together[:rows])
+            assert torch.equal(gemm(x[-rows:], panels, impl="cpp"), together[-rows:])
+
+
 @pytest.mark.parametrize("shape", [*SHAPES, (50, 7)], ids=lambda shape: f"{shape[0]}x{shape[1]}")
 @pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 def test_unpacking_gives_the_packed_rows_back(dtype: torch.dtype, shape: tuple[int, int]) -> None:
