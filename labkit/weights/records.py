@@ -266,7 +266,7 @@ class Builder:
 
 
 def _widest_mlp(config: ModelConfig) -> int:
-    """The width of the widest MLP that is no expert; 1: there is none."""
+    """The width of the widest MLP, experts apart; 1 without one."""
     return max(config.experts.shared, config.dense_size, 1) if config.experts else config.intermediate_size
 
 

@@ -70,7 +70,7 @@ def test_the_engine_says_its_level_and_what_was_replaced() -> None:
     engine = labkit.init_inference(any_model("phimoe"), dtype=torch.float32)
     assert (engine.level, engine.impl) == ("hooks", "cpp")
     assert isinstance(engine, InjectedEngine)
-    assert "no MLP" in engine.why
+    assert "a router that no row describes" in engine.why
     heads = "model.layers.*.self_attn"
     assert f"4 x joined linears: {heads}.q_proj, {heads}.k_proj, {heads}.v_proj" in engine.replaced
     assert repr(engine).startswith("InjectedEngine(\n  level=hooks, impl=cpp\n")
