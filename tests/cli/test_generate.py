@@ -61,7 +61,10 @@ def test_a_model_without_a_row_answers_and_says_why_it_has_none(labkit: Labkit, 
     code, output, errors = labkit("generate", folder, *HELLO, "--new", "9")
     assert code == 0, errors
     assert output == answered(folder, 9, [{"role": "user", "content": "hello there"}]) + "\n"
-    assert "; no row: layers of several kinds; hooks in transformers' model" in errors
+    assert (
+        "; no row: a router that no row describes: its experts or their shares are others; hooks in transformers' model"
+        in errors
+    )
 
 
 def test_an_answer_waits_for_no_probe_of_the_memory(

@@ -10,7 +10,6 @@ from helpers.sweeps import crossed
 from torch import Tensor
 
 import labkit
-from labkit.engine.engine import DecoderEngine
 
 INT4: dict[str, Any] = {"dtype": torch.int8, "quant": {"weight": {"num_bits": 4, "q_groups": 2}}}
 TYPES: dict[str, dict[str, Any]] = {
@@ -22,7 +21,7 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 
 
-def logits_of_steps(engine: DecoderEngine, ids: Tensor, begin: int = 0) -> Tensor:
+def logits_of_steps(engine: Any, ids: Tensor, begin: int = 0) -> Tensor:
     """The logits of steps with one token of each row, from step `begin` on."""
     cache, logits = engine.module.new_cache(), []
     for step in range(ids.shape[1]):

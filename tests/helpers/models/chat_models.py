@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from helpers.models.small_models import TOKENS, randomised, small_model
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, PhimoeConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
 
@@ -36,19 +36,16 @@ def chat_model(name: str = "llama", *, only_letters: bool = False, layers: int =
 
 @cache
 def chat_model_without_a_row() -> PreTrainedModel:
-    """A mixture of experts whose first layer has none."""
-    config = Qwen3MoeConfig(
+    """A mixture of experts with a router that no row has."""
+    config = PhimoeConfig(
         **(TOKENS | {"vocab_size": VOCABULARY, "eos_token_id": END_OF_TEXT}),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
-        mlp_only_layers=[0],
-        num_experts=4,
+        num_local_experts=4,
         num_experts_per_tok=2,
-        moe_intermediate_size=32,
         max_position_embeddings=256,
     )
     return randomised(AutoModelForCausalLM.from_config(config))
