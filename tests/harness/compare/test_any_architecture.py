@@ -91,12 +91,11 @@ def test_the_matrices_of_a_hybrid_are_counted_on_all_sides(side: str, dtype: tor
 def test_experts_are_read_as_far_as_they_are_chosen(side: str, dtype: torch.dtype, folder: Path) -> None:
     loaded = load_side(side, resolve(folder, any_architecture=True), dtype, threads=1)
     config = loaded.model.config
-    matrices = 3 * config.hidden_size * config.moe_intermediate_size
+    matrices = 3 * config.hidden_size * config.intermediate_size
     numbers = matrix_numbers(loaded.model)
     assert numbers is not None
-    layers = config.num_hidden_layers - len(config.mlp_only_layers)
-    assert numbers.experts == layers * config.num_experts * matrices
-    assert numbers.chosen == config.num_experts_per_tok / config.num_experts
+    assert numbers.experts == config.num_hidden_layers * config.num_local_experts * matrices
+    assert numbers.chosen == config.num_experts_per_tok / config.num_local_experts
     one, many = (work_of_matrices(numbers, loaded.weights, batch=batch, prompt=7) for batch in (1, 1000))
     assert numbers.read(1) == pytest.approx(numbers.of_a_token)
     assert numbers.read(2) == pytest.approx(numbers.dense + numbers.experts * (1 - (1 - numbers.chosen) ** 2))
@@ -121,9 +120,9 @@ def test_it_is_prepared_without_a_shape_for_sides_that_take_any_model(folder: Pa
 
 
 def test_sides_that_need_a_row_refuse_it(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"Qwen3MoeForCausalLM of model type 'qwen3_moe', from .* \(no MLP of two"):
+    with pytest.raises(UserError, match=r"PhimoeForCausalLM of model type 'phimoe', from .* \(a router that no row"):
         prepare([SideSpec("hf-eager", 1), SideSpec("fused-streamed", 1)], case(folder), Schedule())
-    with pytest.raises(UserError, match="fused-tp2 divides the model, which needs a row, and Qwen3Moe has none"):
+    with pytest.raises(UserError, match="fused-tp2 divides the model, which needs a row, and Phimoe has none"):
         prepare([SideSpec("hf-eager", 1), SideSpec("fused", 1, tp=2)], case(folder), Schedule())
     with pytest.raises(UserError, match="transformers runs it"):
         resolve(folder, any_architecture=True).names()
@@ -132,7 +131,7 @@ def test_sides_that_need_a_row_refuse_it(folder: Path) -> None:
 def test_weights_that_are_not_all_there_are_named(model: PreTrainedModel, tmp_path: Path) -> None:
     state = {name: tensor for name, tensor in model.state_dict().items() if name != "model.norm.weight"}
     model.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(UserError, match=r"lacks 1 tensors of Qwen3MoeForCausalLM, model.norm.weight for one"):
+    with pytest.raises(UserError, match=r"lacks 1 tensors of PhimoeForCausalLM, model.norm.weight for one"):
         resolve(tmp_path, any_architecture=True).hf_model(torch.float32)
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(UserError, match="transformers cannot load the model"):
