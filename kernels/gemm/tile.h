@@ -239,8 +239,8 @@ void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accu
   constexpr int kAdvance = Step<T>::kAdvance;
   constexpr int kLines = kBlock * kAdvance * sizeof(T) / kLine;
   constexpr int kTurns = R * kVectors >= 8 ? 1 : 8 / (R * kVectors);  // of a loop: few rows have few instructions
-  // Each sum is made in the order of k, whatever the number of rows, and so a row's result does not depend on the rows
-  // beside it. One row has few sums, each of which waits for its latest addition; memory still is slower.
+  // Each sum is made in the order of k for any number of rows, and so a row has the same result whatever rows it is
+  // multiplied with. One row has few sums, each of which waits for its latest addition; memory still is slower.
   vf acc[R][kVectors] = {};
   if (accumulate)
     for (int r = 0; r < R; ++r)

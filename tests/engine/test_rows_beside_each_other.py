@@ -1,4 +1,4 @@
-"""A row of a decode step has the same logits, to the last bit, whatever rows are beside it."""
+"""A row of a decode step has the same logits, to the last bit, whatever the other rows are."""
 
 from typing import Any
 

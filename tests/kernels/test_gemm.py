@@ -43,7 +43,7 @@ def test_cpp_equals_reference_however_weights_are_stored(storage: dict[str, Any]
         assert_cpp_equals_reference(Draw(torch.int8, **storage), shape, bias=False)
 
 
-# Numbers of rows beside which a row keeps its bits on every processor. AMX takes five bf16 rows and more, and codes are
+# Numbers of rows among which a row keeps its bits on every processor. AMX takes five bf16 rows and more, and codes are
 # widened for three rows and more where the processor has narrow vectors.
 BESIDE = {torch.float32: 80, torch.float16: 80, torch.bfloat16: 4, torch.int8: 2}
 
