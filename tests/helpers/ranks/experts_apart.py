@@ -22,7 +22,7 @@ def with_experts_apart(size: int, ep_size: int, folder: str) -> dict[str, Any]:
         heads: dict[str, Any] = {} if name == "mixtral" or size < 4 else {"num_attention_heads": 6}
         found[name] = compare(engine(name, 1, **heads), engine(name, size, ep_size=ep_size, **heads))
     for name, all_experts in ALL_EXPERTS.items():
-        if name != "olmoe":
+        if name in ("mixtral", "qwen2-moe", "gpt-oss") or (size > 2 and name != "olmoe"):
             whole, cut = (engine(name, ranks, dtype=torch.int8, ep_size=parts, **all_experts)
                           for ranks, parts in ((1, 1), (size, ep_size)))  # fmt: skip
             found[f"{name} in int8"] = compare(whole, cut)
