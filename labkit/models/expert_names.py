@@ -20,9 +20,8 @@ class ExpertStorage(StrEnum):
 
     STACKS = "stacks"  # two tensors [E, outputs, inputs]; a first matrix has the gate's rows, then up's
     APART = "apart"  # each matrix by itself, as most checkpoints do
-    GATE_APART = (
-        "gate apart"  # GGUF: three tensors [E * outputs, inputs], of the gate, of up and of down; biases [E, N]
-    )
+    # GGUF: three tensors [E * outputs, inputs], of the gate, of up and of down; biases [E, outputs]
+    GATE_APART = "gate apart"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A row of a decode step has the same logits, to the last bit, whatever the other rows are."""
+"""The logits of a row in a decode step do not depend on the other rows, to the last bit."""
 
 from typing import Any
 
