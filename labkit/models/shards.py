@@ -68,6 +68,7 @@ class Shard:
     layers: its layers, by their numbers in the model.
     embedding: whether it holds the embedding.
     head: whether it holds the LM head.
+    ep_size: number of parts into which the ranks divide the experts.
     sums_whole: the matrices in SUMMED are not cut yet, because int8 takes its scales from whole rows.
     """
 
@@ -84,6 +85,7 @@ class Shard:
     layers: range
     embedding: bool = True
     head: bool = True
+    ep_size: int = 1
     sums_whole: bool = False
 
     @cached_property
@@ -248,7 +250,20 @@ def shard(
     dense, vocab = (share(count, size, rank, BLOCK) for count in (config.dense_size, config.vocab_size))
     embedding, head = embedding and config.causal, head and config.causal
     return Shard(
-        config, rank, size, heads.query, heads.kv, inner, experts, shared, dense, vocab, layers, embedding, head
+        config,
+        rank,
+        size,
+        heads.query,
+        heads.kv,
+        inner,
+        experts,
+        shared,
+        dense,
+        vocab,
+        layers,
+        embedding,
+        head,
+        ep_size,
     )
 
 

@@ -170,7 +170,7 @@ def test_an_index_that_nests_without_end_is_refused(folder: Path) -> None:
         ({"groups": -1}, "groups: .*"),
         ({"model": None}, "model: .*"),
         ({"files": [{"name": "x"}]}, "files.0.bytes: .*"),
-        ({"format": None}, "has format null; expected 4"),
+        ({"format": None}, "has format null; expected 5"),
     ],
     ids=str,
 )

@@ -22,8 +22,10 @@ from labkit.system.validation import first_problem
 from labkit.weights.quantise import Quantization
 
 MANIFEST = "labkit_checkpoint.json"
-FORMAT = 4
-READABLE = (2, 3, 4)  # format 2 has no records of layers, so they cannot be streamed; format 3 no digests of experts
+FORMAT = 5
+# Format 2 has no records of layers, so they cannot be streamed; format 3 no digests of experts. Before format 5 all
+# ranks had a part of every expert.
+READABLE = (2, 3, 4, 5)
 Layout = Annotated[str, Field(pattern="^(panels|rows|words)$")]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
@@ -81,6 +83,7 @@ class Manifest(ManifestPart):
     save: a name that all files of one save share, different for each save.
     dtype, layout: of the matrices; for the layouts see `kernels.types.Linear`.
     quant: the option with which int8 matrices were quantised; None: they came as codes.
+    tp_size, ep_size: number of ranks, and of the parts into which they divided the experts.
     """
 
     format: int
@@ -89,6 +92,7 @@ class Manifest(ManifestPart):
     model: dict[str, Any]
     dtype: Dtype
     tp_size: int = Field(ge=1)
+    ep_size: int = Field(default=1, ge=1)
     layout: Layout
     quant: Quantization | None
     files: list[FileRecord]

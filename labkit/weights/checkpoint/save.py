@@ -27,8 +27,7 @@ from labkit.weights.checkpoint.manifest import (
     MatrixRecord,
     described_model,
 )
-from labkit.weights.checkpoint.saved import key_of
-from labkit.weights.checkpoint.shard_file import scales_of
+from labkit.weights.checkpoint.shard_file import key_of, scales_of
 from labkit.weights.checkpoint.stored_experts import expert_digests
 from labkit.weights.checkpoint.tensor_writer import Extent, TensorWriter
 from labkit.weights.source import GENERATION, TOKENIZER_FILES, TOKENIZER_SETTINGS, weight_files
@@ -177,7 +176,8 @@ class Saving:
             architecture=spec.config.architecture,
             model=described_model(spec.config),
             dtype=str(spec.dtype).removeprefix("torch."),
-            tp_size=self.spec.part.size,
+            tp_size=spec.part.size,
+            ep_size=spec.part.ep_size,
             layout=spec.layout,
             quant=spec.stored_quant,
             files=files,

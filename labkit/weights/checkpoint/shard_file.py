@@ -23,6 +23,11 @@ from labkit.weights.checkpoint.tensor_stream import AGAIN, TensorStream
 from labkit.weights.checkpoint.tensor_writer import PAGE
 
 
+def key_of(name: str, index: int | None) -> str:
+    """The name of a canonical weight in a file. `index`: its layer; None outside them."""
+    return name if index is None else f"layers.{index}.{name}"
+
+
 def scales_of(key: str) -> str:
     """The key of a matrix's scales."""
     return f"{key.removesuffix('.weight')}.scales"

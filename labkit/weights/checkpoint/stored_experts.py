@@ -15,8 +15,8 @@ from labkit.kernels.expert_store import StoredExpert
 from labkit.kernels.types import Linear
 from labkit.models.shards import Shard
 from labkit.weights.canonical import Canonical
-from labkit.weights.checkpoint.saved import SavedWeights, key_of
-from labkit.weights.checkpoint.shard_file import ShardFile, scales_of
+from labkit.weights.checkpoint.saved import SavedWeights
+from labkit.weights.checkpoint.shard_file import ShardFile, key_of, scales_of
 from labkit.weights.checkpoint.tensor_writer import bytes_of
 
 IN_ORDER = ("ff1.weight", "ff2.weight")  # the matrices of an expert, each before its scales

@@ -39,6 +39,7 @@ def built(
     size: int = 1,
     rank: int = 0,
     *,
+    ep_size: int = 1,
     impl: str = "cpp",
     quant: Quantization | None = None,
     keep: Any = None,
@@ -46,7 +47,7 @@ def built(
     """Weights of rank `rank` out of `size`."""
     tensors = ModelTensors(source) if isinstance(source, PreTrainedModel) else source
     spec = WeightSpec.of(hf_config, dtype, impl, quant or quantization())
-    return build_weights(replace(spec, part=shard(spec.config, size, rank)), tensors, keep=keep)
+    return build_weights(replace(spec, part=shard(spec.config, size, rank, ep_size)), tensors, keep=keep)
 
 
 def save(
@@ -56,6 +57,7 @@ def save(
     dtype: torch.dtype = torch.float32,
     size: int = 1,
     *,
+    ep_size: int = 1,
     impl: str = "cpp",
     quant: Quantization | None = None,
 ) -> SavedWeights:
@@ -63,9 +65,9 @@ def save(
     spec = WeightSpec.of(hf_config, dtype, impl, quant or quantization())
 
     def work(rank: int, gather: Gather) -> None:
-        own = replace(spec, part=shard(spec.config, size, rank))
+        own = replace(spec, part=shard(spec.config, size, rank, ep_size))
         with Saving.begin(folder, own, hf_config, gather) as saving:
-            built(source, hf_config, dtype, size, rank, impl=impl, quant=quant, keep=saving.keep)
+            built(source, hf_config, dtype, size, rank, ep_size=ep_size, impl=impl, quant=quant, keep=saving.keep)
             saving.finish(None, None)
 
     as_ranks(size, work)

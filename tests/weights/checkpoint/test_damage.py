@@ -188,7 +188,7 @@ def test_a_damaged_manifest_is_named(folder: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "is damaged"),
         (json.dumps(manifest | {"tp_size": None}), "is damaged"),
-        (json.dumps(manifest | {"format": 9}), "has format 9; expected 4: save it again"),
+        (json.dumps(manifest | {"format": 9}), "has format 9; expected 5: save it again"),
         (json.dumps(manifest | {"files": []}), "lists 0 files for tp_size 2"),
     ):
         (folder / MANIFEST).write_text(text)

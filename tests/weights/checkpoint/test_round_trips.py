@@ -1,6 +1,7 @@
 """A checkpoint saved by some ranks gives any other number of ranks the same bits as the original model."""
 
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ Trip = tuple[torch.dtype, tuple[int, ...], dict[str, Any]]
 TRIPS: list[Trip] = [(dtype, path, {}) for dtype in STORED for path in ((1, 2, 4, 1), (8, 2), (1, 3, 1))]
 TRIPS += [(torch.int8, path, {"q_groups": 4, "lm_head": True}) for path in ((1, 2, 4, 1), (8, 2))]
 NIBBLES = {"num_bits": 4, "group_size": 32, "q_type": "asymmetric", "lm_head": True}
+
+PARTS = ((1, 1), (4, 2), (2, 1), (2, 2), (4, 4))  # (ranks, parts of the experts)
+DIVISIONS = {
+    f"{saved[0]}-ep{saved[1]}-to-{loaded[0]}-ep{loaded[1]}": (saved, loaded) for saved, loaded in permutations(PARTS, 2)
+}
+KINDS_OF_EXPERTS = {"float32": (torch.float32, {}), "int8": (torch.int8, {"q_groups": 2})}
 
 
 @cache
@@ -67,6 +74,25 @@ def test_saving_again_and_again_for_other_ranks_loses_nothing(name: str, trip: T
         actual, expected = (load_file(tmp_path / folder / name) for folder in (str(len(path) - 1), "at once"))
         assert actual.keys() == expected.keys()
         assert not [key for key in actual if not torch.equal(actual[key], expected[key])]
+
+
+@pytest.mark.parametrize(
+    ("parts", "name", "kind"), crossed(DIVISIONS, ("mixtral", "gpt-oss", "qwen2-moe"), KINDS_OF_EXPERTS)
+)
+def test_experts_are_divided_anew(
+    parts: tuple[tuple[int, int], tuple[int, int]], name: str, kind: tuple[torch.dtype, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Mixtral and GPT-OSS have five experts, so that some ranks have more than others."""
+    heads: dict[str, Any] = {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 144}
+    model = small_model(name, num_hidden_layers=2, **heads)
+    ((saved_size, saved_ep), (size, ep)), (dtype, options) = parts, kind
+    quant, impl = quantization(**options), "reference" if saved_size == 4 else "cpp"
+    weights = save(tmp_path, model, model.config, dtype, saved_size, ep_size=saved_ep, quant=quant, impl=impl)
+    for rank in range(size):
+        assert_same(
+            built(weights, model.config, dtype, size, rank, ep_size=ep, quant=quant),
+            built(model, model.config, dtype, size, rank, ep_size=ep, quant=quant),
+        )
 
 
 @pytest.mark.parametrize("impls", [("cpp", "cpp"), ("reference", "cpp")], ids="-to-".join)
