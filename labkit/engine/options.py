@@ -236,9 +236,6 @@ class Options(Strict):
                 "at fixed addresses; leave one of them out"
             )
         self._refuse_with_pipeline()
-        for name in ("offload", "save_mp_checkpoint_path"):
-            if self.moe.parts > 1 and getattr(self, name) is not None:
-                raise UnsupportedError(f"{name} together with moe is not supported yet; leave one out")
         if self.tensor_parallel.mpu is not None:
             raise UnsupportedError(
                 "tensor_parallel.mpu is not supported yet; pass its group, mpu.get_model_parallel_group(), as tp_group"

@@ -50,8 +50,6 @@ DTYPES = {
 }
 NOT_YET: list[dict[str, Any]] = [
     {"moe": {"type": "residual"}},
-    {"moe": {"ep_size": 2}, "save_mp_checkpoint_path": "a folder"},
-    {"moe": {"ep_size": 2}, "offload": {"device": "disk"}},
     {"set_empty_params": True},
     {"triton_autotune": True},
     {"triangular_masking": False},

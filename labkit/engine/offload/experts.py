@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from labkit.engine.offload.options import SLOTS_PER_CHOICE, Offload
-from labkit.engine.offload.room import WeightSizes, room_for_weights, rounded_up
+from labkit.engine.offload.options import Offload
+from labkit.engine.offload.room import WeightSizes, fewest_experts, room_for_weights, rounded_up
 from labkit.kernels import ModelWeights, build
 from labkit.kernels.expert_store import ExpertStore
 from labkit.kernels.gpu import CPU
@@ -30,8 +30,8 @@ def with_experts_on_disk(
 
     All ranks call it together.
     """
-    part, experts = spec.part, spec.part.local.experts
-    if experts is None or spec.impl != "cpp" or not offload.experts:
+    part = spec.part
+    if part.config.experts is None or spec.impl != "cpp" or not offload.experts:
         return None
     room = min(gather(own_result(lambda: room_for_weights(offload, part.size, CPU), gather)))
     file = saved.manifest.files[part.rank]
@@ -40,10 +40,11 @@ def with_experts_on_disk(
         return None
     library = build.load(str(spec.dtype).removeprefix("torch."))
     beside, slot_bytes = _sizes(spec, file, stored)
-    least_slots = SLOTS_PER_CHOICE * experts.chosen
+    least_slots = fewest_experts(part)
     slots = min(int(max(0.0, room - beside) // slot_bytes), stored.number)
-    if min(gather(slots)) < least_slots:  # all ranks offload experts, or none does
-        own_result(lambda: _require_layers(file, room, offload, beside + least_slots * slot_bytes), gather)
+    least = max(gather(beside + least_slots * slot_bytes))
+    if not all(gather(slots >= least_slots)):  # all ranks offload experts, or none does
+        _require_layers(saved, room, offload, least)
         return None
     store = ExpertStore(library, saved.folder / file.name, stored.layers, stored.part_bytes, slots, stored.numbers)
     blocks = {layer.layer: layer for layer in file.layers}
@@ -71,11 +72,11 @@ def _sizes(spec: WeightSpec, file: FileRecord, stored: StoredExperts) -> tuple[i
     return file.bytes - stored.bytes, ExpertStore.slot_bytes_of(library, stored.part_bytes)
 
 
-def _require_layers(file: FileRecord, room: float, offload: Offload, least: int) -> None:
-    """Raises UserError if `room` bytes are too few for layers, too, and layers would need more than `least` bytes, with
-    which experts could be offloaded.
+def _require_layers(saved: SavedWeights, room: float, offload: Offload, least: int) -> None:
+    """Raises UserError if `room` bytes of each rank are too few for layers, too, and layers would need more than
+    `least` bytes, with which every rank could offload experts.
     """
-    if room < least < WeightSizes.of_file(file).least(offload.slots):
+    if room < least < max(WeightSizes.of_file(file).least(offload.slots) for file in saved.manifest.files):
         raise UserError(
             f"offload: got room for {room / 1e9:.3g} GB of weights; the least is resident_gb = "
             f"{rounded_up(least / 1e9)}, which holds everything besides the experts, and a few of them"

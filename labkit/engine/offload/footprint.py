@@ -7,7 +7,7 @@ from math import ceil
 
 import torch
 
-from labkit.engine.offload.options import SLOTS_PER_CHOICE
+from labkit.engine.offload.room import fewest_experts
 from labkit.engine.runners.step import CHUNK_ROWS
 from labkit.kernels.codes import row_stride
 from labkit.kernels.types import float_dtype, padded_head_dim
@@ -121,4 +121,4 @@ def _least_by_experts(spec: WeightSpec) -> int | None:
     if not mixtures:
         return None
     expert = (layers_bytes(spec) - beside) / (mixtures * len(spec.part.experts))
-    return outside_bytes(spec) + beside + ceil(SLOTS_PER_CHOICE * spec.config.experts.chosen * expert)
+    return outside_bytes(spec) + beside + ceil(fewest_experts(spec.part) * expert)

@@ -43,18 +43,18 @@ def folder_name(spec: WeightSpec, source: TensorSource) -> str:
     )
     dtype = str(spec.dtype).removeprefix("torch.")
     kind = f"{spec.config.architecture}-{dtype}-{spec.layout}-tp{spec.part.size}"
+    kind += f"-ep{spec.part.ep_size}" if spec.part.ep_size > 1 else ""
     return f"{kind}-{xxh3_128_hexdigest(repr(identity).encode())[:16]}"
 
 
 def streamable(saved: SavedWeights, spec: WeightSpec) -> bool:
     """Tells whether a rank can stream its layers from the checkpoint as it is."""
-    config, experts = spec.config, len(spec.part.experts)
-    complete = all(
+    config = spec.config
+    return saved.has_layout_of(spec) and all(
         len(file.layers) == config.num_layers
-        and all(len(layer.experts) == experts * config.has_experts(layer.layer) for layer in file.layers)
-        for file in saved.manifest.files
+        and all(len(layer.experts) == len(part.experts) * config.has_experts(layer.layer) for layer in file.layers)
+        for file, part in zip(saved.manifest.files, saved.shards, strict=True)
     )
-    return complete and saved.has_layout_of(spec)
 
 
 def prepared(

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from labkit.engine.offload.options import Offload
+from labkit.engine.offload.options import SLOTS_PER_CHOICE, Offload
+from labkit.models.shards import Shard
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import FileRecord
 
@@ -81,6 +82,13 @@ def free_on_gpu(device: torch.device) -> int:
     """Returns the bytes that torch can still allocate on the GPU."""
     of_torch = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + of_torch
+
+
+def fewest_experts(part: Shard) -> int:
+    """Returns the fewest experts that a rank needs in memory; 0 for a model without experts."""
+    experts, own = part.config.experts, len(part.experts)
+    mixtures = sum(map(part.config.has_experts, part.layers))
+    return min(SLOTS_PER_CHOICE * min(experts.chosen, own), mixtures * own) if experts else 0
 
 
 def rounded_up(gigabytes: float) -> float:

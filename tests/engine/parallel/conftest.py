@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.models.gguf_files import gguf_model, write_gguf
-from helpers.ranks.cut_models import every_model_on_two_ranks, fetched_layers, three_ranks
+from helpers.ranks.cut_models import every_model_on_two_ranks, three_ranks
 from helpers.ranks.experts_apart import four_ranks_with_experts
+from helpers.ranks.experts_offloaded import fetched_layers_and_experts
 from helpers.ranks.sliced_ranks import Outcomes, outcomes_of_slicing
 from helpers.ranks.two_ranks import cut_and_divided
 
@@ -47,7 +48,7 @@ def every_model_of_two(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(scope="session")
 def fetching(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("fetching")
-    return World(labkit.launch(fetched_layers, str(folder), tp_size=2, timeout_s=TIMEOUT_S), folder)
+    return World(labkit.launch(fetched_layers_and_experts, str(folder), tp_size=2, timeout_s=TIMEOUT_S), folder)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import pytest
 from helpers.sweeps import sweep, swept
 
 import labkit
+from labkit.kernels import gpu
 from labkit.models.config import ExpertsSpec
 from labkit.system.errors import UnsupportedError, UserError
 
@@ -39,6 +40,60 @@ def test_a_rank_reads_those_of_its_experts_that_a_row_chose(ranks: str, request:
         assert rank["experts"]["read"] == rank["experts"]["chose"]
 
 
+@each_world
+def test_ranks_that_load_a_checkpoint_give_the_logits_of_the_ranks_that_saved_it(
+    ranks: str, request: pytest.FixtureRequest
+) -> None:
+    """It makes no difference whether one process saved it, or ranks with different experts did."""
+    for rank in request.getfixturevalue(ranks).answers:
+        assert rank["experts"]["same when saved"] == [True] * 4
+
+
+@each_world
+def test_offloading_changes_no_logits(ranks: str, request: pytest.FixtureRequest) -> None:
+    """Experts are offloaded, or layers. One process gives the same tokens."""
+    for rank in request.getfixturevalue(ranks).answers:
+        offloaded = rank["experts"]["offloaded"]["offloaded"]
+        assert len(offloaded) == 4
+        for name, engine in offloaded.items():
+            assert engine.same, name
+            assert engine.found.logits <= (0.25 if "gpt-oss" in name else 1e-4), name
+            assert engine.found.tokens_equal or "gpt-oss" in name, name
+
+
+@each_world
+def test_every_rank_keeps_and_reads_only_its_own_experts(ranks: str, request: pytest.FixtureRequest) -> None:
+    """The five experts of three layers are in two parts: nine experts, and six."""
+    answers = request.getfixturevalue(ranks).answers
+    read = [rank["experts"]["offloaded"]["offloaded"]["mixtral, experts"].read for rank in answers]
+    assert [rank.stored for rank in read] == [9] * (len(read) // 2) + [6] * (len(read) // 2)
+    for rank in read:
+        assert rank.slots < rank.stored
+        assert rank.wanted == pytest.approx(rank.by_steps)
+        assert 0 < rank.hits < rank.wanted
+        assert rank.reads >= rank.wanted - rank.hits
+        assert rank.bytes_read >= (rank.wanted - rank.hits) * rank.bytes_per_expert
+
+
+@each_world
+def test_an_altered_expert_of_one_rank_ends_the_call_on_all(ranks: str, request: pytest.FixtureRequest) -> None:
+    for number, rank in enumerate(request.getfixturevalue(ranks).answers):
+        damaged, whole = rank["experts"]["offloaded"]["damaged"]
+        assert "was altered: its digest is not the digest of the save" in damaged
+        assert damaged.startswith("expert " if number == 1 else "rank 1: RunError: expert ")
+        assert whole == "nothing"
+
+
+@sweep
+@pytest.mark.skipif(not gpu.interpreted(), reason="runs in Triton's interpreter; set TRITON_INTERPRET=1")
+def test_ranks_with_triton_kernels_copy_layers_with_their_own_experts(fetching: Any) -> None:
+    for rank in fetching.answers:
+        for store in ("cpu", "disk"):
+            difference, copied = rank["experts"][store]
+            assert difference <= 1e-4
+            assert 3 <= copied <= 3 + 2  # two layers are prefetched for the next step
+
+
 @sweep
 def test_stages_of_a_pipeline_divide_their_experts(of_four: Any) -> None:
     assert all(rank["experts"]["in stages"] for rank in of_four.answers)
@@ -46,11 +101,10 @@ def test_stages_of_a_pipeline_divide_their_experts(of_four: Any) -> None:
 
 def test_options_that_do_not_fit_are_refused_on_every_rank(of_two: object) -> None:
     for rank in of_two.answers:  # type: ignore[attr-defined]
-        too_many, without, other, saved = rank["experts"]["refused"]
+        too_many, without, other = rank["experts"]["refused"]
         assert "got ep_size=3 for 2 ranks; expected a number that divides them" in too_many
         assert "got ep_size=2 for LlamaForCausalLM, which has no experts; leave it out" in without
         assert "got moe_experts=[7], expected [5] for MixtralForCausalLM, or [1]" in other
-        assert "save_mp_checkpoint_path together with moe is not supported yet" in saved
 
 
 def test_one_process_has_no_ranks_to_divide_experts_among() -> None:

@@ -247,7 +247,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
         "saved": saved_and_loaded(f"{folder}/saved"),
         "streamed": streamed_layers(f"{folder}/streamed"),
         "cache on disk": with_cache_on_disk(Path(folder, "kv").resolve()),
-        "lost": failed_in_steps(),
+        "lost": failed_in_steps(f"{folder}/lost"),
     }
 
 
@@ -321,9 +321,9 @@ def fetched_layers(folder: str) -> dict[str, Any]:
         return results | {"short": message(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
 
 
-def engine_with_experts_on_disk(model: Any, folder: str) -> Any:
+def engine_with_experts_on_disk(model: Any, folder: str, **options: Any) -> Any:
     """Engine with as few experts in memory as possible."""
-    offload, options = {"path": folder, "resident_gb": 0.0}, {"tensor_parallel": {"tp_size": 2}}
+    offload, options = {"path": folder, "resident_gb": 0.0}, {"tensor_parallel": {"tp_size": 2}} | options
     least = LEAST_OF_EXPERTS.search(message(lambda: labkit.init_inference(model, offload=offload, **options)))
     assert least is not None
     return labkit.init_inference(model, offload=offload | {"resident_gb": float(least[1])}, **options)
@@ -331,7 +331,7 @@ def engine_with_experts_on_disk(model: Any, folder: str) -> Any:
 
 def streamed_engine(model: Any, offload: dict[str, Any], **options: Any) -> Any:
     """Engine with as few resident layers as possible."""
-    offload, options = offload | {"slots": 2}, options | {"tensor_parallel": {"tp_size": 2}}
+    offload, options = offload | {"slots": 2}, {"tensor_parallel": {"tp_size": 2}} | options
     least = LEAST.search(message(lambda: labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options)))
     assert least is not None
     return labkit.init_inference(model, offload=offload | {"resident_gb": float(least[1])}, **options)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from helpers.models.gguf_files import gguf_model, write_gguf
 from helpers.models.small_models import ALL_EXPERTS, small_model
 from helpers.ranks.cut_models import Found, compare, engine, four_ranks, message, prompts
+from helpers.ranks.experts_offloaded import experts_offloaded
 
 import labkit
 
@@ -35,10 +36,10 @@ def with_experts_apart(size: int, ep_size: int, folder: str) -> dict[str, Any]:
         whole, cut = (labkit.init_inference(source, dtype=torch.float32, **given) for given in ({}, options))
         found[f"file {Path(source).name}"] = compare(whole, cut)
     in_stages: bool | None = None
-    if size == 2:
-        found |= from_saved(folder, options)
-    else:
-        in_stages = stages_with_experts()
+    saved, same = from_saved(folder, options)
+    found |= saved
+    if size == 4:
+        in_stages = stages_with_experts(f"{folder}/apart-mixtral")
         cut = labkit.init_inference(f"{folder}/mixtral.gguf", dtype=torch.float32, **options)
     held = cut.weights.layers[0].mlp.own
     cut.stage_times()
@@ -51,7 +52,6 @@ def with_experts_apart(size: int, ep_size: int, folder: str) -> dict[str, Any]:
             ("mixtral", {"moe": {"ep_size": size + 1}}),
             ("llama", {}),
             ("mixtral", {"moe": {"ep_size": ep_size, "moe_experts": [7]}}),
-            ("mixtral", {"save_mp_checkpoint_path": f"{folder}/not"}),
         )
     ]
     return {
@@ -61,16 +61,20 @@ def with_experts_apart(size: int, ep_size: int, folder: str) -> dict[str, Any]:
         "read": list(cut.experts_read()[0].by_layer),
         "refused": refused,
         "in stages": in_stages,
+        "same when saved": same,
+        "offloaded": experts_offloaded(options, folder),
     }
 
 
-def stages_with_experts() -> bool:
-    """Whether a model in two stages, each of two ranks with other experts, gives the tokens of one process."""
+def stages_with_experts(saved: str) -> bool:
+    """Whether two stages, each of two ranks with other experts, give the tokens of one process. All load a checkpoint
+    that four ranks saved.
+    """
     ids = prompts()[0]
     options: dict[str, Any] = {"tensor_parallel": {"tp_size": 2}, "pipeline_parallel": {"pp_size": 2}, "ep_size": 2}
     either: tuple[dict[str, Any], ...] = ({}, options)
     tokens = [
-        labkit.init_inference(small_model("mixtral"), dtype=torch.float32, **given).generate(
+        labkit.init_inference(saved, dtype=torch.float32, **given).generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
         )
         for given in either
@@ -78,19 +82,25 @@ def stages_with_experts() -> bool:
     return torch.equal(*tokens)
 
 
-def from_saved(folder: str, options: dict[str, Any]) -> dict[str, Found]:
-    """Models from checkpoints that labkit saved with one process, in floats and in codes."""
-    found = {}
+def from_saved(folder: str, options: dict[str, Any]) -> tuple[dict[str, Found], list[bool]]:
+    """Models from checkpoints that labkit saved, in floats and in codes: with one process, and with the ranks of
+    `options`. Also whether ranks that load their own save give the same logits.
+    """
+    found, same = {}, []
     for name, kinds in (("mixtral", {}), ("gpt-oss", {"dtype": torch.int8})):
         given: dict[str, Any] = {"dtype": torch.float32} | kinds
-        saved = f"{folder}/saved-{name}"
+        heads: dict[str, Any] = {} if name == "mixtral" else {"num_attention_heads": 6}
+        model = small_model(name, **ALL_EXPERTS[name], **heads)
+        one, apart = f"{folder}/saved-{name}", f"{folder}/apart-{name}"
         if dist.get_rank() == 0:
-            labkit.init_inference(small_model(name, **ALL_EXPERTS[name]), **given, save_mp_checkpoint_path=saved)
+            labkit.init_inference(model, **given, save_mp_checkpoint_path=one)
         dist.barrier()
-        found[f"saved {name} {'in int8' if kinds else ''}"] = compare(
-            labkit.init_inference(saved, **given), labkit.init_inference(saved, **given, **options)
-        )
-    return found
+        saving = labkit.init_inference(model, **given, **options, save_mp_checkpoint_path=apart)
+        for saved in (one, apart):
+            whole, cut = (labkit.init_inference(saved, **given, **more) for more in ({}, options))
+            found[f"{Path(saved).name} {'in int8' if kinds else ''}"] = compare(whole, cut)
+            same.append(torch.equal(saving(prompts()[0]).logits, cut(prompts()[0]).logits))
+    return found, same
 
 
 def four_ranks_with_experts(folder: str) -> dict[str, Any]:

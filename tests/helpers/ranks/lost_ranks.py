@@ -26,7 +26,8 @@ from labkit.kernels.all_reduce.exchange import BRING
 from labkit.kernels.other_ranks import LINE
 from labkit.launcher.group import ensure_process_group
 
-MEETINGS = {"gptj": 5, "gpt2": 8}  # in a step: after the embedding, one or two in each layer, for the logits
+# In a step: after the embedding, one or two in each layer, for the logits. The mixture has its experts on the disk.
+MEETINGS = {"gptj": 5, "gpt2": 8, "mixtral": 8}
 BEFORE = 2  # in a call, before its first step: for its name and its tokens
 IDS = torch.arange(1, 10)[None]
 GENERATE: dict[str, Any] = {"max_new_tokens": 4, "pad_token_id": 0}
@@ -36,10 +37,19 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "beams": lambda engine: engine.generate(IDS, num_beams=2, do_sample=False, **GENERATE),
 }
 REASON = "out of luck"
+ROOM_GB = 0.002  # for five of the nine or six experts of each rank
 
 
-def engine_of_two(name: str) -> Any:
-    return labkit.init_inference(small_model(name), impl="cpp", dtype=torch.float32, tensor_parallel={"tp_size": 2})
+def engine_of_two(name: str, folder: str) -> Any:
+    options: dict[str, Any] = {"impl": "cpp", "dtype": torch.float32, "tensor_parallel": {"tp_size": 2}}
+    if name != "mixtral":
+        return labkit.init_inference(small_model(name), **options)
+    # Each rank has memory for some of its experts, and reads the others by need.
+    offload = {"path": folder, "resident_gb": ROOM_GB}
+    wide = small_model(name, intermediate_size=320)
+    engine: Any = labkit.init_inference(wide, ep_size=2, offload=offload, **options)
+    assert engine.expert_store.slots < engine.expert_store.layers * engine.expert_store.per_layer
+    return engine
 
 
 def exchange_of(engine: Any) -> Exchange:
@@ -81,11 +91,11 @@ def said(call: Callable[[Any], object], engine: Any) -> str:
     return "nothing"
 
 
-def failed_in_steps() -> dict[str, str]:
+def failed_in_steps(folder: str) -> dict[str, str]:
     """Messages on this rank when rank 1 fails at each meeting of a step, and at the beginning of each step."""
     messages, fails = {}, dist.get_rank() == 1
     for name, meetings in MEETINGS.items():
-        engine = engine_of_two(name)
+        engine = engine_of_two(name, folder)
         exchange = exchange_of(engine)
 
         def fail(exchange: Exchange = exchange) -> None:
@@ -144,7 +154,7 @@ def _forked(rank: int, folder: Path, name: str, way: str, meeting: int | None) -
 def _run_rank(rank: int, folder: Path, name: str, way: str, meeting: int | None) -> NoReturn:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
     ensure_process_group("cpu", tp_size=2, init_method=f"file://{folder}/store")
-    engine = engine_of_two(name)
+    engine = engine_of_two(name, f"{folder}/offloaded")
     losing: AbstractContextManager[None] = nullcontext()
     if meeting is not None:
         losing = lost_at(exchange_of(engine), meeting, lambda: os.kill(os.getpid(), signal.SIGKILL))
