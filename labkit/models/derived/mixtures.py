@@ -144,7 +144,9 @@ def recognised_mixture(
 
 
 def _runs(block: nn.Module, experts: nn.Module, rows: Tensor) -> Iterator[MixtureRun]:
-    """Runs of a mixture on rows of several sizes, the rows themselves first."""
+    """Runs of a mixture on rows of several sizes, the rows themselves first. Rows whose shares are no numbers are left
+    out.
+    """
     seen: list[tuple[Sequence[Tensor], Tensor]] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -159,7 +161,12 @@ def _runs(block: nn.Module, experts: nn.Module, rows: Tensor) -> Iterator[Mixtur
             routing = _routing(others)
             if seen or routing is None or not isinstance(output, Tensor) or output.shape != rows.shape:
                 raise NotRecognised("a mixture whose experts are not called once")
-            yield MixtureRun(x, *routing, summed.view(x.shape), output.view(x.shape))
+            # A class may divide 0 by 0 where the scores of all chosen experts vanish (MiniMax-M2).
+            numbers = routing[1].isfinite().all(1)
+            if not bool(numbers.any()):
+                raise NotRecognised("a mixture whose shares are no numbers")
+            run = (x, *routing, summed.view(x.shape), output.view(x.shape))
+            yield MixtureRun(*(tensor[numbers] for tensor in run))
             if not torch.equal(x, (rows * scale).view(x.shape)):
                 raise NotRecognised("experts that get other rows than the mixture")
     finally:

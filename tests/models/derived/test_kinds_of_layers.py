@@ -47,6 +47,15 @@ def biases_of_choice(config: ModelConfig) -> int:
     return mixtures * experts.count if experts and experts.choice_bias and config.architecture[:5] != "Ernie" else 0
 
 
+def test_shares_that_are_no_numbers_are_left_out() -> None:
+    """MiniMax-M2 divides 0 by 0 in rows for which the scores of all chosen experts vanish. Whether a run has such rows
+    depends on its random weights.
+    """
+    config = small_config(CONFIG_MAPPING["minimax_m2"]())
+    mixtures: list[Any] = [recognise(small_model(config, seed=seed)).layer.mlp for seed in range(6)]
+    assert {(mixture.scores, mixture.renormalised, mixture.factor) for mixture in mixtures} == {("sigmoid", True, 1.0)}
+
+
 def test_a_model_of_mlps_alone_has_no_experts() -> None:
     config = model_config_of(CONFIG_MAPPING["glm4_moe"](first_k_dense_replace=46))
     assert (config.experts, config.dense_layers, config.intermediate_size) == (None, (), 10944)
