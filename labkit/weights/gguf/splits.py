@@ -53,6 +53,7 @@ MARKED_WORDS = (  # a mark belongs to the letters that follow
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
 )
+WORDS_OF_LETTERS = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"  # a blank may join letters
 DEEPSEEK3 = Splits((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", MARKED_WORDS))
 EACH_DIGIT = Splits((DIGIT, GPT2))
 
@@ -72,6 +73,10 @@ _GROUPS: tuple[tuple[str, Splits], ...] = (
     ("minicpm5", Splits((r"\p{N}{1,3}", *_words(DIGITS).expressions), whole_words=True)),
     ("gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling exaone4", Splits((GPT2,))),
     ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", EACH_DIGIT),
+    (
+        "exaone-moe",
+        Splits((rf"{CONTRACTIONS}|{WORDS_OF_LETTERS}|{DIGIT}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",)),
+    ),
     ("default", Splits((r"[\p{P}\$\+<=>\^~\|]+", GPT2, DIGITS, THREE_DIGITS))),
     ("falcon", Splits((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, THREE_DIGITS))),
     ("bloom poro-chat gpt3-finnish", Splits((BLOOM,))),
