@@ -122,6 +122,7 @@ DROPOUTS = (  # unused in inference, but PyTorch refuses to build or to call a m
 )
 
 MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit reads
     dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), LAYERS)
@@ -131,6 +132,9 @@ FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit 
     | dict.fromkeys(("intermediate_size", "n_inner", "word_embed_proj_dim"), OPTIONAL_WIDTH)
     | {"head_dim": _size(MOST_HEAD_DIM, optional=True), "rotary_dim": _size(MOST_HEAD_DIM)}
     | dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), _size(MOST_EXPERTS))
+    | dict.fromkeys(("n_routed_experts", "moe_num_experts", "moe_k"), _size(MOST_EXPERTS, optional=True))
+    | dict.fromkeys(SHARED_EXPERTS, _size(MOST_EXPERTS, least=0, optional=True))
+    | {"shared_intermediate_size": _size(MOST_WIDTH, least=0)}
     | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH)
     | dict.fromkeys(MULTIPLIERS, _number(above=0, most=1e30))
     | {"id2label": _names, "label2id": _names}

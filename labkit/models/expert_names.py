@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,8 @@ FIRST, SECOND = "ff1", "ff2"  # canonical roles
 # Modules for the tensors of a GGUF file, which the maps of the package gguf know for every architecture.
 GATE_APART = (("mlp.experts.gate_proj", "mlp.experts.up_proj"), "mlp.experts.down_proj")
 ROUTER_IN_GGUF = "mlp.gate"
+CHOICE_BIAS_IN_GGUF = "mlp.gate.e_score_correction.bias"  # a tensor
+SHARED_IN_GGUF = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
 
 
 class ExpertStorage(StrEnum):
@@ -47,6 +50,20 @@ class ExpertNames:
         stored = (way for module, way in ways.items() if f"{module}.weight" in within_first_layer)
         way = next(stored, ExpertStorage.STACKS)
         return replace(self, way=way, count=experts)
+
+    def other_names(self, choice_bias: str, shared_ff1: tuple[str, ...], gated: bool) -> dict[str, Any]:
+        """The fields of a policy with further names in a mixture that are others where the tensors at hand are stored.
+
+        choice_bias, shared_ff1: the fields themselves. gated: first matrices have a gate, which a GGUF file has apart.
+        """
+        if self.way is not ExpertStorage.GATE_APART:
+            return {}
+        joined = gated and len(shared_ff1) == 1
+        return {
+            "router": ROUTER_IN_GGUF,
+            "choice_bias": choice_bias and CHOICE_BIAS_IN_GGUF,
+            "shared_ff1": SHARED_IN_GGUF if joined else shared_ff1,
+        }
 
     def of(self, role: str, kind: str) -> tuple[str, ...]:
         """The stored tensors of a canonical role. kind: "weight" or "bias"."""

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from labkit.models.config import CHOICE_BIAS, ModelConfig
 from labkit.models.config_checks import check_fields
-from labkit.models.expert_names import FIRST, GATE_APART, ROUTER_IN_GGUF, SECOND, ExpertNames, ExpertStorage
+from labkit.models.expert_names import FIRST, GATE_APART, SECOND, ExpertNames
 from labkit.models.hf_config import Fields
 from labkit.models.qkv_rows import by_kind, by_kv_head, heads_of_rank, shapes_of_parts
 from labkit.models.shards import Cut, Shard
@@ -160,8 +160,8 @@ class Policy:
         begin = self._begin_of_experts(config)
         within = {name.removeprefix(begin) for name in names if name.startswith(begin)}
         experts = self.experts.as_stored(config.experts.count, within)
-        router = ROUTER_IN_GGUF if experts.way is ExpertStorage.GATE_APART else self.router
-        return replace(self, experts=experts, router=router)
+        others = experts.other_names(self.choice_bias, self.shared_ff1, config.gated)
+        return replace(self, experts=experts, **others)
 
     def in_checkpoint(self, config: ModelConfig) -> Policy:
         """This row, with the names of experts in a checkpoint of transformers."""

@@ -16,7 +16,7 @@ from labkit.models.tensor_names import stored_buffers
 from labkit.system.errors import UserError
 from labkit.weights.protocol import TensorSource
 
-OF_EXPERTS = ("ff1", "ff2", "router")
+OF_EXPERTS = ("ff1", "ff2", "router", "shared_ff1")
 
 
 def fill(model: PreTrainedModel, source: TensorSource, *, copies: bool) -> None:

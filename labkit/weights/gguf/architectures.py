@@ -5,77 +5,15 @@ What a file does not say is what llama.cpp assumes for its architecture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-from labkit.models.config_checks import check_fields
 from labkit.system.errors import UserError
-from labkit.weights.gguf.header import StoredTensor
-from labkit.weights.gguf.metadata import Metadata
+from labkit.weights.gguf.described import EXPERTS, QUERY_BIAS, Described, Fields, GgufArchitecture, rms_of, sizes_of
+from labkit.weights.gguf.mixtures import MIXTURES, experts_of, granite
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}  # whose queries are scaled by the width of a head, not by its size
 GEMMA_WINDOWS = {"gemma2": 4096, "gemma3": 1024}
 LOCAL_THETA = 10_000.0  # of Gemma 3's layers with a window
-# llama.cpp computes with these. An architecture that does not name them as its own cannot have them.
-SCALES = ("attention.scale", "attention.clamp_kqv", "logit_scale", "embedding_scale", "residual_scale")
-EXPERTS = ("expert_count", "expert_shared_feed_forward_length", "leading_dense_block_count", "expert_group_count")
-QUERY_BIAS = "blk.0.attn_q.bias"
-
-
-@dataclass(frozen=True)
-class Described:
-    """The metadata of a file, by keys without its architecture, and its tensors."""
-
-    architecture: str
-    metadata: Metadata
-    tensors: Mapping[str, StoredTensor]
-
-    def key(self, name: str) -> str:
-        return f"{self.architecture}.{name}"
-
-    def size(self, name: str) -> int | None:
-        return self.metadata.size(self.key(name))
-
-    def needed_size(self, name: str) -> int:
-        return self.metadata.needed_size(self.key(name))
-
-    def number(self, name: str) -> float | None:
-        return self.metadata.number(self.key(name))
-
-    def flag(self, name: str) -> bool | None:
-        return self.metadata.flag(self.key(name))
-
-    def needed_number(self, name: str) -> float:
-        value = self.number(name)
-        if value is None:
-            raise UserError(f"{self.metadata.path} has no {self.key(name)}; convert it again")
-        return value
-
-    def numbers(self, **fields: str) -> dict[str, float]:
-        """The numbers that the file has, by the names of transformers' fields."""
-        values = {field: self.number(name) for field, name in fields.items()}
-        return {field: value for field, value in values.items() if value is not None}
-
-
-Fields = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class GgufArchitecture:
-    """An architecture of GGUF files.
-
-    model_type: transformers' name, unless `read` gives another one.
-    read: the fields of transformers' config; "partial_rotary_factor", "local_theta" and "truncate" (of YaRN) are of its
-        `rope_parameters`.
-    rotary: the positions are rotary, and the file may scale them.
-    pairs_together: the two rows of a rotary pair of queries and keys lie next to each other.
-    """
-
-    model_type: str
-    read: Callable[[Described], Fields]
-    rotary: bool = True
-    pairs_together: bool = False
 
 
 def _gpt2(file: Described) -> Fields:
@@ -98,109 +36,15 @@ def _bloom(file: Described) -> Fields:
     }
 
 
-def _sizes(
-    file: Described, *, scales: tuple[str, ...] = (), partial: bool = False, experts: tuple[str, ...] = ()
-) -> Fields:
-    """The sizes of a model with rotary positions.
-
-    scales: the keys of SCALES that the caller reads.
-    partial: a part of a head may be rotated.
-    experts: the keys of EXPERTS that the caller reads.
-    """
-    present = [key for key in SCALES if key not in scales and file.number(key)]
-    present += [key for key in EXPERTS if key not in experts and file.size(key)]
-    present += ["attention.causal"] if file.flag("attention.causal") is False else []
-    path = file.metadata.path
-    if present:
-        raise UserError(f"{path} has {file.key(present[0])}, which is not supported")
-    width, heads = file.needed_size("embedding_length"), file.needed_size("attention.head_count")
-    check_fields({"hidden_size": width, "num_attention_heads": heads}, str(path))
-    head_dim = file.size("attention.key_length") or width // heads
-    rotated = file.size("rope.dimension_count") or head_dim
-    for key in ("attention.value_length", *(() if partial else ("rope.dimension_count",))):
-        if (size := file.size(key) or head_dim) != head_dim:
-            raise UserError(
-                f"{path}: {file.key(key)} is {size} with heads of {head_dim}; expected {head_dim}: other sizes of "
-                "values or of the rotary part are not supported"
-            )
-    if rotated > head_dim:
-        raise UserError(f"{path}: {file.key('rope.dimension_count')} is {rotated} with heads of {head_dim}")
-    kv_heads = file.size("attention.head_count_kv")
-    sizes = {
-        "hidden_size": width,
-        "intermediate_size": file.needed_size("feed_forward_length"),
-        "num_hidden_layers": file.needed_size("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads if kv_heads is None else kv_heads,
-        "head_dim": head_dim,
-        "max_position_embeddings": file.needed_size("context_length"),
-    }
-    return sizes | ({"partial_rotary_factor": rotated / head_dim} if partial else {})
-
-
-def _rms(file: Described) -> Fields:
-    return {"rms_norm_eps": file.needed_number("attention.layer_norm_rms_epsilon")}
-
-
 def _llama(file: Described) -> Fields:
     """A LLaMA or a Mistral, or with experts a Mixtral."""
     if not file.size("expert_count"):
-        return _sizes(file) | _rms(file)
+        return sizes_of(file) | rms_of(file)
     return (
-        _sizes(file, experts=EXPERTS[:1]) | _rms(file) | _experts(file, "num_local_experts") | {"model_type": "mixtral"}
-    )
-
-
-def _experts(file: Described, name: str) -> Fields:
-    """name: transformers' name of the number of experts."""
-    used = file.needed_size("expert_used_count")
-    return {name: file.needed_size("expert_count"), "num_experts_per_tok": used}
-
-
-def _qwen3_moe(file: Described) -> Fields:
-    inner = {"moe_intermediate_size": file.needed_size("expert_feed_forward_length"), "norm_topk_prob": True}
-    return _sizes(file, experts=EXPERTS[:1]) | _rms(file) | _experts(file, "num_experts") | inner
-
-
-def _qwen2_moe(file: Described) -> Fields:
-    """llama.cpp takes other widths from the tensors where the file does not say them."""
-    sizes = _sizes(file, experts=EXPERTS[:2])
-    sizes.pop("head_dim")  # transformers' config has none
-    return (
-        sizes
-        | _rms(file)
-        | _experts(file, "num_experts")
-        | {
-            "moe_intermediate_size": file.needed_size("expert_feed_forward_length"),
-            "shared_expert_intermediate_size": file.needed_size("expert_shared_feed_forward_length"),
-            "norm_topk_prob": False,
-            "qkv_bias": QUERY_BIAS in file.tensors,
-        }
-    )
-
-
-def _olmoe(file: Described) -> Fields:
-    sizes = _sizes(file, experts=EXPERTS[:1])
-    sizes.pop("head_dim")
-    return sizes | _rms(file) | _experts(file, "num_experts") | {"norm_topk_prob": False}
-
-
-def _granite_moe(file: Described) -> Fields:
-    return _granite(file, experts=EXPERTS[:1]) | _experts(file, "num_local_experts")
-
-
-def _gpt_oss(file: Described) -> Fields:
-    """llama.cpp knows which layers have windows: the first, the third, and so on, as transformers does."""
-    return (
-        _sizes(file, experts=EXPERTS[:1])
-        | _rms(file)
-        | _experts(file, "num_local_experts")
-        | {
-            "intermediate_size": file.needed_size("expert_feed_forward_length"),
-            "sliding_window": file.needed_size("attention.sliding_window"),
-            "attention_bias": QUERY_BIAS in file.tensors,
-            "truncate": False,
-        }
+        sizes_of(file, experts=EXPERTS[:1])
+        | rms_of(file)
+        | experts_of(file, "num_local_experts")
+        | {"model_type": "mixtral"}
     )
 
 
@@ -228,7 +72,7 @@ def _gemma(file: Described) -> Fields:
 
 
 def _phi3(file: Described) -> Fields:
-    sizes = _sizes(file, partial=True) | _rms(file)
+    sizes = sizes_of(file, partial=True) | rms_of(file)
     original = file.size("rope.scaling.original_context_length")
     return sizes | {
         "sliding_window": file.size("attention.sliding_window") or None,  # Phi-4's files have 0
@@ -241,32 +85,11 @@ def _olmo2(file: Described) -> Fields:
     window = file.size("attention.sliding_window")
     if not window:
         return _llama(file)
-    layers = file.needed_size("block_count")
-    pattern = file.metadata.flags(file.key("attention.sliding_window_pattern"))
-    pattern = [(index + 1) % 4 != 0 for index in range(layers)] if pattern is None else pattern
-    if len(pattern) != layers:
-        raise UserError(f"{file.metadata.path} has windows of {len(pattern)} of {layers} layers; convert it again")
-    if file.number("rope.freq_base_swa") not in (None, file.number("rope.freq_base")):
-        raise UserError(f"{file.metadata.path}: {file.key('rope.freq_base_swa')} of its own is not supported")
-    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
-    return _llama(file) | {"model_type": "olmo3", "sliding_window": window, "layer_types": kinds}
-
-
-def _granite(file: Described, experts: tuple[str, ...] = ()) -> Fields:
-    sizes = _sizes(
-        file, experts=experts, scales=("attention.scale", "logit_scale", "embedding_scale", "residual_scale")
-    )
-    scales = file.numbers(
-        attention_multiplier="attention.scale",
-        embedding_multiplier="embedding_scale",
-        residual_multiplier="residual_scale",
-        logits_scaling="logit_scale",
-    )
-    return sizes | _rms(file) | {"attention_multiplier": sizes["head_dim"] ** -0.5} | scales
+    return _llama(file) | {"model_type": "olmo3", "sliding_window": window, "layer_types": file.window_kinds(4)}
 
 
 def _starcoder2(file: Described) -> Fields:
-    return _sizes(file) | {
+    return sizes_of(file) | {
         "norm_epsilon": file.needed_number("attention.layer_norm_epsilon"),
         "use_bias": QUERY_BIAS in file.tensors,
         "sliding_window": None,
@@ -274,7 +97,7 @@ def _starcoder2(file: Described) -> Fields:
 
 
 def _stablelm(file: Described) -> Fields:
-    sizes = _sizes(file, partial=True)
+    sizes = sizes_of(file, partial=True)
     head_dim = sizes.pop("head_dim")  # transformers' config has none
     if head_dim * sizes["num_attention_heads"] != sizes["hidden_size"]:
         raise UserError(
@@ -289,7 +112,7 @@ def _stablelm(file: Described) -> Fields:
 
 
 def _cohere(file: Described) -> Fields:
-    return _sizes(file, scales=("logit_scale",)) | {
+    return sizes_of(file, scales=("logit_scale",)) | {
         "layer_norm_eps": file.needed_number("attention.layer_norm_epsilon"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "logit_scale": file.needed_number("logit_scale"),
@@ -297,7 +120,7 @@ def _cohere(file: Described) -> Fields:
 
 
 def _glm4(file: Described) -> Fields:
-    return _sizes(file, partial=True) | _rms(file) | {"attention_bias": QUERY_BIAS in file.tensors}
+    return sizes_of(file, partial=True) | rms_of(file) | {"attention_bias": QUERY_BIAS in file.tensors}
 
 
 def _seed_oss(file: Described) -> Fields:
@@ -306,7 +129,7 @@ def _seed_oss(file: Described) -> Fields:
 
 
 def _nemotron(file: Described) -> Fields:
-    return _sizes(file, partial=True) | {"norm_eps": file.needed_number("attention.layer_norm_epsilon")}
+    return sizes_of(file, partial=True) | {"norm_eps": file.needed_number("attention.layer_norm_epsilon")}
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
@@ -317,7 +140,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma3": GgufArchitecture("gemma3_text", _gemma3),
     "phi3": GgufArchitecture("phi3", _phi3),
     "olmo2": GgufArchitecture("olmo2", _olmo2),
-    "granite": GgufArchitecture("granite", _granite, pairs_together=True),
+    "granite": GgufArchitecture("granite", granite, pairs_together=True),
     "smollm3": GgufArchitecture("smollm3", _llama, pairs_together=True),
     "starcoder2": GgufArchitecture("starcoder2", _starcoder2),
     "stablelm": GgufArchitecture("stablelm", _stablelm),
@@ -325,11 +148,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "glm4": GgufArchitecture("glm4", _glm4),
     "seed_oss": GgufArchitecture("seed_oss", _seed_oss),
     "nemotron": GgufArchitecture("nemotron", _nemotron),
-    "qwen2moe": GgufArchitecture("qwen2_moe", _qwen2_moe),
-    "qwen3moe": GgufArchitecture("qwen3_moe", _qwen3_moe),
-    "olmoe": GgufArchitecture("olmoe", _olmoe),
-    "granitemoe": GgufArchitecture("granitemoe", _granite_moe, pairs_together=True),
-    "gpt-oss": GgufArchitecture("gpt_oss", _gpt_oss),
+    **MIXTURES,
     "gpt2": GgufArchitecture("gpt2", _gpt2, rotary=False),
     "bloom": GgufArchitecture("bloom", _bloom, rotary=False),
 }

@@ -13,7 +13,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from labkit.models.config_checks import check_fields
 from labkit.models.config_file import REFUSALS, refused_fields
 from labkit.system.errors import UserError
-from labkit.weights.gguf.architectures import ARCHITECTURES, Described
+from labkit.weights.gguf.architectures import ARCHITECTURES
+from labkit.weights.gguf.described import Described
 from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.gguf.metadata import Metadata
 

@@ -15,6 +15,7 @@ from labkit.models.tensor_names import misfits
 from labkit.system.errors import UserError
 from labkit.weights.gguf.architectures import ARCHITECTURES
 from labkit.weights.gguf.config import LONG_ROPE, ROPE_FACTORS, read_config
+from labkit.weights.gguf.described import PREDICTING
 from labkit.weights.gguf.header import Header, StoredTensor, is_gguf, read_header
 from labkit.weights.gguf.metadata import Metadata
 from labkit.weights.gguf.tokenizer import ends_of_turn, special_ids
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]*)?", re.DOTALL)
+LAYER = re.compile(r"blk\.(?P<number>\d{1,6})\.")
 MOST_PARTS = 1 << 12
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}  # transformers' names of special tokens, and GGUF's
 
@@ -75,7 +77,7 @@ class GgufFile:
         read = set(names.values()) | ({ROPE_FACTORS} if ARCHITECTURES[self.architecture].rotary else set())
         rope = getattr(self.config, "rope_parameters", None) or {}
         read |= set(LONG_ROPE.values()) if rope.get("rope_type") == "longrope" else set()
-        extra = self.tensors.keys() - read
+        extra = {name for name in self.tensors.keys() - read if not self._predicts(name, config.num_layers)}
         missing = (set(names.values()) - self.tensors.keys()) | (mapped.keys() - names.keys())
         if extra or missing:
             raise UserError(
@@ -83,6 +85,11 @@ class GgufFile:
                 f"({misfits(missing, extra)}); download or convert it again"
             )
         return names
+
+    def _predicts(self, name: str, layers: int) -> bool:
+        """Whether a tensor is of a layer that guesses further tokens, which is not read. layers: of the model."""
+        count, layer = self.metadata.size(f"{self.architecture}.{PREDICTING}") or 0, LAYER.match(name)
+        return layer is not None and layers <= int(layer["number"]) < layers + count
 
     @staticmethod
     def _name(name_map: TensorNameMap, name: str) -> str | None:

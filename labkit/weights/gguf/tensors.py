@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from labkit.kernels.codes import quantize
 from labkit.kernels.types import Linear
-from labkit.models.config import ModelConfig, Shapes
+from labkit.models.config import CHOICE_BIAS, ModelConfig, Shapes
 from labkit.models.policy import LINEARS, Policy
 from labkit.models.shards import Cut, Shard
 from labkit.system.errors import UserError
@@ -38,7 +38,7 @@ class FileTensor:
     """A tensor as the file has it: [outputs, inputs], or a vector.
 
     shape: as a matrix or a vector. A file has the matrices of experts in three dimensions, and a matrix of one row as a
-    vector.
+    vector, or a vector as a matrix of one row.
     """
 
     tensor: StoredTensor
@@ -58,7 +58,7 @@ class FileTensor:
         """The stored rows that a cut of Hugging Face's tensor takes, in Hugging Face's order, and the remaining cut of
         their inputs.
         """
-        data = self.tensor.rows.reshape(-1, self.tensor.rows.shape[-1]) if self.matrix else self.tensor.rows
+        data = self.tensor.rows.reshape(-1, self.tensor.rows.shape[-1]) if self.matrix else self.tensor.rows.reshape(-1)
         if cut is not None and self.transposed:
             cut = Cut(1 - cut.dim, cut.ranges, cut.whole)
         if cut is not None and cut.whole != self.shape[cut.dim]:
@@ -194,7 +194,8 @@ class GgufTensors:
         linear = name.endswith(".weight") and any(f".{module}." in name for module in linears)
         transposed = self.policy.transposed and linear
         expected = shape[::-1] if transposed else shape
-        flat = (math.prod(tensor.shape[:-1]), tensor.shape[-1]) if len(expected) == 2 else tensor.shape
+        rows = math.prod(tensor.shape[:-1])
+        flat = tensor.shape[-1:] if len(expected) == rows == 1 else (rows, tensor.shape[-1])
         if flat != expected or (len(tensor.shape) == 3 and tensor.shape[0] != self._experts):
             raise UserError(
                 f"{self.file.path}: {tensor.name} is of shape {list(tensor.shape)}, expected {list(expected)} as the "
@@ -266,10 +267,12 @@ def _shapes_of_experts(policy: Policy, config: ModelConfig) -> Shapes:
         "ff1.bias": (count, inner),
         "ff2.bias": (count, hidden),
         "router.bias": (count,),
+        CHOICE_BIAS: (count,),
+        "shared_ff1.weight": (experts.shared, hidden),
     }
     roles = [name for name in config.layer_shapes() if name in of_roles]
     shapes: Shapes = {}
-    for index in range(config.num_layers):
+    for index in filter(config.has_experts, range(config.num_layers)):
         for name in roles:
             shapes |= dict.fromkeys(policy.stored_names(name, index), of_roles[name])
     return shapes

@@ -7,23 +7,10 @@ from typing import Any
 
 import gguf
 import torch
+from helpers.models.gguf_mixtures import SCALES, WIDE, describe_experts
 from torch import Tensor
 from transformers import PretrainedConfig
 
-_WIDE: dict[str, Any] = {
-    "hidden_size": 96,
-    "intermediate_size": 160,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
-_SCALES = {
-    "attention_multiplier": 0.3,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 1.6,
-}
 _LONG_ROPE = {
     "type": "longrope",
     "short_factor": [1.0 + index / 8 for index in range(9)],
@@ -33,50 +20,26 @@ _LONG_ROPE = {
 DERIVED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "gemma3_text",
-        _WIDE
+        WIDE
         | {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}
         | {"final_logit_softcapping": 20.0},
     ),
-    "phi3": ("phi3", _WIDE | {"sliding_window": 24, "original_max_position_embeddings": 512}),
+    "phi3": ("phi3", WIDE | {"sliding_window": 24, "original_max_position_embeddings": 512}),
     "phi4-mini": (
         "phi3",
-        _WIDE | {"original_max_position_embeddings": 32, "partial_rotary_factor": 0.75, "rope_scaling": _LONG_ROPE},
+        WIDE | {"original_max_position_embeddings": 32, "partial_rotary_factor": 0.75, "rope_scaling": _LONG_ROPE},
     ),
-    "olmo2": ("olmo2", _WIDE),
-    "olmo3": ("olmo3", _WIDE | {"sliding_window": 16}),
-    "granite": ("granite", _WIDE | _SCALES),
-    "smollm3": ("smollm3", _WIDE | {"num_hidden_layers": 5}),
-    "starcoder2": ("starcoder2", _WIDE | {"sliding_window": None}),
-    "stablelm": ("stablelm", _WIDE | {"use_qkv_bias": True}),
-    "stablelm-parallel": ("stablelm", _WIDE | {"use_parallel_residual": True}),
-    "command-r": ("cohere", _WIDE | {"logit_scale": 0.1}),
-    "glm4": ("glm4", _WIDE | {"head_dim": 24, "attention_bias": True}),
-    "seed_oss": ("seed_oss", _WIDE | {"head_dim": 24}),
-    "nemotron": ("nemotron", _WIDE | {"head_dim": 24, "partial_rotary_factor": 0.5}),
-}
-_EXPERTS: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2}
-# Models with experts, which have rows.
-MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("mixtral", _WIDE | {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2}),
-    "qwen2-moe": (
-        "qwen2_moe",
-        _WIDE | _EXPERTS | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128},
-    ),
-    "qwen3-moe": (
-        "qwen3_moe",
-        _WIDE | _EXPERTS | {"head_dim": 32, "moe_intermediate_size": 64, "norm_topk_prob": True},
-    ),
-    "olmoe": ("olmoe", _WIDE | _EXPERTS),
-    "gpt-oss": (
-        "gpt_oss",
-        _WIDE
-        | {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2}
-        | {"head_dim": 24, "sliding_window": 16},
-    ),
-    "granite-moe": (
-        "granitemoe",
-        _WIDE | _SCALES | {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
-    ),
+    "olmo2": ("olmo2", WIDE),
+    "olmo3": ("olmo3", WIDE | {"sliding_window": 16}),
+    "granite": ("granite", WIDE | SCALES),
+    "smollm3": ("smollm3", WIDE | {"num_hidden_layers": 5}),
+    "starcoder2": ("starcoder2", WIDE | {"sliding_window": None}),
+    "stablelm": ("stablelm", WIDE | {"use_qkv_bias": True}),
+    "stablelm-parallel": ("stablelm", WIDE | {"use_parallel_residual": True}),
+    "command-r": ("cohere", WIDE | {"logit_scale": 0.1}),
+    "glm4": ("glm4", WIDE | {"head_dim": 24, "attention_bias": True}),
+    "seed_oss": ("seed_oss", WIDE | {"head_dim": 24}),
+    "nemotron": ("nemotron", WIDE | {"head_dim": 24, "partial_rotary_factor": 0.5}),
 }
 _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
@@ -86,6 +49,12 @@ _ARCHITECTURES = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "glm4_moe": "glm4moe",
+    "solar_open": "glm4moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone_moe": "exaone-moe",
+    "granitemoeshared": "granitemoe",
+    "minimax_m2": "minimax-m2",
 }
 _LAYER_NORMS = {
     "gpt2": "layer_norm_epsilon",
@@ -95,8 +64,8 @@ _LAYER_NORMS = {
     "cohere": "layer_norm_eps",
     "nemotron": "norm_eps",
 }
-_WINDOWED = ("gemma2", "gemma3_text", "phi3", "olmo3", "gpt_oss")
-_PAIRS_TOGETHER = ("llama", "mixtral", "granite", "granitemoe", "smollm3")
+_WINDOWED = ("gemma2", "gemma3_text", "phi3", "olmo3", "gpt_oss", "exaone_moe")
+_PAIRS_TOGETHER = ("llama", "mixtral", "granite", "granitemoe", "granitemoeshared", "smollm3")
 _ADDED_TO_NORMS = ("gemma2", "gemma3_text", "nemotron")
 
 
@@ -120,30 +89,20 @@ def describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     if kind in ("gpt2", "bloom"):
         writer.add_feed_forward_length(getattr(config, "n_inner", None) or 4 * config.hidden_size)
         return
-    writer.add_feed_forward_length(config.intermediate_size)
+    if hasattr(config, "intermediate_size"):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
     _describe_heads(writer, config)
     if (window := getattr(config, "sliding_window", None)) and kind in _WINDOWED:
         writer.add_sliding_window(window)
-    if kind == "olmo3":
+    if kind in ("olmo3", "exaone_moe"):
         writer.add_sliding_window_pattern([layer == "sliding_attention" for layer in config.layer_types])
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     if kind in ("gemma2", "gemma3_text"):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if kind == "gpt_oss":
-        writer.add_expert_feed_forward_length(config.intermediate_size)
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
-        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
-    if kind in ("qwen2_moe", "qwen3_moe"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if kind == "qwen2_moe":
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if kind in ("granite", "granitemoe"):
+    describe_experts(writer, config)
+    if kind in ("granite", "granitemoe", "granitemoeshared"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -174,40 +133,6 @@ def long_rope_factors(config: PretrainedConfig) -> dict[str, Tensor]:
     if rope.get("rope_type") != "longrope":
         return {}
     return {f"rope_factors_{length}.weight": torch.tensor(rope[f"{length}_factor"]) for length in ("long", "short")}
-
-
-def stored_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a model, with the gate and the up projection of experts apart, under names that gguf maps."""
-    if any(name.endswith(".sinks") for name in tensors):
-        return _stored_of_gpt_oss(tensors)
-    stored: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        name = name.replace("block_sparse_moe.experts", "mlp.experts").replace("block_sparse_moe.router", "mlp.gate")
-        if name.endswith("experts.gate_up_proj"):
-            gate, up = tensor.chunk(2, dim=1)
-            begin = name.removesuffix("gate_up_proj")
-            stored |= {f"{begin}gate_proj.weight": gate, f"{begin}up_proj.weight": up}
-        elif name.endswith("experts.down_proj"):
-            stored[f"{name}.weight"] = tensor
-        else:
-            stored[name] = tensor.squeeze() if name.endswith("shared_expert_gate.weight") else tensor
-    return stored
-
-
-def _stored_of_gpt_oss(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same of GPT-OSS, whose stacks are transposed, and whose rows of gate and up alternate."""
-    stored: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        stem, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
-        rows = tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
-        if stem.endswith("gate_up_proj"):
-            begin = stem.removesuffix("gate_up_proj")
-            stored |= {f"{begin}gate_proj.{kind}": rows[:, ::2], f"{begin}up_proj.{kind}": rows[:, 1::2]}
-        elif stem.endswith("experts.down_proj"):
-            stored[f"{stem}.{kind}"] = rows
-        else:
-            stored[f"{name}.weight" if name.endswith(".sinks") else name] = tensor
-    return stored
 
 
 def stored_rows(config: PretrainedConfig, name: str, tensor: Tensor) -> Tensor:

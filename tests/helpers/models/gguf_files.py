@@ -12,13 +12,12 @@ import torch
 from gguf import GGMLQuantizationType
 from helpers.models.gguf_descriptions import (
     DERIVED,
-    MIXTURES,
     architecture_of,
     describe,
     long_rope_factors,
-    stored_experts,
     stored_rows,
 )
+from helpers.models.gguf_mixtures import CHOICE_BIAS, DERIVED_MIXTURES, MIXTURES, stored_experts
 from helpers.models.small_models import randomised, small_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -56,9 +55,12 @@ def gguf_model(name: str) -> PreTrainedModel:
     if name in SIZES:
         model = small_model(name, vocab_size=VOCAB, **SIZES[name])
     else:
-        model_type, sizes = (DERIVED | MIXTURES)[name]
+        model_type, sizes = (DERIVED | MIXTURES | DERIVED_MIXTURES)[name]
         config = AutoConfig.for_model(model_type, vocab_size=VOCAB, **SPECIALS, **sizes)
         model = randomised(AutoModelForCausalLM.from_config(config))
+    for index, (buffer_name, buffer) in enumerate(model.named_buffers()):
+        if buffer_name.endswith(CHOICE_BIAS):
+            buffer.copy_(torch.randn(buffer.shape, generator=torch.Generator().manual_seed(index)) * 0.1)
     for parameter in model.parameters():
         parameter.data = parameter.data.half().float()
     return model

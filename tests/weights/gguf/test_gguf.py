@@ -8,8 +8,9 @@ import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from helpers.models.gguf_descriptions import DERIVED, MIXTURES
+from helpers.models.gguf_descriptions import DERIVED
 from helpers.models.gguf_files import END, HI, SIZES, TEMPLATE, VOCAB, gguf_model, logits_of, tensors_of, write_gguf
+from helpers.models.gguf_mixtures import MIXTURES
 from helpers.sweeps import swept
 from transformers import AutoModelForCausalLM
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.models.gguf_descriptions import DERIVED, architecture_of
 from helpers.models.gguf_files import gguf_model, sentencepiece, write_gguf
+from helpers.models.gguf_mixtures import DERIVED_MIXTURES
 from helpers.sweeps import sweep
 from hypothesis import HealthCheck, given, settings
 
@@ -171,7 +172,10 @@ ARCHITECTURE_KEYS = """context_length embedding_length block_count feed_forward_
 attention.head_count_kv attention.layer_norm_rms_epsilon attention.layer_norm_epsilon attention.key_length
 attention.value_length attention.sliding_window attention.sliding_window_pattern attention.scale logit_scale
 embedding_scale residual_scale final_logit_softcapping rope.freq_base rope.freq_base_swa rope.dimension_count
-rope.scaling.type rope.scaling.factor rope.scaling.original_context_length use_parallel_residual expert_count"""
+rope.scaling.type rope.scaling.factor rope.scaling.original_context_length use_parallel_residual expert_count
+expert_used_count expert_feed_forward_length expert_shared_feed_forward_length expert_shared_count expert_gating_func
+expert_weights_scale expert_weights_norm expert_group_count leading_dense_block_count nextn_predict_layers
+interleave_moe_layer_step"""
 CHANGED = st.dictionaries(st.sampled_from(ARCHITECTURE_KEYS.split()), VALUES, min_size=1, max_size=2)
 
 
@@ -188,7 +192,7 @@ def check_architecture(original: Any, name: str, changed: dict[str, Any]) -> Non
 
 
 @few
-@given(st.sampled_from(["gemma3", "granite"]), CHANGED)
+@given(st.sampled_from(["gemma3", "granite", "glm-4.5-air"]), CHANGED)
 def test_derived_rows_with_other_metadata_are_read_or_refused(original: Any, name: str, changed: Any) -> None:
     check_architecture(original, name, changed)
 
@@ -196,6 +200,6 @@ def test_derived_rows_with_other_metadata_are_read_or_refused(original: Any, nam
 @sweep
 @pytest.mark.timeout(1800)
 @many
-@given(st.sampled_from(list(DERIVED)), CHANGED)
+@given(st.sampled_from([*DERIVED, *DERIVED_MIXTURES]), CHANGED)
 def test_many_derived_rows_with_other_metadata_are_read_or_refused(original: Any, name: str, changed: Any) -> None:
     check_architecture(original, name, changed)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models.gguf_files import gguf_model, write_gguf
+from helpers.models.gguf_files import gguf_model, logits_of, write_gguf
+from helpers.models.gguf_mixtures import DERIVED_MIXTURES
 from helpers.sweeps import sweep
 
+from labkit.engine import init_inference
 from labkit.harness.compare import interleave
 from labkit.harness.compare.compare import compare, compare_with_each, comparison_case
 from labkit.harness.compare.conversion import converted
@@ -230,6 +232,20 @@ def test_its_float32_tokens_are_those_of_the_other_sides(model: str) -> None:
     assert [comparison.baseline.name for comparison in comparisons] == ["hf-eager", LLAMA_CPP]
     assert comparisons[0].candidate == comparisons[1].candidate
     assert all(comparison.tokens_equal for comparison in comparisons)
+
+
+@sweep
+@pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+@pytest.mark.parametrize("name", [*DERIVED_MIXTURES])
+def test_its_logits_on_a_file_of_a_derived_mixture_are_those_of_labkit(name: str, tmp_path: Path) -> None:
+    peer, prompt = LlamaCpp(), torch.arange(40, 60)[None]
+    source = resolve(write_gguf(tmp_path / "file.gguf", gguf_model(name)))
+    (folder := tmp_path / "side").mkdir()
+    peer.convert(LLAMA_CPP_GGUF, source, "float32", folder)
+    side = peer.load(LLAMA_CPP_GGUF, folder, source, torch.float32, Room(1, 1, 1, 32))
+    logits = torch.from_numpy(side.model.logits(prompt.numpy()))
+    expected = logits_of(init_inference(source), prompt)[:, -1]
+    assert float((logits - expected).norm() / expected.norm()) < 0.01  # its KV cache is in float16
 
 
 @sweep
