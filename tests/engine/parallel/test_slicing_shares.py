@@ -5,23 +5,38 @@ import itertools
 import pytest
 import torch
 
-from labkit.engine.parallel.slicing.shares import Features, HeadGroups, length, take
+from labkit.engine.parallel.slicing.shares import HeadGroups, Owners, features, lengths, take
 from labkit.models.shards import evenly
 
 GROUPINGS = [(heads, kv) for heads in (1, 2, 4, 5, 6, 12) for kv in range(1, heads + 1) if heads % kv == 0]
 CASES = [(*grouping, ranks) for grouping in GROUPINGS for ranks in (1, 2, 3, 4, 5) if ranks <= grouping[0]]
 SIZE = 3
+Row = tuple[str, int]  # kind and head
 
 
-def rows(parts: list[tuple[str, int]]) -> torch.Tensor:
+def labels(parts: list[Row]) -> torch.Tensor:
     """Label for each row of a fused matrix: kind, head and place in the head as one number."""
-    labels = [1000 * "qkv".index(kind) + 10 * head + place for kind, head in parts for place in range(SIZE)]
-    return torch.tensor(labels)
+    return torch.tensor([1000 * "qkv".index(kind) + 10 * head + at for kind, head in parts for at in range(SIZE)])
 
 
-def local_order(heads: HeadGroups, rank: int) -> tuple[list[int], list[int]]:
-    share = heads.shares[rank]
-    return list(share.query), list(share.kv)
+def owners(parts: list[Row], group: int) -> Owners:
+    """Owners of the rows: query heads have rows of their own, KV heads share theirs with a group."""
+    of_group = [head // group if kind == "q" else head for kind, head in parts for _ in range(SIZE)]
+    places = [head % group if kind == "q" else -1 for kind, head in parts for _ in range(SIZE)]
+    return Owners(torch.tensor(of_group), torch.tensor(places))
+
+
+def stacked(queries: list[int], keys: list[int]) -> list[Row]:
+    return [("q", head) for head in queries] + [(kind, head) for kind in "kv" for head in keys]
+
+
+def grouped(queries: list[int], keys: list[int]) -> list[Row]:
+    per_key = len(queries) // len(keys)
+    return [
+        part
+        for place, key in enumerate(keys)
+        for part in [*(("q", q) for q in queries[place * per_key : (place + 1) * per_key]), ("k", key), ("v", key)]
+    ]
 
 
 def test_the_first_ranks_take_one_more() -> None:
@@ -30,7 +45,7 @@ def test_the_first_ranks_take_one_more() -> None:
 
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
 def test_each_query_head_is_kept_once_and_meets_its_own_kv_head(heads: int, kv: int, ranks: int) -> None:
-    shared = HeadGroups(heads, kv, SIZE, ranks)
+    shared = HeadGroups(heads, kv, ranks)
     assert list(itertools.chain(*(share.query for share in shared.shares))) == list(range(heads))
     for share in shared.shares:
         assert len(share.query) == share.group * len(share.kv)
@@ -40,58 +55,33 @@ def test_each_query_head_is_kept_once_and_meets_its_own_kv_head(heads: int, kv: 
 
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
 def test_kv_heads_are_held_once_where_there_are_enough(heads: int, kv: int, ranks: int) -> None:
-    kept = list(itertools.chain(*(share.kv for share in HeadGroups(heads, kv, SIZE, ranks).shares)))
+    kept = list(itertools.chain(*(share.kv for share in HeadGroups(heads, kv, ranks).shares)))
     assert kept == list(range(kv)) if kv >= ranks else set(kept) == set(range(kv))
 
 
+@pytest.mark.parametrize("layout", [stacked, grouped])
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
-def test_a_share_of_stacked_rows_is_the_stack_of_its_heads(heads: int, kv: int, ranks: int) -> None:
-    shared = HeadGroups(heads, kv, SIZE, ranks)
-
-    def stack(queries: list[int], keys: list[int]) -> torch.Tensor:
-        return rows([("q", head) for head in queries] + [(kind, head) for kind in "kv" for head in keys])
-
-    whole = stack(list(range(heads)), list(range(kv)))
-    for rank, share in enumerate(shared.stacked("qkv")):
-        assert torch.equal(take(whole, 0, share), stack(*local_order(shared, rank)))
-
-
-@pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
-def test_a_share_of_grouped_rows_is_the_groups_of_its_heads(heads: int, kv: int, ranks: int) -> None:
-    shared = HeadGroups(heads, kv, SIZE, ranks)
-
-    def groups(queries: list[int], keys: list[int]) -> torch.Tensor:
-        queries_per_key = len(queries) // len(keys)
-        return rows(
-            [
-                part
-                for place, key in enumerate(keys)
-                for part in [
-                    *(("q", q) for q in queries[place * queries_per_key : (place + 1) * queries_per_key]),
-                    ("k", key),
-                    ("v", key),
-                ]
-            ]
-        )
-
-    whole = groups(list(range(heads)), list(range(kv)))
-    for rank, share in enumerate(shared.grouped()):
-        assert torch.equal(take(whole, 0, share), groups(*local_order(shared, rank)))
+def test_a_share_of_fused_rows_is_the_same_layout_of_its_heads(layout, heads: int, kv: int, ranks: int) -> None:  # type: ignore[no-untyped-def]
+    shared = HeadGroups(heads, kv, ranks)
+    whole = layout(list(range(heads)), list(range(kv)))
+    for share, rows in zip(shared.shares, owners(whole, shared.group).along(shared), strict=True):
+        expected = labels(layout(list(share.query), list(share.kv)))
+        assert torch.equal(take(labels(whole), 0, rows), expected)
 
 
 @pytest.mark.parametrize("count", [5, 48, 56, 11008])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_gate_and_up_are_cut_alike(count: int, ranks: int) -> None:
-    features = Features(count, ranks)
     gate, up = torch.arange(count), torch.arange(count) + 100_000
-    stacked = [take(torch.cat([gate, up]), 0, share).chunk(2) for share in features.contiguous(2)]
-    mixed = [take(torch.stack([gate, up], 1).flatten(), 0, share).view(-1, 2).T for share in features.interleaved(2)]
-    for cut in (stacked, mixed):
+    stacks = [take(torch.cat([gate, up]), 0, share).chunk(2) for share in features(count, ranks, 2)]
+    interleaved = features(count, ranks, 2, interleaved=True)
+    mixed = [take(torch.stack([gate, up], 1).flatten(), 0, share).view(-1, 2).T for share in interleaved]
+    for cut in (stacks, mixed):
         assert torch.equal(torch.cat([first for first, _ in cut]), gate)
         assert torch.equal(torch.cat([second for _, second in cut]), up)
 
 
 def test_features_are_shared_in_pieces_that_gemms_like() -> None:
-    assert [length(share) for share in Features(11008, 3).contiguous()] == [3712, 3648, 3648]
-    assert [length(share) for share in Features(48, 4).contiguous()] == [16, 16, 8, 8]
-    assert [length(share) for share in Features(7, 3).contiguous()] == [3, 2, 2]
+    assert lengths(features(11008, 3)) == (3712, 3648, 3648)
+    assert lengths(features(48, 4)) == (16, 16, 8, 8)
+    assert lengths(features(7, 3)) == (3, 2, 2)

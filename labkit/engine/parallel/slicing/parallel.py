@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from labkit.engine.parallel.slicing.linear import GroupSum
 from labkit.engine.parallel.slicing.plan import SlicingPlan, Unit
-from labkit.engine.parallel.slicing.planner import InjectionPolicy, plan_slicing
+from labkit.engine.parallel.slicing.planner import plan_slicing
 from labkit.engine.parallel.slicing.sliced import sliced_copy
+from labkit.engine.parallel.slicing.sources import InjectionPolicy
 from labkit.system.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)

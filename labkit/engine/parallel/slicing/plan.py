@@ -5,13 +5,21 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
-from labkit.engine.parallel.slicing.shares import Shares, length
+from labkit.engine.parallel.slicing.shares import Shares
 
 
 class Role(StrEnum):
     COLUMN = "column"
     ROW = "row"
     WHOLE = "replicated"
+
+
+class Source(StrEnum):
+    """Where the names and roles of a unit's matrices come from."""
+
+    POLICY = "injection_policy"
+    TRANSFORMERS = "transformers' plan"
+    FLOW = "the flow of data"
 
 
 class Kind(StrEnum):
@@ -73,6 +81,7 @@ class Unit:
     module: the smallest module that contains them; names are relative to the block.
     heads, kv_heads: per rank; empty: the unit has no heads.
     layout: of the rows of the column-parallel matrices.
+    sources: more than one, if transformers' plan names some of the matrices only.
     """
 
     kind: Kind
@@ -84,6 +93,7 @@ class Unit:
     arguments: tuple[ArgumentCut, ...] = ()
     heads: tuple[int, ...] = ()
     kv_heads: tuple[int, ...] = ()
+    sources: tuple[Source, ...] = field(default=(Source.FLOW,), compare=False)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -93,11 +103,15 @@ class Unit:
     def columns(self) -> tuple[str, ...]:
         return tuple(cut.name for cut in self.linears if cut.role == Role.COLUMN)
 
-    def __str__(self) -> str:
-        cut = f"{', '.join(self.columns)} by columns, {', '.join(self.rows)} by rows"
+    @property
+    def matrices(self) -> str:
+        """What is cut, in words."""
         if self.kind == Kind.EXPERTS:
-            cut = f"{', '.join(tensor.name for tensor in self.tensors)}, summed after {self.module}"
-        text = f"{self.kind}: {cut} ({self.layout})"
+            return f"{', '.join(tensor.name for tensor in self.tensors)}, summed after {self.module}"
+        return f"{', '.join(self.columns)} by columns, {', '.join(self.rows)} by rows"
+
+    def __str__(self) -> str:
+        text = f"{self.kind}: {self.matrices} ({self.layout})"
         if self.heads:
             text += f"; heads {_per_rank(self.heads)}, KV heads {_per_rank(self.kv_heads)}"
         tables = [] if self.kind == Kind.EXPERTS else [cut.name for cut in self.tensors]
@@ -115,6 +129,7 @@ class BlockPlan:
 
     replicated: linears that stay whole.
     unproved: why some of them do.
+    not_followed: roles in transformers' plan that contradict the flow of data.
     """
 
     layer_class: str
@@ -122,6 +137,7 @@ class BlockPlan:
     units: tuple[Unit, ...]
     replicated: tuple[str, ...]
     unproved: tuple[str, ...] = ()
+    not_followed: tuple[str, ...] = ()
 
     @property
     def all_reduces(self) -> int:
@@ -135,10 +151,11 @@ class BlockPlan:
     def __str__(self) -> str:
         blocks = self.names[0] if len(self.names) == 1 else f"{len(self.names)} like {self.names[0]}"
         lines = [f"{self.layer_class} ({blocks}): {self.all_reduces} all-reduces per layer"]
-        lines += [f"  {unit}" for unit in self.units]
+        mixed = len({unit.sources for unit in self.units}) > 1
+        lines += [f"  {unit}; from {' and '.join(unit.sources)}" if mixed else f"  {unit}" for unit in self.units]
         if self.replicated:
             lines.append(f"  replicated: {', '.join(self.replicated)}")
-        lines += [f"  {reason}" for reason in self.unproved]
+        lines += [f"  {reason}" for reason in (*self.unproved, *self.not_followed)]
         return "\n".join(lines)
 
 
@@ -146,13 +163,17 @@ class BlockPlan:
 class SlicingPlan:
     """Cuts of a model for `tp_size` ranks. `str` of it is a summary of a few lines.
 
-    chosen_by: source of the row-parallel linears' names. Everything outside the blocks is replicated.
+    Everything outside the blocks is replicated.
     """
 
     model_class: str
     tp_size: int
-    chosen_by: str
     blocks: tuple[BlockPlan, ...]
+
+    @property
+    def chosen_by(self) -> str:
+        """Sources of the cuts. `str` of a block says which unit has which, if they differ within it."""
+        return " and ".join({source: 0 for block in self.blocks for unit in block.units for source in unit.sources})
 
     @cached_property
     def roles(self) -> dict[str, Role]:
@@ -179,7 +200,3 @@ class SlicingPlan:
 
 def _per_rank(values: tuple[int, ...]) -> str:
     return str(values[0]) if len(set(values)) == 1 else "/".join(map(str, values))
-
-
-def kept(shares: Shares) -> tuple[int, ...]:
-    return tuple(length(share) for share in shares)

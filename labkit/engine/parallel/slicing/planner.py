@@ -1,28 +1,35 @@
-"""Planner of tensor parallelism: finds blocks, traces them, and tries possible cuts until one is proved right."""
+"""Planner of tensor parallelism: finds blocks, traces and reads them, and proves their cuts."""
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from torch import Tensor, nn
 
-from labkit.engine.parallel.slicing.candidates import (
+from labkit.engine.parallel.slicing.layout import (
+    NoLayout,
     Site,
     TooManyRanks,
     common_module,
-    expert_units,
-    feature_units,
-    head_units,
+    expert_unit,
+    read_unit,
 )
 from labkit.engine.parallel.slicing.linear import is_linear, matrix
-from labkit.engine.parallel.slicing.plan import BlockPlan, SlicingPlan, Unit
+from labkit.engine.parallel.slicing.plan import BlockPlan, SlicingPlan, Source, Unit
 from labkit.engine.parallel.slicing.proof import ProvingBlock
-from labkit.engine.parallel.slicing.recording import hidden_states, record
+from labkit.engine.parallel.slicing.reading import Reading
+from labkit.engine.parallel.slicing.recording import FAILURES, hidden_states, record
+from labkit.engine.parallel.slicing.sliced import child
+from labkit.engine.parallel.slicing.sources import (
+    Blocks,
+    InjectionPolicy,
+    TransformersPlan,
+    check_policy,
+    linears_of,
+    listed_blocks,
+    policy_blocks,
+)
 from labkit.system.errors import UserError
-
-InjectionPolicy = Mapping[Any, str | tuple[str, ...] | list[str]]
-Blocks = dict[str, tuple[nn.Module, tuple[str, ...] | None]]  # block by name, with the ends of its row linears' names
 
 
 def plan_slicing(
@@ -37,15 +44,17 @@ def plan_slicing(
     injection_policy: DeepSpeed's, for example `{T5Block: ("SelfAttention.o", "DenseReluDense.wo")}`. In blocks of this
     class (or of a class with this name), linears whose names have these ends are row-parallel with an all-reduce, and
     the linears that feed them are column-parallel. Without a policy, the blocks are the members of the model's module
-    lists, and a linear is row-parallel if other linears alone feed it and its output joins the residual stream.
+    lists, and the matrices come from transformers' plan of the model as far as it agrees with the flow of data, and
+    else from the flow of data: a linear is row-parallel if other linears alone feed it and its output joins the
+    residual stream.
 
-    example: keyword arguments of the model's forward, for models that don't take `input_ids`. None of its sizes, such
-    as the batch, may be a number of heads.
+    example: keyword arguments of the model's forward, for models that don't take `input_ids`.
 
-    Heads, fused layouts, adjusted numbers and tables per head are tried out. A cut is accepted only if all ranks of a
-    copy of the block with random weights, run in this process, return the outputs of the whole block, with padding and
-    with a KV cache. Embeddings, norms, the LM head, routers and other single modules are replicated. Attention, MLPs
-    and experts whose cut can't be proved are replicated, too, and `BlockPlan.unproved` says why.
+    Heads, fused layouts, numbers to change and tables per head are read from one run of a copy of the block with random
+    weights. A cut is accepted only if all ranks of the copy, run in this process, return the outputs of the whole
+    block, with padding and with a KV cache. Embeddings, norms, the LM head, routers and other single modules are
+    replicated. Attention, MLPs and experts whose cut can't be proved are replicated, too, and `BlockPlan.unproved` says
+    why.
 
     Raises ValueError if nothing can be cut. With a policy, raises it for a module whose cut can't be proved, and for a
     policy that names no linear or leaves one out. For more ranks than heads the message has the largest degree that
@@ -58,10 +67,10 @@ def plan_slicing(
     for name, module in model.named_modules():
         if is_linear(module) and not (weight := matrix(module)).is_floating_point():
             raise UserError(f"{name} has weights of {weight.dtype}; only floating-point weights can be shared by ranks")
-    blocks_by_name = _policy_blocks(model, injection_policy) if injection_policy else _listed_blocks(model)
+    blocks_by_name = policy_blocks(model, injection_policy) if injection_policy else listed_blocks(model)
     groups = _groups_alike(blocks_by_name)
     calls = record(model, {names[0]: blocks_by_name[names[0]][0] for names in groups}, example)
-    planner = _Planner(tp_size, getattr(model, "config", None))
+    planner = _Planner(tp_size, TransformersPlan.of(model))
     blocks = []
     for names in groups:
         if names[0] in calls:
@@ -76,65 +85,7 @@ def plan_slicing(
             f"{type(model).__name__} has no linears that can be shared by ranks: none is fed by other linears and "
             "joins a residual stream"
         )
-    chosen_by = "injection_policy" if injection_policy else "the flow of data"
-    return SlicingPlan(type(model).__name__, tp_size, chosen_by, tuple(blocks))
-
-
-def _listed_blocks(model: nn.Module) -> Blocks:
-    """Returns the members of the outermost module lists."""
-    blocks: Blocks = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{block}.") for block in blocks):
-            for place, block in module.named_children():
-                if any(is_linear(part) for part in block.modules()):
-                    blocks[f"{name}.{place}" if name else place] = (block, None)
-    if not blocks:
-        raise UserError(
-            f"{type(model).__name__} has no list of layers; name its layer class and row-parallel linears in "
-            "injection_policy={LayerClass: ('attention.output', 'mlp.output')}"
-        )
-    return blocks
-
-
-def _policy_blocks(model: nn.Module, policy: InjectionPolicy) -> Blocks:
-    chosen: Blocks = {}
-    for layer_class, row_names in policy.items():
-        ends = (row_names,) if isinstance(row_names, str) else tuple(row_names)
-        blocks = {name: module for name, module in model.named_modules() if _is_a(module, layer_class)}
-        class_name = layer_class if isinstance(layer_class, str) else layer_class.__name__
-        if not blocks:
-            classes = sorted({type(module).__name__ for module in model.modules()})
-            raise UserError(
-                f"injection_policy names {class_name}, but {type(model).__name__} has no such block; "
-                f"{_near(class_name, classes)}"
-            )
-        linears = sorted({name for block in blocks.values() for name in _linears(block)})
-        for end in ends:
-            if not any(name.endswith(end) for name in linears):
-                raise UserError(
-                    f"injection_policy: no linear of {class_name} has a name that ends with {end!r}; "
-                    f"{_near(end, linears)}"
-                )
-        chosen |= {name: (block, ends) for name, block in blocks.items()}
-    return chosen
-
-
-def _is_a(module: nn.Module, layer_class: Any) -> bool:
-    if isinstance(layer_class, str):
-        return type(module).__name__ == layer_class
-    return isinstance(module, layer_class)
-
-
-def _near(end: str, names: list[str]) -> str:
-    """Returns a hint with close matches, among ends of names with the same number of parts, and with all names."""
-    tails = sorted({".".join(name.split(".")[-end.count(".") - 1 :]) for name in names})
-    near = difflib.get_close_matches(end, tails, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"{hint}It has {', '.join(names)}"
-
-
-def _linears(block: nn.Module) -> list[str]:
-    return [name for name, module in block.named_modules() if is_linear(module)]
+    return SlicingPlan(type(model).__name__, tp_size, tuple(blocks))
 
 
 def _groups_alike(blocks: Blocks) -> list[tuple[str, ...]]:
@@ -159,94 +110,80 @@ def _is_structural(name: str, value: object) -> bool:
     return (isinstance(value, bool | str) and name != "training") or (type(value) is int and "head" in name)
 
 
-def _module_of(proving: ProvingBlock, row: str) -> str:
-    return common_module((*proving.trace.columns(row), row))
-
-
-class UnprovedCut(UserError):
-    """No cut of a module gives its outputs."""
-
-
 class _Planner:
     """Plans blocks one by one. `too_many` collects the units that have fewer heads or features than there are ranks."""
 
-    def __init__(self, ranks: int, config: Any) -> None:
-        self.ranks, self.config = ranks, config
+    def __init__(self, ranks: int, transformers_plan: TransformersPlan) -> None:
+        self.ranks, self.transformers_plan = ranks, transformers_plan
         self.too_many: list[TooManyRanks] = []
 
     def block(self, names: tuple[str, ...], proving: ProvingBlock, ends: tuple[str, ...] | None) -> BlockPlan:
         layer_class = type(proving.block).__name__
         if ends is not None:
-            self._check_policy(layer_class, proving, ends)
-        units: list[Unit] = []
+            check_policy(layer_class, proving.trace, ends)
         unproved: list[str] = []
-        for row in proving.trace.row_candidates:
-            try:
-                if unit := self._unit(names[0], proving, row):
-                    units.append(unit)
-            except UnprovedCut as error:
-                if ends is not None:
-                    raise
-                unproved.append(str(error))
+        units = list(self._units(names[0], proving, unproved))
         if ends is None:
             units += self._experts(proving)
-        if len(units) > 1 and (objection := proving.objection(units, self.ranks)):
-            raise UserError(f"{names[0]} ({layer_class}): its cuts are right one by one but not together: {objection}")
+        units = self._proved(names[0], proving, units, unproved)
+        if ends is not None and unproved:
+            raise UserError(unproved[0])
+        contradictions: tuple[str, ...] = ()
+        if ends is not None:
+            units = [replace(unit, sources=(Source.POLICY,)) for unit in units]
+        else:
+            units = [self.transformers_plan.with_sources(unit, names[0]) for unit in units]
+            contradictions = tuple(self.transformers_plan.contradictions(names[0], proving.trace))
         cut = {linear.name for unit in units for linear in unit.linears}
         cut |= {tensor.name for unit in units for tensor in unit.tensors}
         stacks = [name for name, parameter in proving.block.named_parameters() if parameter.ndim == 3]
-        whole = tuple(name for name in [*_linears(proving.block), *stacks] if name not in cut)
-        return BlockPlan(layer_class, names, tuple(units), whole, tuple(unproved))
+        whole = tuple(name for name in [*linears_of(proving.block), *stacks] if name not in cut)
+        return BlockPlan(layer_class, names, tuple(units), whole, tuple(unproved), contradictions)
 
-    def _check_policy(self, layer_class: str, proving: ProvingBlock, ends: tuple[str, ...]) -> None:
-        rows = proving.trace.row_candidates
-        for name, sources in proving.trace.inputs.items():
-            named = name.endswith(ends)
-            if named and name not in rows:
-                raise UserError(
-                    f"injection_policy makes {name} of {layer_class} row-parallel, but its input does not come from "
-                    f"other linears of the layer alone; linears that fit: {', '.join(rows) or 'none'}"
-                )
-            if not named and name in rows:
-                fed_by = ", ".join(proving.trace.columns(name)) or ", ".join(sorted(sources))
-                raise UserError(
-                    f"injection_policy leaves out {name} of {layer_class}: {fed_by} would be column-parallel and feed "
-                    f"it only a share of its input; add {name!r}"
-                )
-
-    def _unit(self, block_name: str, proving: ProvingBlock, row: str) -> Unit | None:
-        """Returns the first proved cut that ends at `row`. Returns None, and notes an error, if there are too many
-        ranks.
-        """
-        columns = proving.trace.columns(row)
-        module = _module_of(proving, row)
-        call = proving.trace.calls.get(module)
-        site = Site(proving.block, module, columns, row, call, self.config, self.ranks)
-        attended = proving.trace.attended(row)
-        path = f"{block_name}.{module}" if module else block_name
-        owner = type(proving.block.get_submodule(module)).__name__
-        cuts: Callable[[Site], Iterator[Unit]] = head_units if attended else feature_units
-        objections: list[str] = []
-        try:
-            for unit in cuts(site):
-                if (objection := proving.objection([unit], self.ranks)) is None:
-                    return unit
-                objections.append(objection)
-        except TooManyRanks as error:
-            self.too_many.append(TooManyRanks(f"{path} ({owner})", error.kind, error.largest, self.ranks))
-            return None
-        tried = f"{len(objections)} were tried, the first: {objections[0]}" if objections else "none fits its shapes"
-        raise UnprovedCut(
-            f"{path} ({owner}) can't be shared by {self.ranks} ranks: no cut of {', '.join(columns)} and {row} by "
-            f"{'heads' if attended else 'features'} gives the outputs of the whole module ({tried}). Some operation in "
-            "it mixes the shares of different ranks"
-        )
+    def _units(self, block_name: str, proving: ProvingBlock, unproved: list[str]) -> Iterator[Unit]:
+        """Yields the cut that ends at each row-parallel linear. Notes why others have none."""
+        flow = proving.trace
+        modules = {row: common_module((*flow.columns(row), row)) for row in flow.row_candidates}
+        reading: Reading | None = None
+        for row, module in modules.items():
+            site = Site(proving.block, module, flow.columns(row), row, flow.attended(row), proving.numbers, self.ranks)
+            try:
+                reading = reading or proving.reading(tuple(modules), tuple(modules.values()))
+                yield read_unit(site, reading)
+            except TooManyRanks as error:
+                where = _place(block_name, proving, module)
+                self.too_many.append(TooManyRanks(where, error.kind, error.largest, self.ranks))
+            except NoLayout as error:
+                unproved.append(self._refusal(block_name, proving, module, str(error)))
+            except FAILURES as error:
+                reason = f"its gradients, which show what depends on what, fail ({type(error).__name__}: {error})"
+                unproved.append(self._refusal(block_name, proving, module, reason.split("\n")[0]))
 
     def _experts(self, proving: ProvingBlock) -> Iterator[Unit]:
-        """Yields proved cuts of experts. Other experts stay whole, which is also right."""
         hidden = next((rows.shape[-1] for rows in chain.from_iterable(map(hidden_states, proving.calls))), 0)
         for name, _ in proving.block.named_modules():
-            for unit in expert_units(proving.block, name, hidden, self.ranks):
-                if proving.objection([unit], self.ranks) is None:
-                    yield unit
-                    break
+            if unit := expert_unit(proving.block, name, hidden, self.ranks):
+                yield unit
+
+    def _proved(self, block_name: str, proving: ProvingBlock, units: list[Unit], unproved: list[str]) -> list[Unit]:
+        """Returns the units that are right together. Leaves out those that are wrong alone, and notes why."""
+        if not units or not proving.objection(units, self.ranks):
+            return units
+        right = []
+        for unit in units:
+            if (objection := proving.objection([unit], self.ranks)) is None:
+                right.append(unit)
+            else:
+                reason = f"its ranks do not give the outputs of the whole module ({objection}) if {unit.matrices}"
+                unproved.append(self._refusal(block_name, proving, unit.module, reason))
+        if right and (objection := proving.objection(right, self.ranks)):
+            where = _place(block_name, proving, "")
+            raise UserError(f"{where}: its cuts are right one by one but not together: {objection}")
+        return right
+
+    def _refusal(self, block_name: str, proving: ProvingBlock, module: str, reason: str) -> str:
+        return f"{_place(block_name, proving, module)} can't be shared by {self.ranks} ranks: {reason}"
+
+
+def _place(block_name: str, proving: ProvingBlock, module: str) -> str:
+    return f"{child(block_name, module)} ({type(proving.block.get_submodule(module)).__name__})"

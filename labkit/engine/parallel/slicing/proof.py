@@ -11,14 +11,13 @@ from transformers import Cache
 
 from labkit.engine.parallel.slicing.linear import Reduce
 from labkit.engine.parallel.slicing.plan import Unit
-from labkit.engine.parallel.slicing.recording import Call, is_float, mapped, randomise, randomised, tensors
+from labkit.engine.parallel.slicing.reading import Number, Reading, numbers_read
+from labkit.engine.parallel.slicing.recording import FAILURES, Call, is_float, mapped, randomise, randomised, tensors
 from labkit.engine.parallel.slicing.sliced import sliced_copy
 from labkit.engine.parallel.slicing.trace import BlockTrace, trace
 
 TOLERANCE = 1e-4  # of the largest value, in float32: a wrong cut is off by tenths of it, rounding by 1e-6
 PATIENCE_S = 120.0  # longest wait of a rank for the others' sums
-# errors that a wrong cut raises
-FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class ThreadedSum:
@@ -41,12 +40,16 @@ class ThreadedSum:
 
 @dataclass(frozen=True)
 class ProvingBlock:
-    """Whole block with random weights in float32, with its calls, outputs and trace."""
+    """Whole block with random weights in float32, with its calls, outputs and trace.
+
+    numbers: that the forward reads.
+    """
 
     block: nn.Module
     calls: tuple[Call, ...]
     outputs: list[list[Tensor]]  # of each call
     trace: BlockTrace
+    numbers: dict[Number, int]
 
     @classmethod
     def of(cls, block: nn.Module, calls: Sequence[Call]) -> "ProvingBlock":
@@ -58,7 +61,15 @@ class ProvingBlock:
                 {name: buffer.float() for name, buffer in module._buffers.items() if is_float(buffer)}
             )
         noisy = tuple(randomised(call, generator) for call in calls)
-        return cls(whole, noisy, run(whole, noisy), trace(whole, _with_own_cache(noisy[0])))
+        with numbers_read(whole) as numbers:
+            outputs = run(whole, noisy)
+        return cls(whole, noisy, outputs, trace(whole, with_own_cache(noisy[0])), numbers)
+
+    def reading(self, rows: Sequence[str], modules: Sequence[str]) -> Reading:
+        """Reads what the inputs of row-parallel linears depend on, in the first call."""
+        columns = [name for row in rows for name in self.trace.columns(row)]
+        copy_ = sliced_copy(self.block, {}, 0, lambda partial: partial)  # modules may keep tensors of their last call
+        return Reading.of(copy_, with_own_cache(self.calls[0]), columns, rows, modules)
 
     def objection(self, units: Sequence[Unit], ranks: int) -> str | None:
         """Returns the reason why cutting `units` is wrong; None: all ranks return the outputs of the whole block."""
@@ -113,7 +124,7 @@ def run(block: nn.Module, calls: Sequence[Call]) -> list[list[Tensor]]:
         return [list(tensors(block(*mapped(own, call.args), **mapped(own, call.kwargs)))) for call in calls]
 
 
-def _with_own_cache(call: Call) -> Call:
+def with_own_cache(call: Call) -> Call:
     def own(value: object) -> object:
         return copy.deepcopy(value) if isinstance(value, Cache) else value
 

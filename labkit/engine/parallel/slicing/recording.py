@@ -11,6 +11,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import Cache
 
 from labkit.models.observed.example_inputs import evaluating, next_inputs, token_inputs
+from labkit.system.errors import UserError
+
+# errors of a forward that gets arguments or weights which it does not expect
+FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,11 @@ def is_float(value: Any) -> TypeGuard[Tensor]:
 
 
 def hidden_states(call: Call) -> list[Tensor]:
-    """Returns the rows [B, T, hidden] among the arguments: the first tensor with three axes, and all others with its
-    batch and width, for example an encoder's output.
+    """Returns the rows [B, T, hidden] among the arguments: the first tensor with three or more axes (a positional one,
+    if there is any), and all others with its batch and width, for example an encoder's output.
     """
-    rows = [tensor for tensor in tensors([call.args, call.kwargs]) if is_float(tensor) and tensor.ndim == 3]
+    rows = [tensor for tensor in tensors(call.args) if is_float(tensor) and tensor.ndim >= 3]
+    rows += [tensor for tensor in tensors(call.kwargs) if is_float(tensor) and tensor.ndim == 3]
     return [tensor for tensor in rows if (tensor.shape[0], tensor.shape[-1]) == (rows[0].shape[0], rows[0].shape[-1])]
 
 
@@ -75,6 +80,14 @@ def record(
             if following is not None:
                 runs += 1
                 model(**following)
+    except FAILURES as error:
+        if isinstance(error, UserError):
+            raise
+        step = "a few tokens" if runs == 1 else "one more token after its KV cache"
+        raise UserError(
+            f"{type(model).__name__} can't be run on {step} ({type(error).__name__}: {error}), which planning needs; "
+            "pass example=, keyword arguments of its forward"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()

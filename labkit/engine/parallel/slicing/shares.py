@@ -1,6 +1,7 @@
-"""Shares of the ranks: how many features or heads each keeps, and which rows of a weight they are."""
+"""Shares of the ranks: which indices along an axis of a tensor each rank keeps."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,34 +25,63 @@ def length(share: Share) -> int:
     return sum(len(piece) for piece in share)
 
 
+def lengths(shares: Shares) -> tuple[int, ...]:
+    return tuple(map(length, shares))
+
+
 def take(tensor: Tensor, axis: int, share: Share) -> Tensor:
     """Returns a copy of the share's part of `tensor` along `axis`."""
-    return torch.cat([tensor.narrow(axis, piece.start, len(piece)) for piece in share], axis)
+    pieces = [tensor.narrow(axis, piece.start, len(piece)) for piece in share]
+    return torch.cat([tensor.narrow(axis, 0, 0), *pieces], axis)
+
+
+def features(count: int, ranks: int, parts: int = 1, *, interleaved: bool = False) -> Shares:
+    """Returns the shares of `parts` × `count` rows, for example gate and up, one above the other or row by row."""
+    size = grain(count, ranks)
+    keeps = [range(keep.start * size, keep.stop * size) for keep in evenly(count // size, ranks)]
+    if interleaved:
+        return tuple((range(keep.start * parts, keep.stop * parts),) for keep in keeps)
+    return tuple(
+        joined(range(part * count + keep.start, part * count + keep.stop) for part in range(parts)) for keep in keeps
+    )
 
 
 @dataclass(frozen=True)
-class Features:
-    """Independent features, for example between the two matrices of an MLP: `count` features over `ranks`."""
+class Owners:
+    """Heads that need each index of an axis.
 
-    count: int
-    ranks: int
+    group: number of the heads' group; -1: heads of several groups, or none.
+    place: the head's place in its group; -1: several heads.
+    """
+
+    group: Tensor
+    place: Tensor
 
     @property
-    def keeps(self) -> tuple[range, ...]:
-        size = grain(self.count, self.ranks)
-        pieces = evenly(self.count // size, self.ranks)
-        return tuple(range(keep.start * size, keep.stop * size) for keep in pieces)
+    def complete(self) -> bool:
+        return bool((self.group >= 0).all())
 
-    def contiguous(self, parts: int = 1) -> Shares:
-        """Returns the shares of rows [parts, count], for example gate and up, one above the other."""
-        return tuple(
-            joined(range(part * self.count + keep.start, part * self.count + keep.stop) for part in range(parts))
-            for keep in self.keeps
-        )
+    def sections(self) -> list[range]:
+        """Returns the runs of indices that go once through the groups, for example all q, all k and all v."""
+        again = (self.group.diff() < 0).nonzero().flatten() + 1
+        edges = [0, *again.tolist(), len(self.group)]
+        return list(itertools.starmap(range, itertools.pairwise(edges)))
 
-    def interleaved(self, parts: int) -> Shares:
-        """Returns the shares of rows [count, parts], for example gate and up, row by row."""
-        return tuple((range(keep.start * parts, keep.stop * parts),) for keep in self.keeps)
+    def along(self, heads: "HeadGroups") -> Shares:
+        """Returns the shares of the axis. A KV head that a rank holds more than once takes its place in each section as
+        often.
+        """
+
+        def kept(share: HeadShare) -> Iterator[range]:
+            queries = [share.query[at : at + share.group] for at in range(0, len(share.query), share.group)]
+            for section in self.sections():
+                indices = slice(section.start, section.stop)
+                for kv, query in zip(share.kv, queries, strict=True):
+                    places = torch.tensor([-1, *(head % heads.group for head in query)])
+                    needed = (self.group[indices] == kv) & torch.isin(self.place[indices], places)
+                    yield from (range(at, at + 1) for at in (needed.nonzero().flatten() + section.start).tolist())
+
+        return tuple(joined(kept(share)) for share in heads.shares)
 
 
 @dataclass(frozen=True)
@@ -60,7 +90,6 @@ class HeadGroups:
 
     count: int  # query heads
     kv_count: int  # KV heads
-    size: int  # features of a head
     ranks: int
 
     @property
@@ -71,37 +100,6 @@ class HeadGroups:
     def shares(self) -> tuple[HeadShare, ...]:
         return head_shares(self.count, self.kv_count, self.ranks)
 
-    def by_query(self, width: int) -> Shares:
+    def by_query(self, width: int = 1) -> Shares:
         """Returns the shares of rows [heads, width]."""
-        return tuple((range(s.query.start * width, s.query.stop * width),) for s in self.shares)
-
-    def by_kv(self, width: int) -> Shares:
-        """Returns the shares of rows [KV heads, width]."""
-        return tuple(joined(range(head * width, (head + 1) * width) for head in s.kv) for s in self.shares)
-
-    def stacked(self, kinds: str) -> Shares:
-        """Returns the shares of stacked rows: all q, then all k, then all v ("qkv"), or all k, then all v ("kv")."""
-        stacks, start = [], 0
-        for kind in kinds:
-            stacks.append((start, self.by_query(self.size) if kind == "q" else self.by_kv(self.size)))
-            start += (self.count if kind == "q" else self.kv_count) * self.size
-        return tuple(
-            joined(range(at + piece.start, at + piece.stop) for at, stack in stacks for piece in stack[rank])
-            for rank in range(self.ranks)
-        )
-
-    def grouped(self) -> Shares:
-        """Returns the shares of rows [KV heads, group + 2, size]: the queries of a group, its key, its value."""
-
-        def row(kv: int, place: int) -> range:
-            start = (kv * (self.group + 2) + place) * self.size
-            return range(start, start + self.size)
-
-        def rows(share: HeadShare) -> Iterable[range]:
-            for index, kv in enumerate(share.kv):
-                for query in share.query[index * share.group : (index + 1) * share.group]:
-                    yield row(query // self.group, query % self.group)
-                yield row(kv, self.group)
-                yield row(kv, self.group + 1)
-
-        return tuple(joined(rows(share)) for share in self.shares)
+        return tuple((range(share.query.start * width, share.query.stop * width),) for share in self.shares)

@@ -69,6 +69,8 @@ class _Following(TorchDispatchMode):
 
     def set(self, values: Any, sources: Sources) -> None:
         for tensor in _leaves(values):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue  # chosen positions or experts: whole on every rank
             self.sources[_key(tensor)] = sources
             self.alive.append(tensor.untyped_storage())
 
