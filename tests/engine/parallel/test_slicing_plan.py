@@ -16,7 +16,8 @@ from transformers import (
 )
 from transformers.models.t5.modeling_t5 import T5Block
 
-from labkit.engine.parallel.slicing import Kind, Role, SlicingPlan, plan_slicing
+from labkit.engine.parallel.slicing import Kind, Role, SlicingPlan, Source, plan_slicing
+from labkit.system.errors import UserError
 
 T5_ROWS = ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")
 
@@ -37,6 +38,19 @@ class MixedHeads(nn.Module):
         )
         weights = torch.einsum("bhqk,hg->bgqk", (q @ k.transpose(-1, -2)).softmax(-1), self.talk)
         return self.o_proj((weights @ v).transpose(1, 2).flatten(2)), None
+
+
+class UnreadMLP(nn.Module):
+    """An MLP with a linear whose output only the block's output reads."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.unread = nn.Linear(WIDE["hidden_size"], WIDE["hidden_size"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        down: Tensor = self.down_proj(self.gate_proj(x).sigmoid() * self.up_proj(x))
+        return down + self.unread(x)
 
 
 class NormalisedMLP(nn.Module):
@@ -112,6 +126,56 @@ def test_a_policy_gives_what_is_found_without_one() -> None:
     assert by_policy.blocks == automatic.blocks
     assert by_policy.chosen_by == "injection_policy"
     assert plan_slicing(model, 3, {"T5Block": list(T5_ROWS)}) == by_policy
+
+
+def test_transformers_plan_comes_before_the_flow_of_data() -> None:
+    named, unnamed = plan_slicing(seeded("llama"), 2), plan_slicing(seeded("gpt2"), 2)
+    assert named.chosen_by == "transformers' plan"
+    assert unnamed.chosen_by == "the flow of data"
+    policy = {"LlamaDecoderLayer": ("self_attn.o_proj", "mlp.down_proj")}
+    by_policy = plan_slicing(seeded("llama"), 2, policy)
+    assert by_policy.chosen_by == "injection_policy"
+    assert by_policy.blocks == named.blocks
+
+
+def test_units_say_their_source_where_transformers_plan_names_only_some() -> None:
+    model = seeded("llama")
+    model.tp_plan = {name: style for name, style in model.tp_plan.items() if "mlp" in name}
+    plan = plan_slicing(model, 2)
+    attention, mlp = plan.blocks[0].units
+    assert (attention.sources, mlp.sources) == ((Source.FLOW,), (Source.TRANSFORMERS,))
+    assert plan.chosen_by == "the flow of data and transformers' plan"
+    assert "(by feature); from transformers' plan" in str(plan)
+    assert plan == plan_slicing(seeded("llama"), 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "style", "why"),
+    [
+        ("self_attn.q_proj", "rowwise", "its input does not come from other linears"),
+        ("mlp.down_proj", "colwise", "its input comes from mlp.gate_proj, mlp.up_proj, and its output joins"),
+        ("mlp.unread", "colwise", "no row-parallel linear reads its output"),
+    ],
+)
+def test_a_wrong_role_in_transformers_plan_is_not_followed_and_named(wrong: str, style: str, why: str) -> None:
+    model = all_heads_llama()
+    for layer in model.model.layers:
+        layer.mlp = UnreadMLP(layer.mlp)
+    right = plan_slicing(model, 2)
+    model.tp_plan = model.tp_plan | {f"model.layers.*.{wrong}": style}
+    plan = plan_slicing(model, 2)
+    assert f"transformers' plan makes {wrong}" in str(plan)
+    assert why in plan.blocks[0].not_followed[0]
+    assert plan.roles == right.roles
+
+
+def test_errors_of_a_model_that_cannot_run_are_explained() -> None:
+    model = seeded("gpt2")
+    model.transformer.h[1].mlp.c_fc = nn.Linear(7, 7)
+    with pytest.raises(
+        UserError, match=r"GPT2LMHeadModel can't be run on a few tokens \(RuntimeError: .*pass example="
+    ):
+        plan_slicing(model, 2)
 
 
 def test_the_precision_of_the_weights_does_not_change_the_plan() -> None:

@@ -1,6 +1,7 @@
 """Shares of heads and features by rank."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ GROUPINGS = [(heads, kv) for heads in (1, 2, 4, 5, 6, 12) for kv in range(1, hea
 CASES = [(*grouping, ranks) for grouping in GROUPINGS for ranks in (1, 2, 3, 4, 5) if ranks <= grouping[0]]
 SIZE = 3
 Row = tuple[str, int]  # kind and head
+Layout = Callable[[list[int], list[int]], list[Row]]
 
 
 def labels(parts: list[Row]) -> torch.Tensor:
@@ -61,7 +63,7 @@ def test_kv_heads_are_held_once_where_there_are_enough(heads: int, kv: int, rank
 
 @pytest.mark.parametrize("layout", [stacked, grouped])
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
-def test_a_share_of_fused_rows_is_the_same_layout_of_its_heads(layout, heads: int, kv: int, ranks: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_share_of_fused_rows_is_the_same_layout_of_its_heads(layout: Layout, heads: int, kv: int, ranks: int) -> None:
     shared = HeadGroups(heads, kv, ranks)
     whole = layout(list(range(heads)), list(range(kv)))
     for share, rows in zip(shared.shares, owners(whole, shared.group).along(shared), strict=True):

@@ -4,8 +4,8 @@
     print(plan)
     sliced = slice_model(model, plan, rank, group)
 
-planner -> trace (which linears feed which) -> candidates (possible cuts) -> proof (which cut is right);
-sliced makes a rank's copy, for the proof and for the final model.
+planner -> sources (which matrices) -> trace (which linears feed which) -> reading (what each head depends on) -> layout
+(the cut) -> proof (whether it is right); sliced makes a rank's copy, for the proof and for the final model.
 """
 
 from labkit.engine.parallel.slicing.parallel import slice_model as slice_model
@@ -14,5 +14,6 @@ from labkit.engine.parallel.slicing.plan import BlockPlan as BlockPlan
 from labkit.engine.parallel.slicing.plan import Kind as Kind
 from labkit.engine.parallel.slicing.plan import Role as Role
 from labkit.engine.parallel.slicing.plan import SlicingPlan as SlicingPlan
+from labkit.engine.parallel.slicing.plan import Source as Source
 from labkit.engine.parallel.slicing.plan import Unit as Unit
 from labkit.engine.parallel.slicing.planner import plan_slicing as plan_slicing

@@ -80,17 +80,20 @@ def read_unit(site: Site, reading: Reading) -> Unit:
         if not axis.complete:
             raise NoLayout(f"some outputs of {name} belong to several heads or features of {site.row}, or to none")
     kind = Kind.ATTENTION if site.attended or size > 1 else Kind.FEATURES
-    linears = [LinearCut(name, Role.COLUMN, axis.along(heads)) for name, axis in columns.items()]
-    tensors = list(_tensor_cuts(site, heads, owners))
+    outputs = {name: axis.along(heads) for name, axis in columns.items()}
+    tensors = tuple(_tensor_cuts(site, heads, owners))
     sizes = {flow.features: lengths(rows)}
-    for cut in (*linears, *tensors):
-        sizes = _sizes(owners[cut.name, cut.axis if isinstance(cut, TensorCut) else -1], cut.shares) | sizes
+    for name, shares in outputs.items():
+        sizes = _sizes(columns[name], shares) | sizes
+    for tensor in tensors:
+        sizes = _sizes(owners[tensor.name, tensor.axis], tensor.shares) | sizes
+    linears = [LinearCut(name, Role.COLUMN, shares) for name, shares in outputs.items()]
     return Unit(
         kind,
         site.module,
         (*linears, LinearCut(site.row, Role.ROW, rows)),
         ", ".join(dict.fromkeys(_layout(axis, flow.features, kind) for axis in columns.values())),
-        tuple(tensors),
+        tensors,
         tuple(_attribute_cuts(site, heads, sizes, size > 1, columns)),
         tuple(_argument_cuts(site, heads, owners)),
         tuple(len(share.query) for share in heads.shares) if kind == Kind.ATTENTION else (),
@@ -110,9 +113,7 @@ def _layout(owners: Owners, features: int, kind: Kind) -> str:
 
 
 def _tensor_cuts(site: Site, heads: HeadGroups, owners: Mapping[Axis, Owners]) -> Iterator[TensorCut]:
-    """Yields cuts of the parameters of which heads or features need their own entries. Axes are counted from the last
-    one.
-    """
+    """Yields cuts of the parameters of which heads or features need their own entries."""
     for name, tensor in tables(site.block, site.module):
         for axis in range(-tensor.ndim, 0):
             owned = owners.get((name, axis))
@@ -126,11 +127,12 @@ def _argument_cuts(site: Site, heads: HeadGroups, owners: Mapping[Axis, Owners])
     each = list(range(heads.count))
     for (name, axis), owned in owners.items():
         if not isinstance(name, str) and owned.complete and (owned.place >= 0).all():
+            module, argument = name
             order = (owned.group * heads.group + owned.place).tolist()
             if order == each:
-                yield ArgumentCut(*name, axis, heads.count, heads.by_query())
+                yield ArgumentCut(module, argument, axis, heads.count, heads.by_query())
             elif (name, axis - 1) not in owners and order == each * (len(order) // len(each)):
-                yield ArgumentCut(*name, "batch", heads.count, heads.by_query())
+                yield ArgumentCut(module, argument, "batch", heads.count, heads.by_query())
 
 
 Sizes = dict[int, tuple[int, ...]]  # length of an axis, or of its section, before the cut -> on each rank

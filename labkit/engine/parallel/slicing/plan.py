@@ -39,7 +39,7 @@ class LinearCut:
 
 @dataclass(frozen=True)
 class TensorCut:
-    """Cut of the parameter `name`, for example a bias per head, along `axis`."""
+    """Cut of the parameter `name`, for example a bias per head, along `axis` (negative: from the last one)."""
 
     name: str
     axis: int
@@ -63,8 +63,8 @@ class AttributeCut:
 
 @dataclass(frozen=True)
 class ArgumentCut:
-    """Cut of a table with one entry per head in the arguments of `module`. Heads are an axis of the table, or its axis
-    0 is batch × heads ("batch").
+    """Cut of a table with one entry per head in the arguments of `module`. Heads are an axis of the table (negative:
+    from the last one), or its axis 0 is batch × heads ("batch").
     """
 
     module: str

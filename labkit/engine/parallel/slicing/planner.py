@@ -14,7 +14,7 @@ from labkit.engine.parallel.slicing.layout import (
     expert_unit,
     read_unit,
 )
-from labkit.engine.parallel.slicing.linear import is_linear, matrix
+from labkit.engine.parallel.slicing.linear import is_linear
 from labkit.engine.parallel.slicing.plan import BlockPlan, SlicingPlan, Source, Unit
 from labkit.engine.parallel.slicing.proof import ProvingBlock
 from labkit.engine.parallel.slicing.reading import Reading
@@ -29,6 +29,7 @@ from labkit.engine.parallel.slicing.sources import (
     listed_blocks,
     policy_blocks,
 )
+from labkit.models.observed.calls import matrix
 from labkit.system.errors import UserError
 
 
