@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.models.t5.modeling_t5 import T5Block
 
-from labkit.engine.parallel.slicing import Kind, Role, SlicingPlan, Source, plan_slicing
+from labkit.engine.parallel.slicing import Kind, Role, RoleSource, SlicingPlan, plan_slicing
 from labkit.system.errors import UserError
 
 T5_ROWS = ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")
@@ -143,7 +143,7 @@ def test_units_say_their_source_where_transformers_plan_names_only_some() -> Non
     model.tp_plan = {name: style for name, style in model.tp_plan.items() if "mlp" in name}
     plan = plan_slicing(model, 2)
     attention, mlp = plan.blocks[0].units
-    assert (attention.sources, mlp.sources) == ((Source.FLOW,), (Source.TRANSFORMERS,))
+    assert (attention.sources, mlp.sources) == ((RoleSource.FLOW,), (RoleSource.TRANSFORMERS,))
     assert plan.chosen_by == "the flow of data and transformers' plan"
     assert "(by feature); from transformers' plan" in str(plan)
     assert plan == plan_slicing(seeded("llama"), 2)

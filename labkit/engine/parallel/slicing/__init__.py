@@ -13,7 +13,7 @@ from labkit.engine.parallel.slicing.parallel import tensor_parallel_model as ten
 from labkit.engine.parallel.slicing.plan import BlockPlan as BlockPlan
 from labkit.engine.parallel.slicing.plan import Kind as Kind
 from labkit.engine.parallel.slicing.plan import Role as Role
+from labkit.engine.parallel.slicing.plan import RoleSource as RoleSource
 from labkit.engine.parallel.slicing.plan import SlicingPlan as SlicingPlan
-from labkit.engine.parallel.slicing.plan import Source as Source
 from labkit.engine.parallel.slicing.plan import Unit as Unit
 from labkit.engine.parallel.slicing.planner import plan_slicing as plan_slicing

@@ -149,7 +149,7 @@ def _sizes(owners: Owners, shares: Shares) -> Sizes:
 def _attribute_cuts(
     site: Site, heads: HeadGroups, sizes: Sizes, has_heads: bool, columns: Iterable[str]
 ) -> Iterator[AttributeCut]:
-    """Yields cuts of the numbers that count what is cut, among those that the forward reads."""
+    """Yields cuts of numbers that the forward reads: counts of heads and sizes."""
     owners = {name.rpartition(".")[0] for name in (*columns, site.row)}
     others = {name.rpartition(".")[0] for name, module in site.block.named_modules() if is_linear(module)} - owners
     for (module, name, of_config), value in site.numbers.items():
@@ -162,7 +162,7 @@ def _attribute_cuts(
 
 
 def _local_count(name: str, value: int, heads: HeadGroups) -> tuple[int, ...]:
-    """Returns the ranks' numbers of heads, KV heads or heads in a group; (): the number is none of these."""
+    """Returns the ranks' numbers of heads, KV heads or heads in a group; (): it counts something else."""
     of_kv = "kv" in name or "key_value" in name
     query = (heads.count, tuple(len(share.query) for share in heads.shares))
     kv = (heads.kv_count, tuple(len(share.kv) for share in heads.shares))
@@ -176,7 +176,7 @@ def _local_count(name: str, value: int, heads: HeadGroups) -> tuple[int, ...]:
 
 
 def _local_size(name: str, value: int, heads: HeadGroups, sizes: Sizes) -> tuple[int, ...]:
-    """Returns the ranks' parts of a size; (): it is none, or too small to tell it from other numbers."""
+    """Returns the ranks' parts of a size; (): it isn't cut, or is too small to tell it from other numbers."""
     of_one_head = name.endswith(HEAD_SIZES) and not name.startswith("all")
     return () if of_one_head or value <= heads.count else sizes.get(value, ())
 

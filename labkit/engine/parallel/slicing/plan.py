@@ -14,8 +14,8 @@ class Role(StrEnum):
     WHOLE = "replicated"
 
 
-class Source(StrEnum):
-    """Where the names and roles of a unit's matrices come from."""
+class RoleSource(StrEnum):
+    """Source of the names and roles of a unit's matrices."""
 
     POLICY = "injection_policy"
     TRANSFORMERS = "transformers' plan"
@@ -93,7 +93,7 @@ class Unit:
     arguments: tuple[ArgumentCut, ...] = ()
     heads: tuple[int, ...] = ()
     kv_heads: tuple[int, ...] = ()
-    sources: tuple[Source, ...] = field(default=(Source.FLOW,), compare=False)
+    sources: tuple[RoleSource, ...] = field(default=(RoleSource.FLOW,), compare=False)
 
     @property
     def rows(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from labkit.engine.parallel.slicing.layout import (
     read_unit,
 )
 from labkit.engine.parallel.slicing.linear import is_linear
-from labkit.engine.parallel.slicing.plan import BlockPlan, SlicingPlan, Source, Unit
+from labkit.engine.parallel.slicing.plan import BlockPlan, RoleSource, SlicingPlan, Unit
 from labkit.engine.parallel.slicing.proof import ProvingBlock
 from labkit.engine.parallel.slicing.reading import Reading
 from labkit.engine.parallel.slicing.recording import FAILURES, hidden_states, record
@@ -45,8 +45,8 @@ def plan_slicing(
     injection_policy: DeepSpeed's, for example `{T5Block: ("SelfAttention.o", "DenseReluDense.wo")}`. In blocks of this
     class (or of a class with this name), linears whose names have these ends are row-parallel with an all-reduce, and
     the linears that feed them are column-parallel. Without a policy, the blocks are the members of the model's module
-    lists, and the matrices come from transformers' plan of the model as far as it agrees with the flow of data, and
-    else from the flow of data: a linear is row-parallel if other linears alone feed it and its output joins the
+    lists, and roles come from transformers' plan of the model. Roles that it lacks, or that contradict the flow,
+    come from the flow of data: a linear is row-parallel if other linears alone feed it and its output joins the
     residual stream.
 
     example: keyword arguments of the model's forward, for models that don't take `input_ids`.
@@ -131,7 +131,7 @@ class _Planner:
             raise UserError(unproved[0])
         contradictions: tuple[str, ...] = ()
         if ends is not None:
-            units = [replace(unit, sources=(Source.POLICY,)) for unit in units]
+            units = [replace(unit, sources=(RoleSource.POLICY,)) for unit in units]
         else:
             units = [self.transformers_plan.with_sources(unit, names[0]) for unit in units]
             contradictions = tuple(self.transformers_plan.contradictions(names[0], proving.trace))
@@ -167,7 +167,7 @@ class _Planner:
                 yield unit
 
     def _proved(self, block_name: str, proving: ProvingBlock, units: list[Unit], unproved: list[str]) -> list[Unit]:
-        """Returns the units that are right together. Leaves out those that are wrong alone, and notes why."""
+        """Returns the units that are right together. Leaves out units that are wrong alone, and notes why."""
         if not units or not proving.objection(units, self.ranks):
             return units
         right = []

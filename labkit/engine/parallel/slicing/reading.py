@@ -82,7 +82,7 @@ class Reading:
 
 
 def tables(block: nn.Module, module: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields the parameters in a module of the block, except those of linears."""
+    """Yields the parameters in a module of the block. Parameters of linears are left out."""
     for name, part in block.get_submodule(module).named_modules():
         for own, parameter in () if is_linear(part) else part.named_parameters(recurse=False):
             yield child(module, child(name, own)), parameter

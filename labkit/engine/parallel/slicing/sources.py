@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from labkit.engine.parallel.slicing.linear import is_linear
-from labkit.engine.parallel.slicing.plan import Role, Source, Unit
+from labkit.engine.parallel.slicing.plan import Role, RoleSource, Unit
 from labkit.engine.parallel.slicing.sliced import child
 from labkit.engine.parallel.slicing.trace import BlockTrace
 from labkit.system.errors import UserError
@@ -121,7 +121,7 @@ class TransformersPlan:
             tensor.name: Role.COLUMN if tensor.axis == 1 else Role.ROW for tensor in unit.tensors
         }
         agree = [self.role(child(block, name)) == role for name, role in roles.items()]
-        sources = [Source.TRANSFORMERS] * any(agree) + [Source.FLOW] * (not all(agree))
+        sources = [RoleSource.TRANSFORMERS] * any(agree) + [RoleSource.FLOW] * (not all(agree))
         return replace(unit, sources=tuple(sources))
 
     def contradictions(self, block: str, trace: BlockTrace) -> list[str]:
