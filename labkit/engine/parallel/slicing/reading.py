@@ -123,25 +123,24 @@ class Flow:
                 reach[name, axis] = needed | reach.get((name, axis), needed)
         return reach
 
+    def _outputs(self, part: range) -> Tensor:
+        return torch.cat(list(self.reach([part], of_outputs=True).values()))
+
     def head_size(self) -> int:
         """Returns how many consecutive features depend on the same outputs; 1: all are computed apart."""
-
-        def reach(feature: int) -> Tensor:
-            return torch.cat(list(self.reach([range(feature, feature + 1)], of_outputs=True).values()))
-
-        shared = reach(0) & reach(min(1, self.features - 1))
-        if self.features == 1 or not shared.any():
+        if self.features == 1:
             return 1
-        return _smallest_divisor(self.features, lambda size: bool((shared & ~reach(size)).any()))
+        shared = self._outputs(range(1)) & self._outputs(range(1, 2))
+        if not shared.any():
+            return 1
+        return _smallest_divisor(
+            self.features, lambda size: bool((shared & ~self._outputs(range(size, size + 1))).any())
+        )
 
     def group_size(self, parts: Sequence[range]) -> int:
         """Returns how many consecutive parts depend in part on the same outputs."""
-
-        def reach(part: int) -> Tensor:
-            return torch.cat(list(self.reach([parts[part]], of_outputs=True).values()))
-
-        first = reach(0)
-        return _smallest_divisor(len(parts), lambda size: not (first & reach(size)).any())
+        first = self._outputs(parts[0])
+        return _smallest_divisor(len(parts), lambda size: not (first & self._outputs(parts[size])).any())
 
     def owners(self, parts: Sequence[range], group: int) -> dict[Axis, Owners]:
         """Returns the owners of all axes that the parts depend on, for groups of equal size."""
