@@ -50,7 +50,7 @@ class Described:
 
     @property
     def layers(self) -> int:
-        """The layers of the model, without those that guess further tokens."""
+        """The number of layers, without the layers that guess further tokens."""
         count, predicting = self.needed_size("block_count"), self.size(PREDICTING) or 0
         if predicting and predicting >= count:
             raise UserError(
@@ -60,8 +60,8 @@ class Described:
         return count - predicting
 
     def window_kinds(self, every: int) -> list[str]:
-        """The kind of each layer's attention, as transformers names it. every: a layer without a window comes after so
-        many, unless the file says which ones have windows.
+        """The kind of each layer's attention, as transformers names it. every: the last one of this many layers has no
+        window, unless the file says which layers have one.
         """
         pattern = self.metadata.flags(self.key("attention.sliding_window_pattern"))
         pattern = [(index + 1) % every != 0 for index in range(self.layers)] if pattern is None else pattern

@@ -12,7 +12,7 @@ KEY_NORM, QUERY_NORM = "blk.0.attn_k_norm.weight", "blk.0.attn_q_norm.weight"
 
 
 def experts_of(file: Described, name: str, chosen: str = "num_experts_per_tok") -> Fields:
-    """name, chosen: transformers' names of the number of experts, and of those that a token passes."""
+    """name: transformers' name of the number of experts. chosen: its name of the number of experts of a token."""
     count, used = file.needed_size("expert_count"), file.needed_size("expert_used_count")
     if used > count:
         raise UserError(
@@ -23,7 +23,7 @@ def experts_of(file: Described, name: str, chosen: str = "num_experts_per_tok") 
 
 
 def _check_scores(file: Described, number: int) -> None:
-    """Raises UserError for scores that transformers' router does not have. number: of those that it has."""
+    """Raises UserError for scores that transformers' router does not have. number: of the router's scores."""
     given = file.size("expert_gating_func")
     if given not in (None, 0, number):
         raise UserError(
@@ -138,7 +138,7 @@ def _dots1(file: Described) -> Fields:
 
 
 def _ernie4_5_moe(file: Described) -> Fields:
-    """llama.cpp divides the scores of the chosen experts by their sum, whatever the file says."""
+    """llama.cpp always divides the scores of the chosen experts by their sum."""
     _check_scores(file, SOFTMAX)
     step = file.size("interleave_moe_layer_step") or 1
     return (
