@@ -18,7 +18,6 @@ PLAIN = {  # arguments that change nothing if they have these values
     "dropout": (0.0, None),
     "is_causal": (True, None),
     "position_bias": (None,),
-    "s_aux": (None,),
     "head_mask": (None,),
 }
 
@@ -30,6 +29,7 @@ class AttentionCall:
     query [B, heads, T, D], key and value [B, KV heads, T, D]; output [B, T, heads, D].
     special: names of arguments that change the result in a way that no row describes.
     alibi: the scores have ALiBi's slopes.
+    sinks: the parameter of the module that has an attention sink for each head; "": there are none.
     """
 
     module: nn.Module
@@ -42,6 +42,7 @@ class AttentionCall:
     cap: float | None
     special: tuple[str, ...]
     alibi: bool = False
+    sinks: str = ""
 
 
 @contextmanager
@@ -54,10 +55,14 @@ def observed_attention(config: Any) -> Iterator[list[AttentionCall]]:
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
     ) -> tuple[Tensor, None]:
-        attend = sdpa_attention_forward if settings.get("softcap") is None else _capped
+        sinks = _parameter(module, settings.get("s_aux"))
+        plain_scores = settings.get("softcap") is None and not sinks
+        attend = sdpa_attention_forward if plain_scores else _attend
         output, _ = attend(module, query, key, value, attention_mask, **settings)
         scale = settings.get("scaling")
-        special = [name for name, plain in PLAIN.items() if settings.get(name, plain[0]) not in plain]
+        special = [name for name, plain in PLAIN.items() if not _is_one_of(settings.get(name, plain[0]), plain)]
+        if not sinks and settings.get("s_aux") is not None:
+            special.append("s_aux")
         calls.append(
             AttentionCall(
                 module,
@@ -69,6 +74,7 @@ def observed_attention(config: Any) -> Iterator[list[AttentionCall]]:
                 settings.get("sliding_window"),
                 settings.get("softcap"),
                 tuple(special),
+                sinks=sinks,
             )
         )
         return output, None
@@ -84,23 +90,37 @@ def observed_attention(config: Any) -> Iterator[list[AttentionCall]]:
         config._attn_implementation = before
 
 
-def _capped(
+def _parameter(module: nn.Module, value: Any) -> str:
+    """The name of the module's own parameter that a value is; "": it is none."""
+    return next((name for name, parameter in module.named_parameters(recurse=False) if parameter is value), "")
+
+
+def _is_one_of(value: Any, plain: tuple[Any, ...]) -> bool:
+    return not isinstance(value, Tensor) and value in plain
+
+
+def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    softcap: float,
+    softcap: float | None = None,
     scaling: float | None = None,
+    s_aux: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with capped scores, which torch's own function does not have."""
+    """Attention with capped scores or with sinks [heads], which torch's own function does not have."""
     shared = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = torch.tanh(scores / softcap) * softcap
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if attention_mask is None:  # as torch's function takes it: all keys up to the query
         attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
-    weights = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min).softmax(-1)
+    scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    if s_aux is not None:
+        scores = torch.cat((scores, s_aux[:, None, None].expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
     return (weights @ value).transpose(1, 2), None

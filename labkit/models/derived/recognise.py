@@ -35,6 +35,7 @@ class AttentionRole:
     """What a layer's attention does with the scores of its keys.
 
     own_scale, own_window: the attention's module has the number as its `scaling`, or as its `sliding_window`.
+    sinks: the parameter of the attention's module that has a sink for each head; "": there are none.
     """
 
     head_dim: int
@@ -44,12 +45,13 @@ class AttentionRole:
     own_window: bool
     cap: float | None
     alibi: bool
+    sinks: str
 
     @classmethod
     def of(cls, call: AttentionCall) -> AttentionRole:
         own, dim = getattr(call.module, "scaling", None), call.query.shape[-1]
         own_window = getattr(call.module, "sliding_window", None) == call.window
-        return cls(dim, call.scale, near(call.scale, own), call.window, own_window, call.cap, call.alibi)
+        return cls(dim, call.scale, near(call.scale, own), call.window, own_window, call.cap, call.alibi, call.sinks)
 
 
 @dataclass(frozen=True)
