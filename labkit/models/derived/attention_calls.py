@@ -29,7 +29,7 @@ class AttentionCall:
     query [B, heads, T, D], key and value [B, KV heads, T, D]; output [B, T, heads, D].
     special: names of arguments that change the result in a way that no row describes.
     alibi: the scores have ALiBi's slopes.
-    sinks: the parameter of the module that has an attention sink for each head; "": there are none.
+    sinks: the parameter of the module that has an attention sink for each head; "" without sinks.
     """
 
     module: nn.Module
@@ -91,7 +91,7 @@ def observed_attention(config: Any) -> Iterator[list[AttentionCall]]:
 
 
 def _parameter(module: nn.Module, value: Any) -> str:
-    """The name of the module's own parameter that a value is; "": it is none."""
+    """The name of the module's own parameter that a value is, or "" for another value."""
     return next((name for name, parameter in module.named_parameters(recurse=False) if parameter is value), "")
 
 

@@ -35,7 +35,7 @@ class AttentionRole:
     """What a layer's attention does with the scores of its keys.
 
     own_scale, own_window: the attention's module has the number as its `scaling`, or as its `sliding_window`.
-    sinks: the parameter of the attention's module that has a sink for each head; "": there are none.
+    sinks: the parameter of the attention's module that has a sink for each head; "" without sinks.
     """
 
     head_dim: int

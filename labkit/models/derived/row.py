@@ -221,7 +221,7 @@ class DerivedRow:
         return caps.pop()
 
     def _sinks(self) -> str:
-        """The parameter of the attention's module with the sinks of its heads; "": there are none."""
+        """The parameter of the attention's module with the sinks of its heads; "" without sinks."""
         sinks = {(attention.sinks, attention.cap if attention.sinks else None) for attention in self.roles.attention}
         if len(sinks) != 1:
             raise NotRecognised("attention sinks in some layers only")
