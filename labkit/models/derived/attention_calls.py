@@ -18,6 +18,7 @@ PLAIN = {  # arguments that change nothing if they have these values
     "dropout": (0.0, None),
     "is_causal": (True, None),
     "position_bias": (None,),
+    "s_aux": (None,),
     "head_mask": (None,),
 }
 
@@ -60,9 +61,9 @@ def observed_attention(config: Any) -> Iterator[list[AttentionCall]]:
         attend = sdpa_attention_forward if plain_scores else _attend
         output, _ = attend(module, query, key, value, attention_mask, **settings)
         scale = settings.get("scaling")
-        special = [name for name, plain in PLAIN.items() if not _is_one_of(settings.get(name, plain[0]), plain)]
-        if not sinks and settings.get("s_aux") is not None:
-            special.append("s_aux")
+        special = [name for name, plain in PLAIN.items() if settings.get(name, plain[0]) not in plain]
+        if sinks:
+            special.remove("s_aux")
         calls.append(
             AttentionCall(
                 module,
@@ -93,10 +94,6 @@ def observed_attention(config: Any) -> Iterator[list[AttentionCall]]:
 def _parameter(module: nn.Module, value: Any) -> str:
     """The name of the module's own parameter that a value is, or "" for another value."""
     return next((name for name, parameter in module.named_parameters(recurse=False) if parameter is value), "")
-
-
-def _is_one_of(value: Any, plain: tuple[Any, ...]) -> bool:
-    return not isinstance(value, Tensor) and value in plain
 
 
 def _attend(

@@ -85,7 +85,7 @@ class DerivedRow:
             norm1=layer.norm1 or "",
             qkv=layer.qkv,
             attn_out=layer.attn_out,
-            sinks=self._sinks() and f"{layer.attention}.{self._sinks()}",
+            sinks=self._sinks and f"{layer.attention}.{self._sinks}",
             norm2=layer.norm2,
             **names_of_half(layer.mlp, roles.dense, model),
             tokens=roles.tokens,
@@ -165,7 +165,7 @@ class DerivedRow:
             "embedding_scale": self._transferred(lambda read: read.embedding_scale, config, hidden),
             "residual_scale": self._transferred(lambda read: read.layer.residual_scale, config, hidden),
             "attention_cap": self._cap(),
-            "attention_sinks": bool(self._sinks()),
+            "attention_sinks": bool(self._sinks),
             "logit_cap": number if kind == "capped" else None,
             "logit_scale": self._transferred(lambda read: read.logits[1], config, hidden) if kind == "scaled" else 1.0,
             "tied_head": head.weight is embedding.weight,
@@ -220,6 +220,7 @@ class DerivedRow:
             raise NotRecognised("caps of scores that differ from layer to layer")
         return caps.pop()
 
+    @cached_property
     def _sinks(self) -> str:
         """The parameter of the attention's module with the sinks of its heads; "" without sinks."""
         sinks = {(attention.sinks, attention.cap if attention.sinks else None) for attention in self.roles.attention}

@@ -65,6 +65,21 @@ def _shared_experts(file: Described) -> int:
     return count
 
 
+def _beside_dense(
+    file: Described, count: str, shared: str, dense: str = "first_k_dense_replace", chosen: str = "num_experts_per_tok"
+) -> Fields:
+    """Experts in all layers but the first ones, beside shared experts of the same width.
+
+    count, shared, dense, chosen: transformers' names of the numbers of experts, of shared ones, of layers without
+    experts, and of experts of a token.
+    """
+    return experts_of(file, count, chosen) | {
+        "moe_intermediate_size": file.needed_size("expert_feed_forward_length"),
+        shared: _shared_experts(file),
+        dense: _first_dense(file),
+    }
+
+
 def _qwen3_moe(file: Described) -> Fields:
     inner = {"moe_intermediate_size": file.needed_size("expert_feed_forward_length"), "norm_topk_prob": True}
     return sizes_of(file, experts=EXPERTS[:1]) | rms_of(file) | experts_of(file, "num_experts") | inner
@@ -104,16 +119,13 @@ def _granite_moe(file: Described) -> Fields:
 def _glm4_moe(file: Described) -> Fields:
     """A GLM-4-MoE, or a Solar Open, which is one without dense layers and with whole heads rotated."""
     _check_scores(file, SIGMOID)
-    inner, dense = file.needed_size("expert_feed_forward_length"), _first_dense(file)
+    inner = None if _first_dense(file) else file.needed_size("expert_feed_forward_length")
     return (
-        sizes_of(file, partial=True, experts=EXPERTS, inner=None if dense else inner)
+        sizes_of(file, partial=True, experts=EXPERTS, inner=inner)
         | rms_of(file)
-        | experts_of(file, "n_routed_experts")
+        | _beside_dense(file, "n_routed_experts", "n_shared_experts")
         | _shares(file)
         | {
-            "moe_intermediate_size": inner,
-            "n_shared_experts": _shared_experts(file),
-            "first_k_dense_replace": dense,
             "num_mtp_layers": 0,
             "attention_bias": QUERY_BIAS in file.tensors,
             "use_qk_norm": {QUERY_NORM, KEY_NORM} <= file.tensors.keys(),
@@ -126,14 +138,9 @@ def _dots1(file: Described) -> Fields:
     return (
         sizes_of(file, experts=EXPERTS)
         | rms_of(file)
-        | experts_of(file, "n_routed_experts")
+        | _beside_dense(file, "n_routed_experts", "n_shared_experts")
         | _shares(file)
-        | {
-            "moe_intermediate_size": file.needed_size("expert_feed_forward_length"),
-            "n_shared_experts": _shared_experts(file),
-            "first_k_dense_replace": _first_dense(file),
-            "sliding_window": None,
-        }
+        | {"sliding_window": None}
     )
 
 
@@ -144,13 +151,8 @@ def _ernie4_5_moe(file: Described) -> Fields:
     return (
         sizes_of(file, experts=EXPERTS)
         | rms_of(file)
-        | experts_of(file, "moe_num_experts", "moe_k")
-        | {
-            "moe_intermediate_size": file.needed_size("expert_feed_forward_length"),
-            "moe_num_shared_experts": _shared_experts(file),
-            "moe_layer_start_index": _first_dense(file),
-            "moe_layer_interval": step,
-        }
+        | _beside_dense(file, "moe_num_experts", "moe_num_shared_experts", "moe_layer_start_index", "moe_k")
+        | {"moe_layer_interval": step}
     )
 
 
@@ -160,12 +162,9 @@ def _exaone_moe(file: Described) -> Fields:
     return (
         sizes_of(file, experts=EXPERTS)
         | rms_of(file)
-        | experts_of(file, "num_experts")
+        | _beside_dense(file, "num_experts", "num_shared_experts")
         | _shares(file)
         | {
-            "moe_intermediate_size": file.needed_size("expert_feed_forward_length"),
-            "num_shared_experts": _shared_experts(file),
-            "first_k_dense_replace": _first_dense(file),
             "sliding_window": file.needed_size("attention.sliding_window"),
             "layer_types": file.window_kinds(4),
         }
